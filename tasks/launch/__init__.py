@@ -1,0 +1,1 @@
+"""Where a stage's process runs: a job spec goes in, events and a result come out."""
