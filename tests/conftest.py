@@ -1,0 +1,21 @@
+"""Fixtures all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real datasets and models beside the project; its absence is a visible skip, and fails in CI."""
+    folder = Path(os.environ.get("TRNFLOW_SHARED", PROJECT.parent / "shared"))
+    if not (folder / "data").is_dir():
+        if os.environ.get("CI"):
+            pytest.fail(f"no shared data at {folder}: set TRNFLOW_SHARED")
+        pytest.skip(f"no shared data at {folder}: set TRNFLOW_SHARED")
+    return folder
