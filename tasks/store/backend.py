@@ -1,0 +1,242 @@
+"""Named bytes on a filesystem: the few operations the store needs, on a local folder or over any fsspec filesystem.
+
+A missing name is FileNotFoundError; any other failure is a StoreError, never a miss. `create` is exclusive: of several
+writers of one name exactly one gets True, and no reader sees half of it. fsspec is imported for remote roots only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from tasks.errors import ConfigError, MissingDependency, StoreError
+
+
+class Backend(Protocol):
+    """root: as the user wrote it; local: the folder of a local root, else None."""
+
+    root: str
+    local: Path | None
+
+    def read(self, name: str) -> bytes: ...
+    def create(self, name: str, data: bytes) -> bool: ...
+    def replace(self, name: str, data: bytes) -> None: ...
+    def size(self, name: str) -> int | None: ...
+    def adopt(self, name: str, path: Path) -> None: ...
+    def fetch(self, name: str, path: Path) -> None: ...
+    def names(self, prefix: str) -> list[str]: ...
+    def move(self, name: str, to: str) -> None: ...
+    def remove(self, prefix: str) -> None: ...
+    def sync(self) -> None: ...
+
+
+def open_backend(root: str) -> Backend:
+    """A local folder (`path`, `file://path`) or any fsspec URL (`s3://bucket/prefix`, `memory://name`)."""
+    if root.startswith("file://"):
+        root = root.removeprefix("file://")
+    return RemoteBackend(root) if "://" in root else LocalBackend(root)
+
+
+@contextlib.contextmanager
+def _trouble(root: str, name: str, doing: str) -> Iterator[None]:
+    """Turn what filesystems raise into StoreError; FileNotFoundError passes (it is a miss)."""
+    try:
+        yield
+    except (FileNotFoundError, StoreError):
+        raise
+    except PermissionError as error:
+        raise StoreError(
+            f"no permission for {doing} {name} in the store {root}",
+            "check the folder's owner or the credentials, or choose another store: store.root=... or TRNFLOW_STORE",
+        ) from error
+    except OSError as error:
+        raise StoreError(
+            f"{doing} {name} in the store {root} failed: {type(error).__name__}: {error}",
+            "check the disk or the endpoint (AWS_ENDPOINT_URL), or choose another store: store.root=...",
+        ) from error
+
+
+class LocalBackend:
+    """A folder. Files appear complete or not at all: written aside, then linked (create) or renamed (replace, adopt)."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.local: Path | None = Path(root).expanduser().absolute()
+        self._folder = self.local
+
+    def read(self, name: str) -> bytes:
+        with _trouble(self.root, name, "reading"):
+            return (self._folder / name).read_bytes()
+
+    def create(self, name: str, data: bytes) -> bool:
+        with _trouble(self.root, name, "creating"):
+            aside = self._write_aside(name, data)
+            try:
+                os.link(aside, self._folder / name)
+            except FileExistsError:
+                return False
+            finally:
+                aside.unlink()
+            return True
+
+    def replace(self, name: str, data: bytes) -> None:
+        with _trouble(self.root, name, "writing"):
+            self._write_aside(name, data).replace(self._folder / name)
+
+    def size(self, name: str) -> int | None:
+        with _trouble(self.root, name, "looking at"):
+            try:
+                return os.stat(self._folder / name).st_size
+            except FileNotFoundError:
+                return None
+
+    def adopt(self, name: str, path: Path) -> None:
+        """Move a finished file to its name (a rename where the filesystem is the same), read-only."""
+        with _trouble(self.root, name, "writing"):
+            target = self._folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if os.stat(path).st_dev == os.stat(target.parent).st_dev and not path.is_symlink():
+                aside = path
+            else:
+                aside = target.with_name(f".{uuid.uuid4().hex}")
+                shutil.copyfile(path, aside)
+            aside.chmod(0o444)
+            aside.replace(target)
+
+    def fetch(self, name: str, path: Path) -> None:
+        with _trouble(self.root, name, "reading"):
+            shutil.copyfile(self._folder / name, path)
+
+    def names(self, prefix: str) -> list[str]:
+        with _trouble(self.root, prefix, "listing"):
+            found = []
+            for folder, _, files in os.walk(self._folder / prefix):
+                inside = os.path.relpath(folder, self._folder)
+                found += [f"{inside}/{file}" for file in files if not file.startswith(".")]
+            return sorted(found)
+
+    def move(self, name: str, to: str) -> None:
+        with _trouble(self.root, name, "moving"):
+            target = self._folder / to
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self._folder / name).replace(target)
+
+    def remove(self, prefix: str) -> None:
+        with _trouble(self.root, prefix, "removing"):
+            path = self._folder / prefix
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def sync(self) -> None:
+        """One barrier for all files written so far (an fsync each is five times slower for many small files)."""
+        with _trouble(self.root, "", "syncing"):
+            handle = os.open(self._folder, os.O_RDONLY)
+            try:
+                if ctypes.CDLL(None, use_errno=True).syncfs(handle) != 0:
+                    os.fsync(handle)
+            except AttributeError:  # no syncfs outside Linux
+                os.sync()
+            finally:
+                os.close(handle)
+
+    def _write_aside(self, name: str, data: bytes) -> Path:
+        target = self._folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = target.with_name(f".{uuid.uuid4().hex}")
+        with aside.open("xb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        return aside
+
+
+class RemoteBackend:
+    """Any fsspec filesystem; exclusive creation is tried when the store is opened. Credentials and endpoint come from the usual
+    environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL ...)."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+        self.local: Path | None = None
+        self._fs, self._base = _filesystem(self.root)
+
+    def read(self, name: str) -> bytes:
+        with _trouble(self.root, name, "reading"):
+            return bytes(self._fs.cat_file(self._path(name)))
+
+    def create(self, name: str, data: bytes) -> bool:
+        with _trouble(self.root, name, "creating"):
+            try:
+                self._fs.pipe_file(self._path(name), data, mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if "PreconditionFailed" in str(error) or "pre-conditions" in str(error):
+                    return False
+                raise
+            return True
+
+    def replace(self, name: str, data: bytes) -> None:
+        with _trouble(self.root, name, "writing"):
+            self._fs.pipe_file(self._path(name), data)
+
+    def size(self, name: str) -> int | None:
+        with _trouble(self.root, name, "looking at"):
+            try:
+                return int(self._fs.info(self._path(name))["size"])
+            except FileNotFoundError:
+                return None
+
+    def adopt(self, name: str, path: Path) -> None:
+        with _trouble(self.root, name, "writing"):
+            self._fs.put_file(str(path), self._path(name))
+
+    def fetch(self, name: str, path: Path) -> None:
+        with _trouble(self.root, name, "reading"):
+            self._fs.get_file(self._path(name), str(path))
+
+    def names(self, prefix: str) -> list[str]:
+        with _trouble(self.root, prefix, "listing"):
+            try:
+                found = self._fs.find(self._path(prefix))
+            except FileNotFoundError:
+                return []
+            return sorted(path.removeprefix(self._base).lstrip("/") for path in found)
+
+    def move(self, name: str, to: str) -> None:
+        with _trouble(self.root, name, "moving"):
+            self._fs.copy(self._path(name), self._path(to))
+            self._fs.rm_file(self._path(name))
+
+    def remove(self, prefix: str) -> None:
+        with _trouble(self.root, prefix, "removing"), contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self._path(prefix), recursive=True)
+
+    def sync(self) -> None:
+        """Object stores acknowledge durable writes."""
+
+    def _path(self, name: str) -> str:
+        return f"{self._base}/{name}"
+
+
+def _filesystem(root: str) -> tuple[Any, str]:
+    import fsspec
+
+    protocol = root.split("://", 1)[0]
+    try:
+        filesystem, base = fsspec.url_to_fs(root, use_listings_cache=False)
+    except ImportError as error:
+        raise MissingDependency(
+            f"the store {root} needs a package for {protocol}://: {error}",
+            f"pip install 'trnflow[{'gcs' if protocol in ('gs', 'gcs') else protocol}]'",
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"store.root: {root} is no folder and no known kind of URL: {error}", "see README") from error
+    return filesystem, base.rstrip("/")

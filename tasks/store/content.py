@@ -1,0 +1,262 @@
+"""Artifacts, records and runs in a store: what the stage runner speaks to.
+
+A crash leaves only blobs that nothing refers to: blobs come first, then the manifest, a sync barrier, the attempt, and the record
+last and once. A hit costs O(records), never O(bytes); bytes are verified when a stage first opens them on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tasks.artifact import Artifact, File, Json, Meta, checked_path
+from tasks.errors import BlobLost, ConfigError, StoreError
+from tasks.fingerprint import canonical, digest_of
+from tasks.memo import Memo, sha256_file, stamp
+from tasks.store.backend import Backend, open_backend
+from tasks.store.partial import PartialState
+
+FORMAT = {"format": 1, "hash": "sha256"}
+FETCHES = 8
+
+
+def blob_name(digest: str) -> str:
+    """`sha256:abcd...` -> `blobs/sha256/ab/abcd...`"""
+    kind, _, value = digest.partition(":")
+    if kind != "sha256" or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
+        raise StoreError(f"{digest!r} is no digest", "digests are written sha256:<64 hexadecimal digits>")
+    return f"blobs/sha256/{value[:2]}/{value}"
+
+
+class Store:
+    """root: a folder or an fsspec URL; home: the project's local state (`.trnflow`): memo and the cache of remote blobs."""
+
+    def __init__(self, root: str, home: Path, memo: Memo | None = None) -> None:
+        self.root = root
+        self.home = home
+        self.memo = memo or Memo(home / "memo.db")
+        self._backend: Backend = open_backend(root)
+        self._cache = home / "cache" / "blobs"
+
+    @property
+    def is_local(self) -> bool:
+        return self._backend.local is not None
+
+    def prepare(self) -> None:
+        """Make the store, or check that it is one of ours and that creation is exclusive. StoreError, ConfigError."""
+        data = canonical(FORMAT).encode()
+        if self._backend.create("FORMAT.json", data) and self._backend.create("FORMAT.json", data):
+            raise StoreError(
+                f"the store {self.root} does not create files exclusively: two runs could overwrite each other's results",
+                "use a local folder, or an object store with conditional puts (S3, GCS, R2, moto)",
+            )
+        found = json.loads(self._backend.read("FORMAT.json"))
+        if found != FORMAT:
+            raise ConfigError(
+                f"the store {self.root} has format {found}, this trnflow writes {FORMAT}", "choose another store.root"
+            )
+
+    # Artifacts
+
+    def ingest(self, folder: Path, kind: str, meta: Meta) -> Artifact:
+        """Take all files below `folder` (moved, where the filesystem is the same) and return the artifact they make."""
+        paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            digests = list(pool.map(sha256_file, paths))
+        files = []
+        for path, digest in zip(paths, digests, strict=True):
+            files.append(File(checked_path(path.relative_to(folder).as_posix()), path.stat().st_size, digest))
+        for path, file in zip(paths, files, strict=True):
+            self._keep(path, file)
+        manifest = canonical({"kind": kind, "meta": meta, "files": [list(file) for file in files]}).encode()
+        digest = digest_of(json.loads(manifest))
+        self._backend.create(blob_name(digest), manifest)
+        self._backend.sync()
+        self.memo.save()
+        return Artifact(digest, kind, meta, tuple(files))
+
+    def artifact(self, digest: str) -> Artifact:
+        """The artifact of a manifest's digest, verified. BlobLost when the manifest is missing or corrupt."""
+        name = blob_name(digest)
+        try:
+            data = self._backend.read(name)
+            document = json.loads(data)
+            sound = digest_of(document) == digest
+        except FileNotFoundError as error:
+            raise BlobLost(f"the manifest {digest} is not in the store {self.root}", "", digest) from error
+        except ValueError:
+            sound = False
+        if not sound:
+            self._quarantine(name)
+            raise BlobLost(f"the manifest {digest} in the store {self.root} was corrupt", "", digest)
+        files = tuple(File(*entry) for entry in document["files"])
+        return Artifact(digest, document["kind"], document["meta"], files)
+
+    def missing(self, artifact: Artifact) -> File | None:
+        """A file whose blob is gone or has the wrong size, without reading bytes; remote blobs are checked when fetched."""
+        if not self.is_local:
+            return None
+        return next((file for file in artifact.files if self._backend.size(blob_name(file.digest)) != file.size), None)
+
+    def checkout(self, artifact: Artifact, folder: Path) -> Path:
+        """Lay out the artifact below `folder` as read-only links to verified blobs. BlobLost names what is not sound."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(FETCHES) as pool:
+            blobs = list(pool.map(self._verified, artifact.files))
+        for file, blob in zip(artifact.files, blobs, strict=True):
+            target = folder / checked_path(file.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(blob)
+        self.memo.save()
+        return folder
+
+    def copy_out(self, artifact: Artifact, folder: Path) -> None:
+        """A copy of the artifact that the user owns and may change."""
+        with ThreadPoolExecutor(FETCHES) as pool:
+            blobs = list(pool.map(self._verified, artifact.files))
+        for file, blob in zip(artifact.files, blobs, strict=True):
+            target = folder / checked_path(file.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(blob, target)
+
+    def changed(self, artifact: Artifact) -> File | None:
+        """A file of a checked-out artifact whose blob was changed since it was verified, or None. Costs a stat a file."""
+        return next((file for file in artifact.files if not self._is_known(self._local_blob(file.digest), file)), None)
+
+    # Records, attempts, runs
+
+    def record(self, stage: str, key: str) -> Meta | None:
+        """The record of a key, or None."""
+        name = f"records/{stage}/{key}.json"
+        try:
+            return dict(json.loads(self._backend.read(name)))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            self._quarantine(name)
+            return None
+
+    def records(self, stage: str) -> list[Meta]:
+        """All records of a stage, newest first."""
+        names = self._backend.names(f"records/{stage}")
+        found = [self.record(stage, name.rsplit("/", 1)[1].removesuffix(".json")) for name in names]
+        return sorted((record for record in found if record), key=lambda record: str(record["created"]), reverse=True)
+
+    def publish(self, record: Meta, *, replace: bool = False) -> Meta:
+        """Make a result visible; returns the record that counts: an earlier one of the same key wins, unless replaced."""
+        name = f"records/{record['stage']}/{record['key']}.json"
+        data = json.dumps(record, indent=1, sort_keys=True).encode()
+        if self._backend.create(name, data):
+            return record
+        earlier = self.record(record["stage"], record["key"])
+        if earlier is not None and not replace:
+            return earlier
+        if earlier is not None:
+            self._backend.move(name, f"trash/{name}.{time.time_ns()}")
+        self._backend.create(name, data)
+        return record
+
+    def write_attempt(self, key: str, attempt: str, document: Meta) -> None:
+        self._backend.replace(f"attempts/{key}/{attempt}.json", _pretty(document))
+
+    def attempt(self, key: str, attempt: str) -> Meta:
+        """The journal of an attempt; empty when it was never finished or is gone."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return dict(json.loads(self._backend.read(f"attempts/{key}/{attempt}.json")))
+        return {}
+
+    def write_run(self, run: str, document: Meta) -> None:
+        self._backend.replace(f"runs/{run}.json", _pretty(document))
+
+    def run(self, run: str) -> Meta | None:
+        with contextlib.suppress(FileNotFoundError):
+            return dict(json.loads(self._backend.read(f"runs/{run}.json")))
+        return None
+
+    def runs(self) -> list[str]:
+        """Ids of all runs, oldest first (they begin with their UTC time)."""
+        return [name.rsplit("/", 1)[1].removesuffix(".json") for name in self._backend.names("runs")]
+
+    def partial(self, key: str) -> PartialState:
+        return PartialState(self._backend, self.home / "cache" / "partial" / key[:16], key)
+
+    def check_space(self, needed: int, reserve: int) -> None:
+        """StoreError unless the local disk has room for `needed` bytes and `reserve` bytes stay free."""
+        place = self._backend.local or self.home
+        while not place.exists():
+            place = place.parent
+        free = shutil.disk_usage(place).free
+        if free < needed + reserve:
+            raise StoreError(
+                f"only {free / 1e9:.1f} GB are free where the store is, and this stage needs about {needed / 1e9:.1f} GB "
+                f"with {reserve / 1e9:.1f} GB to spare",
+                "free some space, choose another store.root, or lower store.min_free_gb",
+            )
+
+    # Blobs
+
+    def _keep(self, path: Path, file: File) -> None:
+        name = blob_name(file.digest)
+        if self._backend.size(name) == file.size:
+            return
+        self._backend.adopt(name, path)
+        if self.is_local:
+            blob = self._local_blob(file.digest)
+            self.memo.put("blob", blob, stamp(blob), file.digest)
+
+    def _local_blob(self, digest: str) -> Path:
+        """Where the bytes lie, or would lie, on this machine."""
+        return (self._backend.local or self._cache) / blob_name(digest)
+
+    def _is_known(self, blob: Path, file: File) -> bool:
+        try:
+            return bool(self.memo.get("blob", blob, stamp(blob)) == file.digest)
+        except FileNotFoundError:
+            return False
+
+    def _verified(self, file: File) -> Path:
+        """The local path of a blob whose digest was checked once on this machine; fetched from a remote store if need be."""
+        blob = self._local_blob(file.digest)
+        if self._is_known(blob, file):
+            return blob
+        if self.is_local:
+            self._verify(blob, file)
+        elif not (blob.exists() and sha256_file(blob) == file.digest):
+            self._fetch(file, blob)
+        self.memo.put("blob", blob, stamp(blob), file.digest)
+        return blob
+
+    def _verify(self, blob: Path, file: File) -> None:
+        if not blob.exists():
+            raise BlobLost(f"the blob of {file.path} ({file.digest}) is missing", "", file.digest)
+        if sha256_file(blob) != file.digest:
+            self._quarantine(blob_name(file.digest))
+            raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
+
+    def _fetch(self, file: File, blob: Path) -> None:
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        aside = blob.with_name(f".{os.getpid()}-{time.monotonic_ns()}")
+        try:
+            self._backend.fetch(blob_name(file.digest), aside)
+            if sha256_file(aside) != file.digest:
+                self._quarantine(blob_name(file.digest))
+                raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
+            aside.chmod(0o444)
+            aside.replace(blob)
+        except FileNotFoundError as error:
+            raise BlobLost(f"the blob of {file.path} ({file.digest}) is missing", "", file.digest) from error
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _quarantine(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
+
+
+def _pretty(document: Json) -> bytes:
+    return json.dumps(document, indent=1, sort_keys=True).encode()
