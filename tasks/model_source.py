@@ -26,13 +26,14 @@ WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
 
 
 class ModelConfig(StageConfig):
-    """source: a folder or a hub name; revision: branch, tag or commit of a hub name; config: without a source, the whole
-    architecture (`model_type: bert`, sizes); with one, fields that replace the pretrained ones (dropout, say);
-    tokenizer: a folder or hub name when the tokenizer lives elsewhere."""
+    """source: a folder or a hub name; revision: branch, tag or commit of a hub name; config: the architecture of a model
+    from scratch (`model_type: bert`, sizes), not read when there is a source; overrides: fields of either that are
+    replaced (dropout, say); tokenizer: a folder or hub name when the tokenizer lives elsewhere."""
 
     source: str | None = None
     revision: str | None = None
     config: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     tokenizer: str | None = None
     trust_remote_code: bool = False
 
@@ -50,7 +51,10 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
     if config.tokenizer:
         tokenizer = _resolve(config.tokenizer, None, resolver)
     identity = {
-        "config": {"pretrained": model.get("config"), "overrides": config.config},
+        "config": {
+            "pretrained": model.get("config"),
+            "overrides": config.overrides if config.source else config.config | config.overrides,
+        },
         "tokenizer": tokenizer.get("tokenizer"),
         "weights": model.get("weights"),
     }

@@ -1,0 +1,142 @@
+"""The recipe: the stages' configs side by side, and the settings of the house around them.
+
+`load(name, overrides)` gives a validated Recipe or a ConfigError that names the file, the line, the setting and the fix.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, ValidationError
+
+from flows.recipes import Origins, nearest, origin_of, read_recipe
+from tasks.config import StageConfig
+from tasks.consolidate import ConsolidateConfig
+from tasks.errors import ConfigError
+from tasks.evaluate_model import EvaluateConfig
+from tasks.export_neuron import ExportConfig
+from tasks.format_prompts import FormatConfig
+from tasks.load_data import DataConfig
+from tasks.model_source import ModelConfig
+from tasks.pack_chunks import PackConfig
+from tasks.tokenize_text import TokenizeConfig
+from tasks.train import TrainConfig
+
+
+class HardwareConfig(StageConfig):
+    """What the run is paid for. price_per_hour: USD; the devices themselves are `train.device` and `train.devices`."""
+
+    name: str = "this machine"
+    price_per_hour: NonNegativeFloat = 0.0
+
+
+class StoreConfig(StageConfig):
+    """root: a folder or an fsspec URL, `<home>/store` when not set; min_free_gb: left free on the disk, 10^9 bytes."""
+
+    root: str | None = None
+    min_free_gb: NonNegativeFloat = 1.0
+
+
+class LaunchConfig(StageConfig):
+    """kind: where training processes run; grace_seconds: between TERM and KILL; environment: further variables for them."""
+
+    kind: Literal["local"] = "local"
+    grace_seconds: PositiveFloat = 30.0
+    environment: dict[str, str] = {}
+
+
+class TrackingConfig(StageConfig):
+    """MLflow. uri: of the tracking server, `sqlite:///<home>/mlflow.db` when not set (MLFLOW_TRACKING_URI serves too)."""
+
+    enabled: bool = True
+    uri: str | None = None
+    experiment: str = "trnflow"
+
+
+class Recipe(StageConfig):
+    """A whole run. Sections bear the names of what they configure."""
+
+    name: str
+    description: str = ""
+    data: DataConfig
+    format: FormatConfig
+    model: ModelConfig
+    tokenize: TokenizeConfig
+    pack: PackConfig
+    train: TrainConfig
+    consolidate: ConsolidateConfig = ConsolidateConfig()
+    export: ExportConfig = ExportConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    hardware: HardwareConfig = HardwareConfig()
+    store: StoreConfig = StoreConfig()
+    launch: LaunchConfig = LaunchConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    def to_json(self) -> dict[str, Any]:
+        """The resolved recipe: every setting, defaults filled in."""
+        return self.model_dump(mode="json")
+
+
+def home_folder() -> Path:
+    """The project's local state: TRNFLOW_HOME, or `.trnflow` where the command runs."""
+    return Path(os.environ.get("TRNFLOW_HOME", ".trnflow")).expanduser().absolute()
+
+
+def store_root(recipe: Recipe) -> str:
+    """`store.root` of the recipe or an override, else TRNFLOW_STORE, else `<home>/store`."""
+    return recipe.store.root or os.environ.get("TRNFLOW_STORE") or str(home_folder() / "store")
+
+
+def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The validated recipe of a name or file with `section.setting=value` overrides."""
+    tree, origins = read_recipe(name, overrides)
+    tree.setdefault("name", Path(name).stem)
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise _explained(error, name, origins) from error
+
+
+def _explained(error: ValidationError, recipe: str, origins: Origins) -> ConfigError:
+    """All that is wrong in one message; the fix speaks of the first."""
+    problems = [_problem(entry, recipe, origins) for entry in error.errors(include_url=False)]
+    return ConfigError("; ".join(text for text, _ in problems), problems[0][1])
+
+
+def _problem(entry: Any, recipe: str, origins: Origins) -> tuple[str, str]:
+    path = tuple(str(part) for part in entry["loc"])
+    setting = ".".join(path) or "recipe"
+    where = origin_of(path, origins)
+    if entry["type"] == "extra_forbidden":
+        close = nearest(path[-1], _known_keys(path[:-1]))
+        below = ".".join((*path[:-1], close))
+        return (
+            f"{where}: {setting} is not a setting",
+            f"did you mean {below}?" if close else f"`trnflow config {recipe}` shows them all",
+        )
+    if entry["type"] == "missing":
+        return f"{recipe}: {setting} is missing", f"set it in the recipe, or give {setting}=..."
+    message = entry["msg"].removeprefix("Value error, ").rstrip(".")
+    given = "" if isinstance(entry["input"], dict | BaseModel) else f" (given: {entry['input']!r})"
+    return f"{where}: {setting}: {message}{given}", f"change {setting}"
+
+
+def _known_keys(path: tuple[str, ...]) -> list[str]:
+    kind: Any = Recipe
+    for name in path:
+        field = kind.model_fields.get(name) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        if field is None:
+            return []
+        kind = _model_in(field.annotation)
+    return list(kind.model_fields) if kind is not None else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The config class an annotation such as `TrainTokenizer | None` holds."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (_model_in(part) for part in getattr(annotation, "__args__", ()))
+    return next((found for found in inner if found is not None), None)
