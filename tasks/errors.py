@@ -21,9 +21,14 @@ SCHEMA = 1
 
 
 class TrnflowError(Exception):
-    """message: what happened, naming the file, row, setting or stage; fix: what to do about it."""
+    """message: what happened, naming the file, row, setting or stage; fix: what to do about it.
+
+    stage: set by the runner; details: a traceback from another process, shown with --debug.
+    """
 
     exit_code: ClassVar[int] = 1
+    stage: str = ""
+    details: str = ""
 
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message)

@@ -1,0 +1,129 @@
+"""What a person sees of a run: a line and a bar a stage on stderr, a closing table on stdout."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+from flows.call import Call, Outcome
+from flows.stage import Listener
+from tasks.artifact import Meta
+
+MARKS = {"hit": "=", "ran": "+", "skip": "-", "run": "+", "maybe": "?"}
+
+
+class Progress(Listener):
+    """One line a stage; on a terminal a bar that moves, elsewhere a line when the stage begins and when it ends."""
+
+    def __init__(self, stream: TextIO = sys.stderr) -> None:
+        self._stream = stream
+        self._bars: Any = None
+        self._bar: Any = None
+
+    def stage_started(self, call: Call, key: str) -> None:
+        if self._stream.isatty():
+            self._open_bars()
+            self._bar = self._bars.add_task(call.name, total=None, note="")
+        else:
+            self._say(f"  {call.name} ...")
+
+    def event(self, stage: str, event: Meta) -> None:
+        for level in ("warn", "info"):
+            if level in event:
+                self._say(f"  {stage}: {event[level]}")
+        progress = event.get("progress")
+        if progress and self._bar is not None:
+            extra = {k: v for k, v in progress.items() if k not in ("done", "total", "unit")}
+            note = " ".join(f"{name} {number(value)}" for name, value in extra.items())
+            self._bars.update(
+                self._bar, completed=progress["done"], total=progress["total"], note=f"{progress['unit']} {note}"
+            )
+
+    def stage_ended(self, outcome: Outcome) -> None:
+        self._close_bar()
+        self._say(f"{MARKS[outcome.action]} {outcome.stage:<15} {outcome.action:<4} {seconds(outcome.seconds):>7}")
+
+    def stage_failed(self, stage: str, error: BaseException) -> None:
+        self._close_bar()
+        self.close()
+        self._say(f"! {stage:<15} failed")
+
+    def close(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def _say(self, text: str) -> None:
+        if self._bars is not None:
+            self._bars.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def _open_bars(self) -> None:
+        if self._bars is None:
+            from rich import progress
+            from rich.console import Console
+
+            self._bars = progress.Progress(
+                progress.TextColumn("  {task.description:<15}"),
+                progress.BarColumn(bar_width=30),
+                progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TextColumn("{task.fields[note]}"),
+                console=Console(file=self._stream),
+                transient=True,
+            )
+            self._bars.start()
+
+    def _close_bar(self) -> None:
+        if self._bar is not None and self._bars is not None:
+            self._bars.remove_task(self._bar)
+        self._bar = None
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """stage, action, seconds, artifact, key figures: one aligned line a stage."""
+    rows = [("stage", "", "seconds", "artifact", "key figures")]
+    for outcome in outcomes:
+        digest = outcome.artifact.digest.removeprefix("sha256:")[:12] if outcome.artifact else "-"
+        rows.append((outcome.stage, outcome.action, seconds(outcome.seconds), digest, highlights(outcome) or outcome.why))
+    return aligned(rows)
+
+
+def plan_table(outcomes: list[Outcome]) -> str:
+    rows = [("stage", "action", "seconds", "why")]
+    for outcome in outcomes:
+        expected = "" if outcome.action in ("hit", "skip") else seconds(outcome.seconds)
+        rows.append((outcome.stage, outcome.action, expected, outcome.why))
+    return aligned(rows)
+
+
+def aligned(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def highlights(outcome: Outcome, most: int = 4) -> str:
+    """The first few metrics of a stage, else what its artifact holds."""
+    values: Meta = outcome.metrics
+    if not values and outcome.artifact:
+        meta = outcome.artifact.meta
+        values = {name: meta[name] for name in ("splits", "longest", "lengths", "parameters", "target") if name in meta}
+        if outcome.stage == "precompile":
+            values = {"graphs": len(meta.get("graphs", []))}
+    return "  ".join(f"{name} {number(value)}" for name, value in list(values.items())[:most])
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ",".join(f"{name}:{number(item)}" for name, item in value.items())
+    return str(value)

@@ -1,0 +1,310 @@
+"""The stage runner: key -> hit? -> run -> verify -> commit.
+
+`Runner` runs a pipeline's stages in order in this process (training in processes of their own); `flows.orchestrate` shows the
+same steps to Prefect by overriding `settle`. Listeners hear what happens: progress bars, MLflow, artifacts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flows.call import Call, Function, Outcome, Stop, Value, bind
+from flows.settings import LaunchConfig
+from tasks.artifact import Artifact, Input, Json, Meta, Source
+from tasks.config import StageConfig
+from tasks.errors import BlobLost, DataError, Interrupted, TrnflowError
+from tasks.fingerprint import key_document, key_of
+from tasks.memo import Memo
+from tasks.resolve import Resolver
+from tasks.stage import Workdir
+from tasks.store import Store
+
+
+class Listener:
+    """Hears a run; override what matters. Called in the runner's thread."""
+
+    def stage_started(self, call: Call, key: str) -> None: ...
+    def event(self, stage: str, event: Meta) -> None: ...
+    def stage_ended(self, outcome: Outcome) -> None: ...
+    def stage_failed(self, stage: str, error: BaseException) -> None: ...
+
+
+class Runner:
+    """Runs stages against a store. force: stages that run though they hit; until: the stage after which the pipeline stops."""
+
+    def __init__(
+        self,
+        store: Store,
+        resolver: Resolver,
+        *,
+        run: str,
+        listeners: tuple[Listener, ...] = (),
+        launch: LaunchConfig | None = None,
+        min_free_gb: float = 1.0,
+        until: str | None = None,
+        force: frozenset[str] = frozenset(),
+    ) -> None:
+        self.store = store
+        self.resolver = resolver
+        self.run = run
+        self.listeners = listeners
+        self.launch = launch or LaunchConfig()
+        self.outcomes: dict[str, Outcome] = {}
+        self.lost: set[str] = set()
+        self.notes: list[str] = []
+        self._reserve = int(min_free_gb * 1e9)
+        self._until = until
+        self._force = force
+        self._deferred: list[Call] = []
+
+    # What a pipeline is written against (flows.call.Stages)
+
+    def resolve(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source:
+        source = find(config, self.resolver)
+        if source.note:
+            self.notes.append(f"{source.kind}: {source.note}")
+        return source
+
+    def __call__(self, function: Function, config: StageConfig, *inputs: Value, after: Call | None = None) -> Artifact:
+        call = bind(function, config, inputs, after)
+        outcome = self._recorded(call)
+        if outcome is None:
+            for needed in call.after.values():
+                self._settle_deferred(needed)
+        return self._finish(call, outcome)
+
+    def later(self, function: Function, config: StageConfig, *inputs: Value) -> Call:
+        """A stage that runs only when one that comes after it runs."""
+        call = bind(function, config, inputs)
+        self._deferred.append(call)
+        if self._until == call.name:
+            self._settle_deferred(call)
+        return call
+
+    # The steps
+
+    def settle(self, call: Call, outcome: Outcome | None) -> Outcome:
+        """The outcome of a call: the recorded one, or that of running it. Prefect's seam."""
+        return outcome or self.execute(call)
+
+    def execute(self, call: Call) -> Outcome:
+        """Run the stage, verify, commit. On failure the attempt says why and nothing is published."""
+        document = key_document(call.stage, call.config, call.inputs, self.store.memo)
+        key = key_of(document)
+        for listener in self.listeners:
+            listener.stage_started(call, key)
+        journal = _journal(self.run, call.name)
+        with self._journalled(call, key, journal), self._workplace(journal["attempt"]) as work:
+            self.store.check_space(self._expected_bytes(call), self._reserve)
+            meta = self._perform(call, key, work, journal["figures"])
+            self._check_inputs(call)
+            artifact = self.store.ingest(work / "out", call.stage.kind, meta)
+            journal |= {"artifact": artifact.digest, "bytes": artifact.size}
+        record = self._publish(call, key, document, artifact, journal)
+        self.store.partial(key).prune(0)
+        if record["artifact"] != artifact.digest:
+            artifact = self.store.artifact(record["artifact"])
+        return Outcome(call.name, "ran", "", key, artifact, journal["seconds"], journal["figures"])
+
+    def skipped(self) -> list[Outcome]:
+        """What became of the deferred stages that nothing asked for: recorded, or skipped."""
+        return [
+            self._recorded(call) or Outcome(call.name, "skip", "what it is for did not run", self._key(call), None, 0.0)
+            for call in self._deferred
+            if call.name not in self.outcomes
+        ]
+
+    def _recorded(self, call: Call) -> Outcome | None:
+        """The outcome on record, if its bytes are still there."""
+        if call.name in self._force and call.name not in self.outcomes:
+            return None
+        return recorded(self.store, call, self._key(call), self.lost)
+
+    def _settle_deferred(self, call: Call) -> None:
+        self._finish(call, self._recorded(call))
+
+    def _finish(self, call: Call, recorded: Outcome | None) -> Artifact:
+        try:
+            outcome = self.settle(call, recorded)
+        except BaseException as error:
+            if isinstance(error, TrnflowError) and not error.stage:
+                error.stage = call.name
+            for listener in self.listeners:
+                listener.stage_failed(call.name, error)
+            raise
+        self.outcomes[call.name] = outcome
+        for listener in self.listeners:
+            listener.stage_ended(outcome)
+        if self._until == call.name:
+            raise Stop
+        assert outcome.artifact is not None
+        return outcome.artifact
+
+    def _key(self, call: Call) -> str:
+        return key_of(key_document(call.stage, call.config, call.inputs, self.store.memo))
+
+    def _perform(self, call: Call, key: str, work: Path, figures: Meta) -> Meta:
+        """Run the stage's function on its inputs laid out below `work`; figures collects what it says of this run."""
+        inputs = {name: self._lay_out(item, work / "in" / name) for name, item in call.inputs.items()}
+        for name, needed in call.after.items():
+            artifact = self.outcomes[needed.name].artifact
+            inputs[name] = self._lay_out(artifact, work / "in" / name)
+
+        def emit(event: Meta) -> None:
+            figures.update(event.get("figures", {}))
+            for listener in self.listeners:
+                listener.event(call.name, event)
+
+        (work / "out").mkdir()
+        (work / "scratch").mkdir()
+        if call.stage.process:
+            return self._perform_apart(call, key, work, inputs, emit)
+        out = Workdir(work / "out", work / "scratch", emit)
+        return call.stage.function(call.config, **inputs, out=out)
+
+    def _perform_apart(
+        self, call: Call, key: str, work: Path, inputs: dict[str, Input | Source], emit: Callable[[Meta], None]
+    ) -> Meta:
+        from tasks.launch.job import JobSpec
+        from tasks.launch.local import run_job
+
+        job = JobSpec.of(
+            call.stage.function,
+            call.config,
+            inputs,
+            out=work / "out",
+            scratch=work / "scratch",
+            partial={"root": self.store.root, "home": str(self.store.home), "key": key},
+            environ=call.stage.environ(call.config) | self.launch.environment,
+        )
+        return run_job(job, emit, grace_seconds=self.launch.grace_seconds)
+
+    def _lay_out(self, item: Any, folder: Path) -> Input | Source:
+        if isinstance(item, Source):
+            return item
+        return Input(self.store.checkout(item, folder), item.kind, item.meta, item.digest)
+
+    def _check_inputs(self, call: Call) -> None:
+        for name, item in call.inputs.items():
+            file = self.store.changed(item) if isinstance(item, Artifact) else None
+            if file is not None:
+                raise DataError(
+                    f"{call.name} changed its input {name}: {file.path}",
+                    "inputs are read-only: copy what must change; the next run restores the file",
+                )
+
+    def _publish(self, call: Call, key: str, document: Meta, artifact: Artifact, journal: Meta) -> Meta:
+        record = {
+            "schema": 1,
+            "stage": call.name,
+            "key": key,
+            "document": document,
+            "artifact": artifact.digest,
+            "attempt": journal["attempt"],
+            "created": journal["ended"],
+        }
+        published = self.store.publish(record)
+        if published["artifact"] == artifact.digest:
+            return published
+        if call.name in self._force or self._unusable(published):
+            return self.store.publish(record, replace=True)
+        self.notes.append(
+            f"{call.name} is not deterministic: this run made {artifact.digest[:19]}, "
+            f"the record says {published['artifact'][:19]}; the record counts"
+        )
+        return published
+
+    def _unusable(self, record: Meta) -> bool:
+        try:
+            artifact = self.store.artifact(record["artifact"])
+        except BlobLost:
+            return True
+        return self.store.missing(artifact) is not None or any(file.digest in self.lost for file in artifact.files)
+
+    def _expected_bytes(self, call: Call) -> int:
+        """Twice the size of the stage's inputs, for want of a better guess."""
+        return 2 * sum(item.size for item in call.inputs.values() if isinstance(item, Artifact))
+
+    @contextlib.contextmanager
+    def _journalled(self, call: Call, key: str, journal: Meta) -> Iterator[None]:
+        """Write the attempt when it begins and when it ends, however it ends."""
+        begun = time.monotonic()
+        self.store.write_attempt(key, journal["attempt"], journal)
+        try:
+            yield
+            journal["outcome"] = "completed"
+        except BaseException as error:
+            stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+            journal["outcome"] = "interrupted" if stopped else "failed"
+            journal["error"] = {"type": type(error).__name__, "message": str(error)}
+            raise
+        finally:
+            journal |= {"ended": now(), "seconds": round(time.monotonic() - begun, 3)}
+            self.store.write_attempt(key, journal["attempt"], journal)
+
+    @contextlib.contextmanager
+    def _workplace(self, attempt: str) -> Iterator[Path]:
+        """A folder of this attempt's own, removed afterwards; those that killed runs left behind go too."""
+        base = self.store.home / "work"
+        base.mkdir(parents=True, exist_ok=True)
+        for left in base.iterdir():
+            if not _is_alive(left.name.split("-", 1)[0]):
+                shutil.rmtree(left, ignore_errors=True)
+        work = base / f"{os.getpid()}-{attempt}"
+        work.mkdir()
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def recorded(store: Store, call: Call, key: str, lost: set[str]) -> Outcome | None:
+    """The outcome on record for `key`, or None: no record, or bytes that are missing or known to be corrupt."""
+    record = store.record(call.name, key)
+    if record is None:
+        return None
+    try:
+        artifact = store.artifact(record["artifact"])
+    except BlobLost:
+        return None
+    if store.missing(artifact) is not None or any(file.digest in lost for file in artifact.files):
+        return None
+    figures = store.attempt(key, record["attempt"]).get("figures", {})
+    return Outcome(call.name, "hit", f"made {record['created']}", key, artifact, 0.0, figures)
+
+
+def now() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _journal(run: str, stage: str) -> dict[str, Json]:
+    return {
+        "schema": 1,
+        "attempt": f"{run}-{stage}-{time.monotonic_ns() % 10**6}",
+        "run": run,
+        "stage": stage,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": now(),
+        "outcome": "running",
+        "figures": {},
+    }
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
