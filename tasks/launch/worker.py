@@ -1,0 +1,111 @@
+"""The process a stage runs in: `python -m tasks.launch.worker SPEC.json`, started by the guard.
+
+It calls the spec's function, sends what the stage says as JSON lines down descriptor 3, and writes the result beside
+the spec, atomically. SIGTERM raises Interrupted in the stage (which may install a handler of its own, to save first).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tasks.artifact import Meta
+from tasks.errors import Interrupted, ProcessFailed, TrnflowError
+from tasks.launch.guard import WORKER_EVENTS
+from tasks.launch.job import JobSpec, resolve
+from tasks.stage import Partial, Workdir
+
+
+def run(file: str) -> None:
+    """`main`, then leave at once: the result is on disk, and a runtime may hang or crash as it unloads."""
+    status = main(file)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def main(file: str) -> int:
+    """0 when the stage succeeded, 1 when the result holds an error."""
+    faulthandler.enable()
+    signal.signal(signal.SIGTERM, _interrupt)
+    spec = JobSpec.load(Path(file))
+    sys.path[:0] = [folder for folder in spec.search if folder not in sys.path]
+    status = 0
+    try:
+        text = json.dumps({"meta": _run(spec)}, allow_nan=False)
+    except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        text = json.dumps({"error": _described(error, spec), "details": traceback.format_exc()})
+        status = 1
+    _write(spec.result, text)
+    return status
+
+
+def _run(spec: JobSpec) -> Meta:
+    function = resolve(spec.function)
+    config = resolve(spec.config_type).model_validate_json(json.dumps(spec.config))
+    spec.out.mkdir(parents=True, exist_ok=True)
+    spec.scratch.mkdir(parents=True, exist_ok=True)
+    out = Workdir(spec.out, spec.scratch, Events(WORKER_EVENTS), _partial(spec))
+    meta: Meta = function(config, **spec.inputs, **spec.after, out=out)
+    return meta
+
+
+def _partial(spec: JobSpec) -> Partial | None:
+    if spec.partial is None:
+        return None
+    from tasks.store import partial_state
+
+    return partial_state(spec.partial["root"], spec.partial["home"], spec.partial["key"])
+
+
+class Events:
+    """Writes one JSON line an event; safe from any thread, and silent once nobody listens any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+        self._lock = threading.Lock()
+        os.set_inheritable(descriptor, False)
+
+    def __call__(self, event: Meta) -> None:
+        line = memoryview((json.dumps(event) + "\n").encode())
+        with self._lock:
+            try:
+                while line and self._descriptor is not None:
+                    line = line[os.write(self._descriptor, line) :]
+            except BrokenPipeError:
+                self._descriptor = None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the guard's next signal is KILL
+    raise Interrupted("stopped by a signal before the stage was done", "run the same command again")
+
+
+def _described(error: BaseException, spec: JobSpec) -> dict[str, Any]:
+    if isinstance(error, TrnflowError):
+        return error.to_json()
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted(f"{spec.name} was interrupted", "run the same command again").to_json()
+    said = str(error).strip().partition("\n")[0] or "no message"
+    return ProcessFailed(
+        f"{spec.name} failed with {type(error).__name__}: {said}", f"see {spec.log}, or run again with --debug"
+    ).to_json()
+
+
+def _write(file: Path, text: str) -> None:
+    aside = file.with_name(f"{file.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(file)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1])

@@ -1,0 +1,39 @@
+"""Helpers that look at processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 60.0
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def gone(pids: Iterable[int]) -> bool:
+    """Whether all have ended, waiting for them for a while."""
+    deadline = time.monotonic() + PATIENCE
+    left = list(pids)
+    while left and time.monotonic() < deadline:
+        left = [pid for pid in left if alive(pid)]
+        time.sleep(0.02)
+    return not left
+
+
+def wait_for(file: Path, read: Callable[[str], Any] = str) -> Any:
+    """The file's content once it exists."""
+    deadline = time.monotonic() + PATIENCE
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file} never came"
+        time.sleep(0.02)
+    return read(file.read_text())

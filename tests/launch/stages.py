@@ -1,0 +1,134 @@
+"""Stages that behave, and misbehave, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tasks.artifact import Input, Meta, Source
+from tasks.config import StageConfig
+from tasks.errors import DataError, Interrupted
+from tasks.stage import Workdir
+
+SLEEPER = "import time; time.sleep(600)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+)
+
+
+class NapConfig(StageConfig):
+    """how: what the stage does; pids: where it notes its own process and those it starts."""
+
+    how: str = ""
+    pids: Path | None = None
+
+
+def empty(config: NapConfig, out: Workdir) -> Meta:
+    return {}
+
+
+def describe(config: NapConfig, rows: Input, model: Source, graphs: Input, out: Workdir) -> Meta:
+    """Says what it was given."""
+    print("to stdout")
+    print("to stderr", file=sys.stderr)
+    (out.path / "made.txt").write_text(rows.path.joinpath("rows.txt").read_text().upper())
+    (out.scratch / "litter").write_text("x")
+    return {
+        "how": config.how,
+        "model": model.identity,
+        "where": model.location,
+        "graphs": graphs.digest,
+        "flag": os.environ["TRNFLOW_TEST_FLAG"],
+        "pid": os.getpid(),
+    }
+
+
+def talk(config: NapConfig, out: Workdir) -> Meta:
+    """A hundred points, a warning of 200 kB (more than a pipe holds), then it waits for the file `how`."""
+    for step in range(100):
+        out.metrics(step, loss=1 / (step + 1))
+    out.warn("w" * 200_000)
+    out.progress(1, 2)
+    while not Path(config.how).exists():
+        time.sleep(0.01)
+    out.progress(2, 2)
+    out.figures(seconds=1.5)
+    return {"metrics": {"train_loss": 0.01}}
+
+
+def fail(config: NapConfig, out: Workdir) -> Meta:
+    """Fails in the way `how`."""
+    print("last words")
+    if config.how == "data":
+        raise DataError("rows.csv, row 3: no label", "give every row a label")
+    if config.how == "bug":
+        return {"x": 1 / 0}
+    if config.how == "not json":
+        return {"x": object()}
+    if config.how == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), getattr(signal, config.how))
+    time.sleep(60)
+    return {}
+
+
+def sleep(config: NapConfig, out: Workdir) -> Meta:
+    """Sleeps for ever, with children as `how` says: plain, stubborn (ignores TERM), escaped (left the session too)."""
+    children = []
+    for kind in config.how.split():
+        child = subprocess.Popen(
+            [sys.executable, "-c", SLEEPER if kind == "plain" else STUBBORN],
+            stdout=subprocess.PIPE,
+            start_new_session=kind == "escaped",
+        )
+        if kind != "plain" and child.stdout:
+            child.stdout.readline()
+        children.append(child.pid)
+    _note(config, [os.getpid(), os.getppid(), *children])
+    out.info("asleep")
+    time.sleep(600)
+    return {}
+
+
+def leave(config: NapConfig, out: Workdir) -> Meta:
+    """Succeeds, and leaves a process behind."""
+    child = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)
+    assert child.stdout
+    child.stdout.readline()
+    _note(config, [os.getpid(), child.pid])
+    return {"left": child.pid}
+
+
+def save(config: NapConfig, out: Workdir) -> Meta:
+    """As training does: SIGTERM is noted, a checkpoint is written to the file `how`, then it leaves."""
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    _note(config, [os.getpid(), os.getppid()])
+    out.info("asleep")
+    while not stopped:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    Path(config.how).write_text("checkpoint")
+    out.info("saved")
+    raise Interrupted("stopped at step 5; the checkpoint is kept", "run it again to resume")
+
+
+def deaf(config: NapConfig, out: Workdir) -> Meta:
+    """Ignores SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _note(config, [os.getpid(), os.getppid()])
+    out.info("asleep")
+    time.sleep(600)
+    return {}
+
+
+def _note(config: NapConfig, pids: list[int]) -> None:
+    assert config.pids
+    aside = config.pids.with_suffix(".part")
+    aside.write_text(json.dumps(pids))
+    aside.replace(config.pids)

@@ -1,0 +1,173 @@
+"""A stage in a process of its own: what comes back, and how failures are told."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.artifact import Input, Source
+from tasks.errors import DataError, Interrupted, ProcessFailed
+from tasks.launch.job import JobSpec
+from tasks.launch.local import interrupt_jobs, run_job
+from tests.launch import stages
+from tests.launch.processes import gone, wait_for
+
+
+def spec_for(folder: Path, function, how: str = "", **more) -> JobSpec:
+    config = stages.NapConfig(how=how, pids=folder / "pids.json")
+    inputs = more.pop("inputs", {})
+    return JobSpec.of(function, config, inputs, out=folder / "out", scratch=folder / "scratch", **more)
+
+
+def test_inputs_environment_and_metadata_arrive(tmp_path, capfd):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/rows.txt").write_text("rows")
+    inputs = {
+        "rows": Input(tmp_path / "in", "rows", {}, "sha256:aa"),
+        "model": Source("model", {"commit": "abc"}, {"folder": "here"}),
+    }
+    after = {"graphs": Input(tmp_path, "graphs", {}, "sha256:bb")}
+    spec = spec_for(tmp_path, stages.describe, "quick", inputs=inputs, after=after, environ={"TRNFLOW_TEST_FLAG": "on"})
+    meta = run_job(spec, lambda event: None)
+    assert meta.pop("pid") != os.getpid()
+    assert meta == {
+        "how": "quick", "model": {"commit": "abc"}, "where": {"folder": "here"}, "graphs": "sha256:bb", "flag": "on",
+    }  # fmt: skip
+    assert (tmp_path / "out/made.txt").read_text() == "ROWS"
+    assert capfd.readouterr() == ("", "")
+    assert spec.log.read_text() == "to stdout\nto stderr\n"
+
+
+def test_events_arrive_in_order_while_the_stage_runs(tmp_path):
+    heard = []
+
+    def emit(event):
+        heard.append(event)
+        if event.get("progress", {}).get("done") == 1:  # only now may the stage go on
+            (tmp_path / "go").touch()
+
+    meta = run_job(spec_for(tmp_path, stages.talk, str(tmp_path / "go")), emit)
+    assert meta == {"metrics": {"train_loss": 0.01}}
+    assert [event["metrics"]["step"] for event in heard if "metrics" in event] == list(range(100))
+    assert [next(iter(event)) for event in heard[100:]] == ["warn", "progress", "progress", "figures"]
+    assert heard[100]["warn"] == "w" * 200_000
+
+
+def test_the_stages_own_error_comes_back_with_its_traceback(tmp_path):
+    with pytest.raises(DataError) as caught:
+        run_job(spec_for(tmp_path, stages.fail, "data"), lambda event: None)
+    assert caught.value.to_json() == {
+        "type": "DataError",
+        "message": "rows.csv, row 3: no label",
+        "fix": "give every row a label",
+    }
+    assert "stages.py" in caught.value.details and "Traceback" in caught.value.details
+
+
+@pytest.mark.parametrize(("how", "said"), [("bug", "ZeroDivisionError: division by zero"), ("not json", "TypeError")])
+def test_an_unforeseen_exception_is_named_and_its_log_too(tmp_path, how, said):
+    spec = spec_for(tmp_path, stages.fail, how)
+    with pytest.raises(ProcessFailed, match=f"fail failed with {said}") as caught:
+        run_job(spec, lambda event: None)
+    assert str(spec.log) in caught.value.fix
+    assert "Traceback" in caught.value.details
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("exit", "exit code 7"), ("SIGKILL", "signal SIGKILL"), ("SIGSEGV", "signal SIGSEGV")]
+)
+def test_a_silent_death_is_told_with_the_end_of_the_log(tmp_path, how, said):
+    spec = spec_for(tmp_path, stages.fail, how)
+    with pytest.raises(ProcessFailed, match=said) as caught:
+        run_job(spec, lambda event: None)
+    assert "last words" in caught.value.message
+    assert str(spec.log) in caught.value.fix
+
+
+def test_an_old_result_is_never_taken_for_a_new_one(tmp_path):
+    spec = spec_for(tmp_path, stages.fail, "exit")
+    spec.result.write_text(json.dumps({"meta": {"old": 1}}))
+    with pytest.raises(ProcessFailed):
+        run_job(spec, lambda event: None)
+
+
+def test_what_a_stage_leaves_behind_is_ended(tmp_path):
+    meta = run_job(spec_for(tmp_path, stages.leave), lambda event: None, grace_seconds=0.2)
+    assert gone([meta["left"]])
+
+
+def test_a_failing_listener_ends_the_stage_and_is_not_hidden(tmp_path):
+    def emit(event):
+        raise ValueError("listener")
+
+    with pytest.raises(ValueError, match="listener"):
+        run_job(spec_for(tmp_path, stages.sleep, "stubborn"), emit, grace_seconds=0.5)
+    assert gone(json.loads((tmp_path / "pids.json").read_text()))
+
+
+def in_thread(spec: JobSpec, grace: float) -> tuple[threading.Thread, list[BaseException]]:
+    """run_job in a thread, as Prefect runs a task; its exception lands in the list."""
+    caught: list[BaseException] = []
+
+    def work():
+        try:
+            run_job(spec, lambda event: None, grace_seconds=grace)
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, caught
+
+
+def test_a_job_in_a_thread_is_interrupted_and_saves(tmp_path):
+    thread, caught = in_thread(spec_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
+    pids = wait_for(tmp_path / "pids.json", json.loads)
+    assert interrupt_jobs() == 1
+    thread.join()
+    assert isinstance(caught[0], Interrupted) and "step 5" in caught[0].message
+    assert (tmp_path / "saved").read_text() == "checkpoint"
+    assert gone(pids)
+    assert interrupt_jobs() == 0
+
+
+def test_an_exception_sent_into_the_thread_ends_the_job(tmp_path):
+    """As Prefect cancels a task that runs in a thread."""
+
+    class Cancelled(BaseException):
+        pass
+
+    thread, caught = in_thread(spec_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
+    pids = wait_for(tmp_path / "pids.json", json.loads)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Cancelled))
+    thread.join()
+    assert isinstance(caught[0], Cancelled)
+    assert (tmp_path / "saved").exists()
+    assert gone(pids)
+
+
+def test_a_deaf_stage_is_killed_at_once_when_asked_twice(tmp_path):
+    thread, caught = in_thread(spec_for(tmp_path, stages.deaf), 600)
+    pids = wait_for(tmp_path / "pids.json", json.loads)
+    interrupt_jobs()
+    time.sleep(0.3)
+    interrupt_jobs()
+    thread.join()
+    assert isinstance(caught[0], Interrupted)
+    assert gone(pids)
+
+
+def test_a_killed_guard_takes_the_worker_with_it(tmp_path):
+    thread, caught = in_thread(spec_for(tmp_path, stages.sleep, "stubborn"), 600)
+    pids = wait_for(tmp_path / "pids.json", json.loads)
+    os.kill(pids[1], signal.SIGKILL)
+    thread.join()
+    assert isinstance(caught[0], ProcessFailed) and "guard" in caught[0].message
+    assert gone(pids)

@@ -1,0 +1,74 @@
+"""However the flow's process ends, nothing it started outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.processes import gone, wait_for
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def start(folder: Path, stage: str, how: str, grace: float, where: str = "main") -> tuple[subprocess.Popen, list[int]]:
+    """A caller in a session of its own, as under a terminal; and the processes below it, once the stage is at work."""
+    caller = subprocess.Popen(
+        [sys.executable, "-m", "tests.launch.caller", str(folder), stage, how, str(grace), where],
+        cwd=PROJECT,
+        start_new_session=True,
+    )
+    return caller, wait_for(folder / "pids.json", json.loads)
+
+
+@pytest.mark.parametrize("order", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("how", ["plain", "stubborn escaped"])
+def test_a_killed_caller_takes_everything_with_it(tmp_path, order, how):
+    caller, pids = start(tmp_path, "sleep", how, 0.5)
+    os.kill(caller.pid, order)
+    assert caller.wait() == -order
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("order", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_callers_stage_still_saves(tmp_path, order):
+    caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30)
+    os.kill(caller.pid, order)
+    caller.wait()
+    assert gone(pids)
+    assert (tmp_path / "saved").read_text() == "checkpoint"
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_ctrl_c_lets_the_stage_save_and_raises_interrupted(tmp_path, where):
+    caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30, where)
+    os.killpg(caller.pid, signal.SIGINT)
+    assert caller.wait() == 0
+    told = json.loads((tmp_path / "outcome.json").read_text())
+    assert told["outcome"]["type"] == "Interrupted"
+    assert "step 5" in told["outcome"]["message"]
+    assert told["heard"] == [{"info": "asleep"}, {"info": "saved"}]
+    assert (tmp_path / "saved").exists()
+    assert gone(pids)
+
+
+def test_ctrl_c_kills_what_ignores_it_after_the_grace(tmp_path):
+    caller, pids = start(tmp_path, "deaf", "", 0.3)
+    os.killpg(caller.pid, signal.SIGINT)
+    assert caller.wait() == 0
+    assert json.loads((tmp_path / "outcome.json").read_text())["outcome"]["type"] == "Interrupted"
+    assert gone(pids)
+
+
+def test_a_suspended_caller_that_is_killed_leaves_nothing(tmp_path):
+    caller, pids = start(tmp_path, "sleep", "stubborn", 0.3)
+    os.kill(caller.pid, signal.SIGSTOP)
+    os.kill(pids[0], signal.SIGSTOP)
+    os.kill(caller.pid, signal.SIGKILL)
+    caller.wait()
+    assert gone(pids)
