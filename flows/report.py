@@ -57,7 +57,8 @@ class Progress(Listener):
         if self._bars is not None:
             self._bars.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=self._stream, flush=True)
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
 
     def _open_bars(self) -> None:
         if self._bars is None:

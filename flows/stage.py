@@ -114,6 +114,12 @@ class Runner:
             artifact = self.store.artifact(record["artifact"])
         return Outcome(call.name, "ran", "", key, artifact, journal["seconds"], journal["figures"])
 
+    def restart(self) -> None:
+        """Forget what the pipeline did so far: it runs again from the top (forced stages are not forced twice)."""
+        self._force -= self.outcomes.keys()
+        self.outcomes.clear()
+        self._deferred.clear()
+
     def skipped(self) -> list[Outcome]:
         """What became of the deferred stages that nothing asked for: recorded, or skipped."""
         return [
@@ -124,7 +130,7 @@ class Runner:
 
     def _recorded(self, call: Call) -> Outcome | None:
         """The outcome on record, if its bytes are still there."""
-        if call.name in self._force and call.name not in self.outcomes:
+        if call.name in self._force:
             return None
         return recorded(self.store, call, self._key(call), self.lost)
 
