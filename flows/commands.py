@@ -12,7 +12,7 @@ import yaml
 from flows import report, settings
 from flows.call import Outcome
 from flows.recipes import read_recipe, recipe_names
-from flows.run import Options, Result, check_stage, execute, look, nothing_to_do, open_store
+from flows.run import Options, Result, check_stage, execute, look, new_run_id, nothing_to_do, open_store
 from tasks.artifact import Artifact, Json, Meta
 from tasks.errors import ConfigError, TrnflowError
 from tasks.explain import nearest_record
@@ -27,7 +27,7 @@ def run(options: Namespace) -> int:
     result = nothing_to_do(recipe, store, what)
     idle = result is not None
     if result is None:
-        result = _run_stages(recipe, store, what, direct=options.direct)
+        result = _run_stages(options, recipe, store, what)
     if options.json:
         emit_json(result.to_json())
     else:
@@ -40,17 +40,17 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _run_stages(recipe: settings.Recipe, store: Store, what: Options, *, direct: bool) -> Result:
+def _run_stages(options: Namespace, recipe: settings.Recipe, store: Store, what: Options) -> Result:
     progress = report.Progress()
     try:
-        if direct:
-            from flows.track import tracked
+        if options.direct:
+            from flows.track import Tracking
 
-            with tracked(recipe, store.home) as listener:
-                return listener.ended(execute(recipe, store, what, run=listener.run, listeners=(progress, listener)))
-        from flows.orchestrate import run_here
+            with Tracking(recipe, store.home, new_run_id()) as tracking:
+                return tracking.finish(execute(recipe, store, what, run=tracking.run, listeners=(progress, tracking)))
+        from flows.local import run_here
 
-        return run_here(recipe, what, (progress,))
+        return run_here(options.recipe, options.overrides, what, (progress,), store.home)
     finally:
         progress.close()
 

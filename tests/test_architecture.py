@@ -1,0 +1,82 @@
+"""The house as ARCHITECTURE.md draws it, held by reading every import."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+MODULES = {
+    ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__"): path
+    for folder in ("flows", "tasks")
+    for path in sorted((PROJECT / folder).rglob("*.py"))
+}
+STAGES = (
+    "load_data", "format_prompts", "tokenize_text", "pack_chunks", "precompile", "train", "consolidate", "export_neuron",
+    "evaluate_model",
+)  # fmt: skip
+
+
+def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
+    tree = ast.parse(path.read_text())
+    for node in tree.body if top_level else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports break Prefect's loader"
+            yield str(node.module)
+
+
+def users(package: str) -> set[str]:
+    return {
+        name
+        for name, path in MODULES.items()
+        if any(found == package or found.startswith(f"{package}.") for found in imports(path))
+    }
+
+
+def test_tasks_know_neither_prefect_nor_flows() -> None:
+    assert not {name for name in users("prefect") | users("flows") if name.startswith("tasks")}
+
+
+def test_each_heavy_library_has_its_place() -> None:
+    assert all(name == "tasks.tracking" or name.startswith("tasks.tracking.") for name in users("mlflow"))
+    assert users("torch_xla") <= {"tasks.training.xla", "tasks.stablehlo"}
+    assert all(name.startswith(("tasks.store", "tasks.text", "tasks.load_data")) for name in users("fsspec"))
+    assert users("prefect") <= {"flows.orchestrate", "flows.server"}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stages_meet_through_artifacts_only(stage: str) -> None:
+    others = {f"tasks.{other}" for other in STAGES if other != stage}
+    allowed = {"tasks.train"} if stage == "precompile" else set()  # they share TrainConfig, on purpose
+    assert not (set(imports(MODULES[f"tasks.{stage}"])) & others) - allowed
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_module_is_light(stage: str) -> None:
+    """Configs and `plan` import every stage module: heavy work is imported inside functions."""
+    heavy = {"torch", "torch_xla", "transformers", "datasets", "prefect", "mlflow", "numpy", "pyarrow", "fsspec"}
+    assert not {name.split(".")[0] for name in imports(MODULES[f"tasks.{stage}"], top_level=True)} & heavy
+
+
+def test_no_module_bears_a_foreign_name() -> None:
+    """A `tasks/tokenize.py` beside a script crashes Python's own linecache."""
+    names = {name.rsplit(".", 1)[-1] for name in MODULES} - {"__main__", "tasks", "flows"}
+    assert not names & sys.stdlib_module_names
+
+
+def test_plan_imports_nothing_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys; from flows.__main__ import main; main(['plan', 'demo']);"
+        "heavy = {'torch', 'torch_xla', 'prefect', 'mlflow', 'datasets', 'transformers', 'numpy', 'pyarrow', 'fsspec', 'rich'};"
+        "sys.exit(','.join(sorted(heavy & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "load_data" in done.stdout
