@@ -1,0 +1,196 @@
+"""Evaluate the consolidated weights on a held-out split, and hold the exported model against them.
+
+Classification: accuracy, macro and weighted F1, each class's scores, the majority class as a baseline, the confusion
+matrix. Language models: loss per supervised token, perplexity, and generations for fixed prompts. The split is read and
+reported, never used to choose anything. Costs one forward pass over the split in eager PyTorch, and one compilation for
+each call of the exported model (`export_rows`).
+
+Fails with `DataError` when the split is missing or empty, and with `ModelError` when the loss is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from tasks.artifact import Input, Meta
+from tasks.config import StageConfig
+from tasks.errors import DataError, MissingDependency, ModelError
+from tasks.evaluation.generation import GenerationConfig
+from tasks.evaluation.models import load_model, longest_sequence
+from tasks.stage import Workdir, stage, write_json
+from tasks.training.batches import Split
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+Result = TypeVar("Result")
+
+SHOWN = 3
+"""Generations in the report; generations.json has all."""
+
+
+class EvaluateConfig(StageConfig):
+    """split: validation stands in for a missing test split, and the report says so; batch: rows of a forward pass;
+    export_rows: rows of each length that the exported model is compared on (0: none)."""
+
+    split: Literal["train", "validation", "test"] = "test"
+    device: Literal["cpu", "cuda"] = "cpu"
+    batch: PositiveInt = 16
+    export_rows: NonNegativeInt = 2
+    generation: GenerationConfig = GenerationConfig()
+
+
+def environ(config: EvaluateConfig) -> dict[str, str]:
+    """The StableHLO runs on the CPU, whatever device evaluates."""
+    return {"HF_HUB_OFFLINE": "1", "PJRT_DEVICE": "CPU"}
+
+
+@stage(kind="evaluation", process=True, environ=environ)
+def evaluate_model(
+    config: EvaluateConfig, texts: Input, packed: Input, weights: Input, exported: Input, out: Workdir
+) -> Meta:
+    """-> report.json, and confusion_matrix.png or generations.json; the metadata holds the key figures."""
+    task, name = packed.meta["task"], _split(config, packed, out)
+    model = _on_device(load_model(weights.path, task), config)
+    split = Split(packed, name)
+    if task == "classification":
+        metrics, report = _classification(config, packed, split, model, out)
+    else:
+        metrics, report = _language(config, split, model, out)
+        report["generations"] = _generations(config, texts.path / f"{name}.parquet", weights, model, out)[:SHOWN]
+    report["export"], found = _exported(config, split, exported, model)
+    metrics |= found
+    report |= {"task": task, "split": name, "asked": config.split, "rows": sum(split.rows.values()), "metrics": metrics}
+    write_json(out.path / "report.json", report)
+    return {"task": task, "split": name, "metrics": metrics}
+
+
+def _split(config: EvaluateConfig, packed: Input, out: Workdir) -> str:
+    """The split to evaluate: the one asked for, or validation in the place of test."""
+    rows = {name: sum(counts.values()) for name, counts in packed.meta["rows"].items()}
+    if rows.get(config.split):
+        return config.split
+    if config.split == "test" and rows.get("validation"):
+        out.warn("there is no test split: evaluated on validation, which training may have watched")
+        return "validation"
+    there = ", ".join(sorted(name for name, count in rows.items() if count)) or "none"
+    raise DataError(
+        f"evaluate.split: the data has no rows in its {config.split} split (it has: {there})",
+        "let load_data make a test split by ratio, or set evaluate.split to one that is there",
+    )
+
+
+def _on_device(model: PreTrainedModel, config: EvaluateConfig) -> PreTrainedModel:
+    import torch
+
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise MissingDependency("evaluate.device=cuda, but PyTorch finds no GPU here", "set evaluate.device=cpu")
+    return model.to(config.device)  # type: ignore[arg-type]
+
+
+def _classification(
+    config: EvaluateConfig, packed: Input, split: Split, model: PreTrainedModel, out: Workdir
+) -> tuple[Meta, Meta]:
+    from tasks.evaluation.forward import classify
+    from tasks.evaluation.metrics import majority, score
+    from tasks.evaluation.plots import confusion_matrix
+
+    labels = _labels(packed, model)
+    found = _timed(lambda seen: classify(model, split, config.batch, seen), split, out)
+    scores = score(found.expected, found.predicted, len(labels))
+    always = majority(_training_labels(packed, found.expected), found.expected, len(labels))
+    title = f"accuracy {scores.accuracy:.3f}, weighted F1 {scores.f1_weighted:.3f}"
+    confusion_matrix(scores.confusion, labels, title, out.path / "confusion_matrix.png")
+    metrics = {
+        "accuracy": scores.accuracy,
+        "f1_macro": scores.f1_macro,
+        "f1_weighted": scores.f1_weighted,
+        "f1_weighted_majority": always.f1_weighted,
+        "loss": _finite(found.loss),
+    }
+    columns = zip(labels, scores.precision, scores.recall, scores.f1, scores.support, strict=True)
+    classes = [
+        {"label": label, "precision": float(p), "recall": float(r), "f1": float(f), "support": int(n)}
+        for label, p, r, f, n in columns
+    ]
+    baseline = {"accuracy": always.accuracy, "f1_weighted": always.f1_weighted}
+    return metrics, {"majority": baseline, "classes": classes, "confusion": scores.confusion.tolist()}
+
+
+def _language(config: EvaluateConfig, split: Split, model: PreTrainedModel, out: Workdir) -> tuple[Meta, Meta]:
+    from tasks.evaluation.forward import token_loss
+
+    found = _timed(lambda seen: token_loss(model, split, config.batch, seen), split, out)
+    if not found.tokens:
+        raise DataError("the split has no supervised tokens", "check which parts of a row format_prompts trains on")
+    loss = _finite(found.loss)
+    # e**709 is the last that a float holds; so bad a model needs no digits
+    metrics = {"loss": loss, "perplexity": math.exp(min(loss, 709.0))}
+    return metrics, {"tokens": found.tokens}
+
+
+def _generations(
+    config: EvaluateConfig, texts: Path, weights: Input, model: PreTrainedModel, out: Workdir
+) -> list[Meta]:
+    from tasks.evaluation.generation import generate, load_tokenizer, prompts
+
+    tokenizer, positions = load_tokenizer(weights.path), longest_sequence(model.config)
+    ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
+    stops = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
+    made = []
+    asked = prompts(texts, config.generation.prompts)
+    for done, prompt in enumerate(asked, 1):
+        made.append(generate(model, tokenizer, prompt, config.generation, positions=positions, ends=stops))
+        out.progress(done, len(asked), "generations")
+    write_json(out.path / "generations.json", {"settings": config.generation.model_dump(), "generations": made})
+    return made
+
+
+def _exported(config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel) -> tuple[Meta, Meta]:
+    """(for the report, metrics): how far the exported model's logits are from the eager ones."""
+    target = exported.meta["target"]
+    if target != "stablehlo" or not config.export_rows:
+        why = "a Neuron export runs on Neuron only" if target != "stablehlo" else "evaluate.export_rows is 0"
+        return {"target": target, "note": f"not compared: {why}"}, {}
+    from tasks.evaluation.agreement import compare, eager
+
+    about, metrics = compare(exported, eager(model.to("cpu"), split, exported, config.export_rows))
+    return {"target": target, "lengths": exported.meta["lengths"], **about}, metrics
+
+
+def _labels(packed: Input, model: PreTrainedModel) -> list[str]:
+    """The classes by index, from the data or else from the model."""
+    labels = packed.meta["labels"] or [model.config.id2label[index] for index in range(model.config.num_labels)]
+    return [str(label) for label in labels]
+
+
+def _training_labels(packed: Input, expected: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The labels of the train split, all lengths; `expected` where there is none."""
+    import numpy as np
+
+    folders = [packed.path / "train" / length for length in packed.meta["rows"].get("train", {})]
+    found = [np.load(folder / "labels.npy", allow_pickle=False) for folder in folders if folder.is_dir()]
+    return np.concatenate(found).astype(np.int64) if any(map(len, found)) else expected
+
+
+def _timed(run: Callable[[Callable[[int], None]], Result], split: Split, out: Workdir) -> Result:
+    """`run` with a progress bar over the split's rows; says samples per second."""
+    rows = sum(split.rows.values())
+    start = time.perf_counter()
+    found = run(lambda done: out.progress(done, rows))
+    out.figures(samples_per_second=round(rows / (time.perf_counter() - start), 1))
+    return found
+
+
+def _finite(loss: float) -> float:
+    if not math.isfinite(loss):
+        raise ModelError(f"the evaluation loss is {loss}", "the weights are broken: look at the training's loss curve")
+    return loss

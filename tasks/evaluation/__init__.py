@@ -1,0 +1,1 @@
+"""What evaluate_model is made of: models, batches, metrics, pictures and generations."""

@@ -1,0 +1,182 @@
+"""Export the consolidated model at static shapes: portable StableHLO, or a NEFF for AWS Neuron.
+
+stablehlo (the default): one graph per length, reloaded from what was written and run on a batch, half of it padding:
+`max_difference` is the largest difference of its logits from eager PyTorch. Costs about two seconds a length for a
+small model, and memory for three copies of the weights. See tasks/stablehlo.py for the files.
+
+neuron: AWS's compiler, through optimum-neuron (in its own environment: it pins other versions of torch and transformers)
+or, for one core, torch_neuronx in this one. Written after their documentation and sources; **it has not been run**, for
+want of the compiler. Nothing is compared there, and `max_difference` is null.
+
+Fails with `ModelError` when the logits differ by more than `tolerance` or a length exceeds the model's positions, and
+with `MissingDependency` when a Neuron export is asked for where there is no compiler.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from tasks.artifact import Input, Meta
+from tasks.config import NOT_KEYED, StageConfig
+from tasks.errors import ConfigError, ModelError
+from tasks.evaluation.models import load_model, longest_sequence
+from tasks.model_source import TOKENIZER_FILES
+from tasks.stage import Workdir, stage
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from tasks.stablehlo import Graph
+
+TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""Largest accepted difference of the logits, times the largest logit if that is above one."""
+
+
+class ExportConfig(StageConfig):
+    """batch: rows of each call; length: one length instead of all that the data was packed to; tolerance: see TOLERANCE,
+    whose entry for the weights' dtype is the default. The rest is for `neuron` alone: cores share a language model;
+    auto_cast: what is cast to auto_cast_type; neuron_python: the Python of an environment with optimum-neuron."""
+
+    target: Literal["stablehlo", "neuron"] = "stablehlo"
+    batch: PositiveInt = 1
+    length: PositiveInt | None = None
+    tolerance: PositiveFloat | None = None
+    cores: PositiveInt = 2
+    auto_cast: Literal["none", "matmul", "all"] = "matmul"
+    auto_cast_type: Literal["bf16", "fp16"] = "bf16"
+    instance_type: Literal["inf2", "trn1", "trn1n", "trn2"] | None = None
+    neuron_python: Annotated[str | None, NOT_KEYED] = None
+
+
+def environ(config: ExportConfig) -> dict[str, str]:
+    """The StableHLO is traced and checked on the CPU, also where there is an accelerator."""
+    offline = {"HF_HUB_OFFLINE": "1"}
+    return {**offline, "PJRT_DEVICE": "CPU"} if config.target == "stablehlo" else offline
+
+
+@stage(kind="exported", process=True, environ=environ)
+def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
+    """A Hugging Face folder -> graphs of static shape [batch, length] from input_ids and attention_mask to logits."""
+    lengths = _lengths(config, weights)
+    meta = {
+        "target": config.target,
+        "batch": config.batch,
+        "lengths": lengths,
+        **{name: weights.meta.get(name) for name in ("task", "labels", "dtype")},
+    }
+    if config.target == "neuron":
+        from tasks.neuron import compile_neuron
+
+        out.warn("the Neuron export has never been run by this project: check its logits before use")
+        compile_neuron(config, weights, lengths, out)
+        return {**meta, "max_difference": None}
+    difference = _export_stablehlo(config, weights, lengths, meta, out)
+    _copy_companions(weights.path, out.path)
+    return {**meta, "max_difference": difference}
+
+
+def example(model: PreTrainedModel, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_ids, attention_mask), int64 [batch, length]: random tokens, the second half of every second row padding."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    input_ids = torch.randint(0, model.config.vocab_size, (batch, length), generator=generator)
+    attention_mask = torch.ones_like(input_ids)
+    attention_mask[::2, (length + 1) // 2 :] = 0
+    padding = model.config.pad_token_id
+    return input_ids.masked_fill(attention_mask == 0, padding if padding is not None else 0), attention_mask
+
+
+def _lengths(config: ExportConfig, weights: Input) -> list[int]:
+    if config.length is not None:
+        return [config.length]
+    lengths = weights.meta.get("lengths")
+    if not lengths:
+        raise ConfigError("the model does not say what lengths its data was packed to", "set export.length")
+    return sorted(int(length) for length in lengths)
+
+
+def _export_stablehlo(config: ExportConfig, weights: Input, lengths: list[int], meta: Meta, out: Workdir) -> float:
+    """Write, read back, run; the largest difference from eager, rounded up to one digit so that it repeats."""
+    import torch
+
+    from tasks.stablehlo import load_stablehlo, write_stablehlo
+
+    model = load_model(weights.path, weights.meta["task"])
+    _check_positions(model, lengths)
+    graphs, expected = {}, {}
+    for done, length in enumerate(lengths):
+        out.progress(done, 2 * len(lengths), "graphs")
+        inputs = example(model, config.batch, length)
+        graphs[length] = _lowered(model, inputs)
+        with torch.no_grad():
+            expected[length] = (inputs, model(*inputs).logits)
+    write_stablehlo(out.path, graphs, weights.path, {name: meta[name] for name in ("batch", "task", "labels")})
+    dtype = str(model.dtype).removeprefix("torch.")
+    del graphs, model
+    exported = load_stablehlo(out.path)
+    worst = 0.0
+    for done, (length, (inputs, logits)) in enumerate(expected.items(), len(lengths)):
+        out.progress(done, 2 * len(lengths), "graphs")
+        difference = _difference(logits, exported(*inputs), inputs[1])
+        _check_difference(difference, logits, length, config.tolerance or TOLERANCE[dtype])
+        worst = max(worst, difference)
+    out.progress(2 * len(lengths), 2 * len(lengths), "graphs")
+    return rounded_up(worst)
+
+
+def _lowered(model: PreTrainedModel, inputs: tuple[torch.Tensor, torch.Tensor]) -> Graph:
+    from tasks.stablehlo import lower
+
+    try:
+        return lower(model, *inputs)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{type(model).__name__} can't be lowered to StableHLO: {str(error).strip().partition(chr(10))[0]}",
+            "stop before the export with --until consolidate, or report the model type",
+        ) from error
+
+
+def _difference(eager: torch.Tensor, exported: torch.Tensor, attention_mask: torch.Tensor) -> float:
+    """The largest absolute difference; logits per token are compared where there is no padding. NaN stays NaN."""
+    apart = (eager.float() - exported.float()).abs()
+    return float((apart[attention_mask.bool()] if eager.ndim == 3 else apart).max())
+
+
+def _check_difference(difference: float, logits: torch.Tensor, length: int, tolerance: float) -> None:
+    allowed = tolerance * max(1.0, float(logits.float().abs().max()))
+    if not difference <= allowed:
+        raise ModelError(
+            f"the exported graph of length {length} gives logits {difference:.2g} away from eager PyTorch's, "
+            f"more than {allowed:.2g}",
+            "raise export.tolerance if the model's dtype explains it; else please report the model type",
+        )
+
+
+def _check_positions(model: PreTrainedModel, lengths: list[int]) -> None:
+    limit = longest_sequence(model.config)
+    if limit is not None and lengths[-1] > limit:
+        raise ModelError(
+            f"the model has positions for {limit} tokens, and the export is for {lengths[-1]}",
+            f"set export.length to {limit} or less",
+        )
+
+
+def rounded_up(value: float) -> float:
+    """`value` up to one significant digit (2.3e-07 -> 3e-07): a bound that thread counts and processors rarely move."""
+    if value == 0:
+        return 0.0
+    exponent = math.floor(math.log10(value))
+    return float(f"{math.ceil(round(value / 10.0**exponent, 6))}e{exponent}")
+
+
+def _copy_companions(weights: Path, folder: Path) -> None:
+    for name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
+        if (weights / name).is_file():
+            shutil.copyfile(weights / name, folder / name)
