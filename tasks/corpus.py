@@ -1,0 +1,181 @@
+"""The built-in corpus: docstrings of Python's standard library, real text that is on every machine.
+
+`builtin:stdlib` has two views (`data.name`):
+- `packages`: which package does a docstring come from? The ten packages with most docstrings in train, the text without
+  the names that give it away. Columns text, package, name.
+- `questions`: "What does `x.y` do?" and its docstring. Columns instruction, response, name.
+
+The files are read with `ast`, never imported. Keyed by their content, so it varies with the Python build. Train,
+validation and test are 80/10/10 by a hash of the text, each text once, so no text stands in two of them.
+Costs about 3 s to read; resolving costs a stat a file once the digest is known.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tasks.artifact import Source
+from tasks.errors import ConfigError, DataError
+from tasks.memo import sha256_file, stamp
+from tasks.resolve import Resolver
+from tasks.text.readers import Rows, open_table
+
+SOURCE = "builtin:stdlib"
+VIEWS = ("packages", "questions")
+CLASSES = 10
+FEWEST_WORDS = 3
+_SKIPPED = frozenset(
+    {
+        "test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "pydoc_data", "ensurepip", "site-packages",
+        "dist-packages", "lib-dynload", "__pycache__", "__phello__",
+    }
+)  # fmt: skip
+_SPLIT_OF_TENTH = {0: "test", 1: "validation"}
+
+
+class Docstring(NamedTuple):
+    """name: dotted, from the package; doc: cleaned of indentation."""
+
+    name: str
+    doc: str
+
+
+def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
+    """identity: `builtin`, `view` and the digest of all files. ConfigError for an unknown corpus or view."""
+    if source != SOURCE:
+        raise ConfigError(f"data.source: there is no built-in corpus {source}", f"use {SOURCE}")
+    view = view or VIEWS[0]
+    if view not in VIEWS:
+        raise ConfigError(f"data.name: {SOURCE} has no view {view}", f"use one of: {', '.join(VIEWS)}")
+    root = _root()
+    files = stdlib_files(root)
+    now = hashlib.sha256(repr(files).encode()).hexdigest()
+    digest = resolver.memo.get("corpus", root, now)
+    if digest is None:
+        digest = _digest(root, files)
+        resolver.memo.put("corpus", root, now, digest)
+        resolver.memo.save()
+    identity = {"builtin": "stdlib", "view": view, "digest": digest}
+    return Source("data", identity, {"builtin": "stdlib", "view": view})
+
+
+def stdlib_files(root: Path) -> list[tuple[str, str]]:
+    """(path relative to `root`, its stamp) of every source file that is neither test, tool nor installed."""
+    found: list[tuple[str, str]] = []
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                name = f"{folder}{entry.name}"
+                if entry.name.endswith(".py"):
+                    found.append((name, stamp(entry.path)))
+                elif entry.name not in _SKIPPED and "." not in entry.name and "-" not in entry.name and entry.is_dir():
+                    pending.append(f"{name}/")
+    return sorted(found)
+
+
+def corpus_splits(view: str) -> dict[str, Rows]:
+    """train, validation and test of a view. DataError when this Python came without its sources."""
+    import pyarrow as pa
+
+    docstrings = list(read_docstrings(_root()))
+    if not docstrings:
+        raise DataError(f"{SOURCE}: this Python's standard library has no source files", "set data.source to your data")
+    rows = _packages(docstrings) if view == "packages" else _questions(docstrings)
+    return {
+        split: open_table(pa.Table.from_pylist(rows[split]), f"{SOURCE} {split}")
+        for split in ("train", "validation", "test")
+    }
+
+
+def read_docstrings(root: Path) -> Iterator[Docstring]:
+    """All docstrings of public modules, classes and functions, in the files' order and then the source's."""
+    for path, _ in stdlib_files(root):
+        parts = [part for part in path.removesuffix(".py").split("/") if part != "__init__"]
+        if any(part.startswith("_") for part in parts):
+            continue
+        try:
+            tree = ast.parse((root / path).read_bytes())
+        except (SyntaxError, ValueError):
+            continue  # a template or a file for another Python: no docstrings to be had
+        yield from _docstrings(tree, ".".join(parts))
+
+
+def _docstrings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> Iterator[Docstring]:
+    doc = ast.get_docstring(node)
+    if doc and len(doc.split()) >= FEWEST_WORDS:
+        yield Docstring(name, doc)
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _is_public(child.name):
+            yield from _docstrings(child, f"{name}.{child.name}")
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+
+
+def anonymous(docstring: Docstring) -> str:
+    """The text on one line without the names of its package, module, class and function, wherever they stand in it."""
+    names = sorted({part for part in docstring.name.split(".") if len(part) > 1}, key=lambda part: (-len(part), part))
+    hidden = re.sub(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", " ", docstring.doc, flags=re.IGNORECASE)
+    return " ".join(hidden.split())
+
+
+def _packages(docstrings: list[Docstring]) -> dict[str, list[dict[str, str]]]:
+    splits = _split([(anonymous(item), item.name) for item in docstrings])
+    counts = Counter(_package(name) for _, name in splits["train"])
+    classes = {package for package, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:CLASSES]}
+    return {
+        split: [
+            {"text": text, "package": _package(name), "name": name} for text, name in rows if _package(name) in classes
+        ]
+        for split, rows in splits.items()
+    }
+
+
+def _questions(docstrings: list[Docstring]) -> dict[str, list[dict[str, str]]]:
+    splits = _split([(item.doc, item.name) for item in docstrings])
+    return {
+        split: [{"instruction": f"What does `{name}` do?", "response": text, "name": name} for text, name in rows]
+        for split, rows in splits.items()
+    }
+
+
+def _package(name: str) -> str:
+    return name.split(".")[0]
+
+
+def _split(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """Each text once (the first name wins), on the side that its hash says."""
+    splits: dict[str, list[tuple[str, str]]] = {"train": [], "validation": [], "test": []}
+    seen: set[str] = set()
+    for text, name in rows:
+        if text in seen or len(text.split()) < FEWEST_WORDS:
+            continue
+        seen.add(text)
+        tenth = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 10
+        splits[_SPLIT_OF_TENTH.get(tenth, "train")].append((text, name))
+    return splits
+
+
+def _root() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def _digest(root: Path, files: list[tuple[str, str]]) -> str:
+    """`sha256:<hex>` over the sorted relative paths and contents: no times, no place."""
+    digest = hashlib.sha256()
+    for path, _ in files:
+        digest.update(f"{path}\0{sha256_file(root / path)}\n".encode())
+    return f"sha256:{digest.hexdigest()}"

@@ -1,0 +1,234 @@
+"""Turn rows into what a model reads: one text and a label, or parts of a text of which some are trained on.
+
+Columns come by name, or through sandboxed Jinja templates that see all kept columns. Rows without an answer, or without
+any text, teach nothing: they are dropped and counted. Streams in batches of 4,096 rows.
+Fails with ConfigError for a column the rows lack or a template that is wrong, DataError for a row that does not fit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import model_validator
+
+from tasks.artifact import Input, Meta
+from tasks.config import StageConfig
+from tasks.errors import ConfigError, DataError
+from tasks.stage import Workdir, stage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH = 4096
+ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
+
+Row = dict[str, Any]
+Made = dict[str, Any] | None
+Maker = Callable[[Row, str], Made]
+
+
+class FormatConfig(StageConfig):
+    """task: `classification` (text columns joined by `separator`, and the label), `instruction` (sections Instruction,
+    Context when there is one, Answer; only the answer is trained on), `chat` (a column of messages, `role` and `content`;
+    trained on the assistant's turns), `text` (one column, all of it trained on).
+
+    instruction, context, response, messages, text: columns; context may be missing from the rows.
+    prompt_template, response_template: Jinja over the row's columns, instead of the sections or the joined text."""
+
+    task: Literal["classification", "instruction", "chat", "text"] = "classification"
+    separator: str = "\n"
+    instruction: str = "instruction"
+    context: str | None = "context"
+    response: str = "response"
+    messages: str = "messages"
+    text: str = "text"
+    prompt_template: str | None = None
+    response_template: str | None = None
+
+    @model_validator(mode="after")
+    def _templates_have_a_task(self) -> FormatConfig:
+        if self.prompt_template and self.task not in ("classification", "instruction"):
+            raise ValueError(f"`prompt_template` is for classification and instruction, not {self.task}")
+        if self.response_template and self.task != "instruction":
+            raise ValueError(f"`response_template` is for instruction, not {self.task}")
+        return self
+
+
+@stage(kind="texts")
+def format_prompts(config: FormatConfig, rows: Input, out: Workdir) -> Meta:
+    """rows -> `<split>.parquet`: classification `text: string, label: int64`, else `parts: list<struct<text, train>>`.
+
+    meta: task (`classification` or `causal_lm`), labels, splits {name: rows}, dropped {reason: rows}."""
+    classify = config.task == "classification"
+    maker = MAKERS[config.task](config, rows.meta)
+    kept, dropped = {}, 0
+    for split, count in rows.meta["splits"].items():
+        kept[split] = _format_split(split, count, maker, rows, out, _schema(classify))
+        dropped += count - kept[split]
+        if kept[split] == 0:
+            raise DataError(
+                f"the split {split} is empty: none of its {count} rows has an answer", "check format's columns"
+            )
+    if dropped:
+        out.info(f"rows without an answer dropped: {dropped}")
+    return {
+        "task": "classification" if classify else "causal_lm",
+        "labels": rows.meta["labels"] if classify else None,
+        "splits": kept,
+        "dropped": {"empty": dropped} if dropped else {},
+    }
+
+
+def _schema(classify: bool) -> pa.Schema:
+    import pyarrow as pa
+
+    if classify:
+        return pa.schema([("text", pa.string()), ("label", pa.int64())])
+    return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_())])))])
+
+
+def _format_split(split: str, count: int, maker: Maker, rows: Input, out: Workdir, schema: pa.Schema) -> int:
+    """The number of rows written."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    done = kept = 0
+    with pq.ParquetWriter(out.path / f"{split}.parquet", schema, compression="zstd") as writer:
+        for batch in pq.ParquetFile(rows.path / f"{split}.parquet").iter_batches(BATCH):
+            made = [maker(row, f"split {split} row {done + n}") for n, row in enumerate(batch.to_pylist(), 1)]
+            full = [item for item in made if item is not None]
+            writer.write_table(pa.Table.from_pylist(full, schema))
+            done, kept = done + len(made), kept + len(full)
+            out.progress(done, count, f"{split} rows")
+    return kept
+
+
+def _classification(config: FormatConfig, meta: Meta) -> Maker:
+    if meta["labels"] is None:
+        raise ConfigError("format.task: classification needs labels, and the data has none", "set data.label")
+    columns = meta["text"]
+    text = _template("format.prompt_template", config.prompt_template) if config.prompt_template else None
+    if not columns and text is None:
+        raise ConfigError("format.task: classification needs to know the text", "set data.text")
+
+    def make(row: Row, where: str) -> Made:
+        return {
+            "text": text(row) if text else config.separator.join(row[name] for name in columns),
+            "label": row["label"],
+        }
+
+    return make
+
+
+def _instruction(config: FormatConfig, meta: Meta) -> Maker:
+    templates = (config.prompt_template, config.response_template)
+    prompt = _template("format.prompt_template", templates[0]) if templates[0] else _sections(config, meta)
+    if templates[1]:
+        answer = _template("format.response_template", templates[1])
+    else:
+        _present("format.response", config.response, meta)
+        answer = _column(config.response)
+
+    def make(row: Row, where: str) -> Made:
+        response = answer(row)
+        if not response.strip():
+            return None
+        return {"parts": [{"text": prompt(row), "train": False}, {"text": response, "train": True}]}
+
+    return make
+
+
+def _sections(config: FormatConfig, meta: Meta) -> Callable[[Row], str]:
+    """The prompt as Dolly's, up to and with the line `### Answer`."""
+    _present("format.instruction", config.instruction, meta)
+    instruction, context = _column(config.instruction), _column(config.context)
+
+    def prompt(row: Row) -> str:
+        sections = [f"### Instruction\n{instruction(row)}"]
+        if given := context(row):
+            sections.append(f"### Context\n{given}")
+        return "\n\n".join([*sections, "### Answer\n"])
+
+    return prompt
+
+
+def _chat(config: FormatConfig, meta: Meta) -> Maker:
+    """`### User` and so on; a model's own chat template is not read."""
+    _present("format.messages", config.messages, meta)
+
+    def make(row: Row, where: str) -> Made:
+        messages = row[config.messages] or []
+        parts = [part for number, message in enumerate(messages) for part in _turn(message, number, where)]
+        return {"parts": parts} if any(part["train"] and part["text"].strip() for part in parts) else None
+
+    return make
+
+
+def _turn(message: Any, number: int, where: str) -> Iterator[Row]:
+    role = message.get("role") if isinstance(message, dict) else None
+    if role not in ROLES:
+        raise DataError(
+            f"{where}: message {number + 1} has the role {role!r}", f"give role (one of {', '.join(ROLES)}) and content"
+        )
+    before = "\n\n" if number else ""
+    yield {"text": f"{before}### {ROLES[role]}\n", "train": False}
+    yield {"text": message.get("content") or "", "train": role == "assistant"}
+
+
+def _text(config: FormatConfig, meta: Meta) -> Maker:
+    columns = meta["text"] or [config.text]
+    _present("format.text", columns[0], meta)
+
+    def make(row: Row, where: str) -> Made:
+        text = config.separator.join(row[name] or "" for name in columns)
+        return {"parts": [{"text": text, "train": True}]} if text.strip() else None
+
+    return make
+
+
+MAKERS: dict[str, Callable[[FormatConfig, Meta], Maker]] = {
+    "classification": _classification,
+    "instruction": _instruction,
+    "chat": _chat,
+    "text": _text,
+}
+
+
+def _column(name: str | None) -> Callable[[Row], str]:
+    """The column's text; nothing where it is missing."""
+
+    def read(row: Row) -> str:
+        value = row.get(name) if name else None
+        return "" if value is None else str(value)
+
+    return read
+
+
+def _present(setting: str, name: str, meta: Meta) -> None:
+    if name not in meta["columns"]:
+        close = difflib.get_close_matches(name, meta["columns"], 1, 0.5)
+        there = ", ".join(meta["columns"])
+        fix = f"did you mean {close[0]}?" if close else f"set {setting}, or rename with data.columns.{name}=..."
+        raise ConfigError(f"{setting}: the rows have no column {name} (they have {there})", fix)
+
+
+def _template(setting: str, source: str) -> Callable[[Row], str]:
+    """A template that can neither reach Python's internals nor change the row; an unknown column is an error."""
+    from jinja2 import StrictUndefined, TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    try:
+        template = environment.from_string(source)
+    except TemplateError as error:
+        raise ConfigError(f"{setting}: {error}", "repair the template") from error
+
+    def render(row: Row) -> str:
+        try:
+            return template.render(row)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ConfigError(f"{setting}: {error}", f"the row's columns are {', '.join(row)}") from error
+
+    return render

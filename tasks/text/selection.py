@@ -1,0 +1,123 @@
+"""Which rows a split keeps: made splits, duplicates and leaks, limits. Pure functions of row hashes and seeds.
+
+A row's hash is 64 bits of blake2b over its texts (a false duplicate among a million rows: 3 in 10^8). Splits are made
+by hash, so equal texts land on the same side, and appended rows move others only at the fraction's edge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+    Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def row_hashes(columns: Iterable[pa.Array]) -> Hashes:
+    """uint64 [rows] over the columns' values; what is not a string counts as its canonical JSON."""
+    import numpy as np
+
+    values = [column.to_pylist() for column in columns]
+    digests = (hashlib.blake2b(_bytes(row), digest_size=8).digest() for row in zip(*values, strict=True))
+    return np.frombuffer(b"".join(digests), dtype="<u8")
+
+
+def _bytes(row: tuple[Any, ...]) -> bytes:
+    texts = (v if isinstance(v, str) else json.dumps(v, sort_keys=True, default=str) for v in row)
+    return "\x1f".join(texts).encode("utf-8", "surrogatepass")
+
+
+def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> dict[str, Mask]:
+    """Masks over the rows, disjoint and complete: `fractions` of them by name, the rest as "train".
+
+    Rows are ranked by a seeded mix of their hash; a split takes the next `round(fraction * rows)` and whatever equals
+    its last row, so equal texts are never divided.
+    """
+    import numpy as np
+
+    ranks = _mixed(hashes, seed)
+    ordered = np.sort(ranks)
+    masks, taken = {}, 0
+    for name, fraction in fractions.items():
+        start, end = taken, min(taken + round(fraction * len(hashes)), len(hashes))
+        if end > start:
+            end = int(np.searchsorted(ordered, ordered[end - 1], side="right"))
+        masks[name] = _between(ranks, ordered, start, end)
+        taken = end
+    return {"train": _between(ranks, ordered, taken, len(hashes)), **masks}
+
+
+def _between(ranks: Hashes, ordered: Hashes, start: int, end: int) -> Mask:
+    import numpy as np
+
+    if start >= end:
+        return np.zeros(len(ranks), dtype=bool)
+    return np.asarray((ranks >= ordered[start]) & (ranks <= ordered[end - 1]))
+
+
+def _mixed(hashes: Hashes, seed: int) -> Hashes:
+    """A seeded bijection of 64 bits (splitmix64's finisher), so that ranks of equal rows stay equal."""
+    import numpy as np
+
+    mixed = hashes ^ np.uint64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+
+
+def repeated(hashes: Hashes) -> Mask:
+    """True for each row whose text stood in an earlier row."""
+    import numpy as np
+
+    mask = np.ones(len(hashes), dtype=bool)
+    mask[np.unique(hashes, return_index=True)[1]] = False
+    return mask
+
+
+def shared_rows(hashes: Mapping[str, Hashes]) -> dict[tuple[str, str], Mask]:
+    """For each pair of splits, the rows of the first whose text also stands in the second."""
+    import numpy as np
+
+    names = list(hashes)
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    return {(a, b): np.isin(hashes[a], hashes[b]) for a, b in pairs}
+
+
+def limited(keep: Mask, limit: int, seed: int, split: str) -> Mask:
+    """`keep` with at most `limit` rows left: a seeded sample, in the rows' own order; a smaller limit is a subset."""
+    import numpy as np
+
+    rows = np.flatnonzero(keep)
+    if len(rows) <= limit:
+        return keep
+    generator = np.random.default_rng([seed, *split.encode()])
+    mask = np.zeros_like(keep)
+    mask[rows[generator.permutation(len(rows))[:limit]]] = True
+    return mask
+
+
+def all_rows(hashes: Hashes) -> Mask:
+    """A mask that keeps every row."""
+    import numpy as np
+
+    return np.ones(len(hashes), dtype=bool)
+
+
+def any_of(masks: Iterable[Mask], like: Mask) -> Mask:
+    """Rows in any of the masks; `like` gives the shape when there is none."""
+    import numpy as np
+
+    return np.asarray(np.logical_or.reduce([np.zeros_like(like), *masks]))
+
+
+def within(outer: Mask, inner: Mask) -> Mask:
+    """`inner`, a mask over the rows that `outer` keeps, as a mask over all rows."""
+    mask = outer.copy()
+    mask[outer] = inner
+    return mask
