@@ -1,0 +1,40 @@
+"""List every graph that training will need, before it starts: name, length, hash, inputs, FLOPs and bytes.
+
+It traces the real steps on the real shapes and layout without data or weights, so it is keyed by what reaches the graph
+alone: never by weights, data or the learning rate. On CPU nothing is compiled: XLA's CPU client cannot read a compile
+cache back, so what counts is the hash. Costs: importing torch_xla and one trace a graph. Fails with ModelError where
+the layout does not fit the model, and MissingDependency where device neuron lacks its compiler.
+"""
+
+from __future__ import annotations
+
+from tasks.artifact import Artifact, Input, Meta, Source
+from tasks.config import graph_params
+from tasks.stage import Keyed, Workdir, stage, write_json
+from tasks.train import TrainConfig, compiler, environ
+
+SCHEMA = 1
+
+SHAPES = ("task", "lengths", "vocab_size", "pad_id", "bos_id", "eos_id")
+
+
+def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
+    """What reaches a graph: the architecture, the lengths, the number of labels, the special ids."""
+    model, packed = inputs["model"], inputs["packed"]
+    assert isinstance(model, Source) and isinstance(packed, Artifact)
+    shapes = {name: packed.meta.get(name) for name in SHAPES}
+    return {"architecture": model.identity["config"], "labels": len(packed.meta.get("labels") or ()), **shapes}
+
+
+@stage(kind="graphs", process=True, params=graph_params, inputs=graph_inputs, accel=compiler, environ=environ)
+def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """Write `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops, bytes}]}, sorted by name and length.
+
+    On device neuron the graphs are compiled as well, by `neuron_parallel_compile`; that path was never run here."""
+    from tasks.training.inventory import inventory
+
+    graphs = inventory(config, model, packed, out)
+    document = {"engine": config.engine, "graphs": graphs}
+    write_json(out.path / "graphs.json", document)
+    brief = [{name: graph[name] for name in ("name", "length", "hash")} for graph in graphs]
+    return {"engine": config.engine, "graphs": brief}

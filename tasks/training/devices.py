@@ -1,0 +1,23 @@
+"""Whether the device that a recipe names is there."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from tasks.errors import MissingDependency, ModelError
+from tasks.train import TrainConfig
+
+
+def check_device(config: TrainConfig) -> None:
+    """MissingDependency without the Neuron compiler, ModelError without the device."""
+    if config.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ModelError("train.device is cuda, and torch finds no GPU here", "set train.device=cpu, or check the driver")
+    if config.device == "neuron" and importlib.util.find_spec("libneuronxla") is None:
+        raise MissingDependency(
+            "train.device is neuron, and the Neuron compiler and runtime are not installed",
+            "on a trn1 or trn2 instance install neuronx-cc, libneuronxla and torch-neuronx from AWS's Neuron package index "
+            "(Neuron SDK 2.28 or 2.29), or set train.device=cpu",
+        )

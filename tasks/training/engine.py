@@ -1,0 +1,65 @@
+"""The seam between the loop and what computes: a few calls, none of which waits for the device but `fetch` and `boxes`.
+
+`native` drives one device eagerly; `xla` drives a mesh by compiled graphs. Both take the same batches and scalars, hold
+parameters and optimizer state by the same names, and meet each graph through the same `Ledger`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from tasks.train import TrainConfig
+from tasks.training.batches import Batch
+from tasks.training.inventory import Ledger
+from tasks.training.model import Built
+from tasks.training.optim import Scalars
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks.training.checkpoint import Reader
+
+Handle = Any  # numbers on the device, not waited for
+
+PARAMETER, FIRST, SECOND = "parameter/", "first/", "second/"  # prefixes of the names of stored tensors
+
+
+class Box(NamedTuple):
+    """A part of a stored tensor. device: who writes it, from 0; start: its place in each dimension; whole: the shape of all."""
+
+    name: str
+    device: int
+    start: tuple[int, ...]
+    whole: tuple[int, ...]
+    value: Tensor
+
+
+class Engine(Protocol):
+    def train(self, batch: Batch, at: Scalars, seed: int) -> Handle:
+        """Enqueue one update on a global batch -> [mean loss, gradient norm, 1 if finite]. An update that is not finite
+        changes nothing. seed: of this step's dropout."""
+
+    def evaluate(self, batch: Batch) -> Handle:
+        """Enqueue a forward pass -> [summed loss, correct targets]."""
+
+    def fetch(self, handles: Sequence[Handle]) -> list[list[float]]:
+        """Wait for the numbers."""
+
+    def boxes(self, *, state: bool) -> Iterator[Box]:
+        """The parameters in fp32 and, with `state`, both moments, each box once, on the CPU."""
+
+    def peak_memory(self) -> int | None:
+        """Bytes on the device at most, where it tells."""
+
+
+def make_engine(config: TrainConfig, built: Built, ledger: Ledger, stored: Reader | None = None) -> Engine:
+    """stored: a checkpoint to start from, of any layout. On a `built` that is only traced, every call meets its graphs in
+    the ledger and runs nothing."""
+    if config.engine == "native":
+        from tasks.training.native import NativeEngine
+
+        return NativeEngine(config, built, ledger, stored)
+    from tasks.training.xla import XlaEngine
+
+    return XlaEngine(config, built, ledger, stored)

@@ -1,0 +1,106 @@
+"""The graphs of a training run: listed by precompile, met by train, and nothing else compiled.
+
+A graph has a name ("train", or "accumulate" and "update" where a global batch takes several passes; "eval"), a length
+(0: any) and a hash. The hash is torch_xla's own of the traced graph, or for engine native one of the shapes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.artifact import Input, Meta, Source
+from tasks.errors import CompileError
+from tasks.stage import Workdir, read_json
+from tasks.train import TrainConfig
+
+Key = tuple[str, int]
+
+
+@dataclass
+class Ledger:
+    """listed: what precompile found, hash by name and length; None while it is being found."""
+
+    listed: dict[Key, str] | None = None
+    allow: bool = False
+    met: dict[Key, Meta] = field(default_factory=dict)
+    compiled: int = 0
+    compile_seconds: float = 0.0
+    unlisted: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, graphs: Input, *, allow: bool) -> Ledger:
+        """That of precompile's artifact."""
+        document = read_json(graphs.path / "graphs.json")
+        return cls({(graph["name"], graph["length"]): graph["hash"] for graph in document["graphs"]}, allow)
+
+    def meet(self, name: str, length: int, digest: str, inputs: list[Meta]) -> None:
+        """Before a graph runs for the first time. CompileError when it is not the one that precompile listed."""
+        self.met[name, length] = {"name": name, "length": length, "hash": digest, "inputs": inputs}
+        if self.listed is None or self.listed.get((name, length)) == digest:
+            return
+        shapes = ", ".join(f"{entry['dtype']}{entry['shape']}" for entry in inputs)
+        known = self.listed.get((name, length))
+        why = f"precompile listed it as {known[:12]}" if known else "precompile did not list it"
+        text = f"the graph {name} of length {length or 'any'} is {digest[:12]} and {why} (inputs {shapes})"
+        if not self.allow:
+            raise CompileError(
+                text, "run precompile again with this very configuration, or set train.allow_recompile=true to compile it now"
+            )
+        self.unlisted.append(text)
+
+    @contextmanager
+    def running(self, name: str, length: int, *, first: bool) -> Iterator[None]:
+        """Around a graph's execution on XLA. CompileError when anything but the first execution compiles."""
+        import torch_xla.debug.metrics as metrics
+
+        before, start = metrics.counter_value("UncachedCompile") or 0, time.perf_counter()
+        yield
+        compiled = (metrics.counter_value("UncachedCompile") or 0) - before
+        self.compiled += compiled
+        if first:
+            self.compile_seconds += time.perf_counter() - start
+        elif compiled and not self.allow:
+            raise CompileError(
+                f"the graph {name} of length {length or 'any'} was compiled again after its first run",
+                "this is a defect of trnflow: report it with the recipe (train.allow_recompile=true goes on regardless)",
+            )
+
+
+def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
+    """Trace every graph of `config` on the lengths of `packed`, sorted by name and length."""
+    from tasks.training.devices import check_device
+    from tasks.training.engine import make_engine
+    from tasks.training.flops import flops_per_row, state_bytes
+    from tasks.training.model import build
+    from tasks.training.optim import scalars
+
+    check_device(config)
+    built = build(model, packed, seed=0, weights=False)
+    ledger = Ledger()
+    engine = make_engine(config, built, ledger)
+    lengths = packed.meta["lengths"]
+    for done, length in enumerate(lengths, start=1):
+        batch = blank(config.global_batch, length, packed.meta["task"])
+        engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
+        engine.evaluate(next(batch.micros(config.micro_rows)))
+        out.progress(done, len(lengths), "lengths")
+    rows = {"train": 3 * config.global_batch, "accumulate": 3 * config.micro_rows, "eval": config.micro_rows}
+    for graph in ledger.met.values():
+        graph["flops"] = rows.get(graph["name"], 0) * flops_per_row(built, graph["length"])
+        graph["bytes"] = state_bytes(config, built)
+    return [ledger.met[key] for key in sorted(ledger.met)]
+
+
+def blank(rows: int, length: int, task: str) -> Any:
+    """A batch of the right shapes that says nothing."""
+    import numpy as np
+
+    from tasks.training.batches import Batch
+
+    zeros = np.zeros((rows, length), np.int32)
+    targets = np.zeros(rows if task == "classification" else (rows, length), np.int32)
+    return Batch(length, zeros, targets, zeros + 1, zeros, samples=rows)

@@ -1,0 +1,223 @@
+"""The model under training: built from its source and the packed artifact, fed with batches, reduced to a loss.
+
+A config comes from the recipe alone (pretrained config with overrides, or from scratch), so that precompile and train
+build the same graph; weights come from safetensors, never from pickles. What the weights lack (a new head) is made from
+the seed. Fails with ModelError, naming the setting, where model and rows do not fit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Input, Meta, Source
+from tasks.errors import ModelError
+from tasks.model_source import model_folder
+from tasks.training.batches import IGNORED
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
+
+
+@dataclass(frozen=True)
+class Built:
+    """model: on the CPU, or on "meta" when it is only traced; causal: each position sees the ones before it, in its segment;
+    first_position: the position id of a row's first token (RoBERTa: pad id + 1); config: of the model as it is published;
+    lacking: the parameters that the weights did not hold, made from the seed."""
+
+    model: Any
+    task: str
+    causal: bool
+    first_position: int
+    config: Meta
+    lacking: tuple[str, ...] = ()
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Those trained, tied ones once, by name."""
+        return dict(self.model.named_parameters())
+
+
+def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
+    """weights: False traces only: the model stands on "meta" and holds nothing."""
+    import torch
+
+    config = configured(source, packed.meta)
+    kind = _auto_class(packed.meta["task"])
+    torch.manual_seed(seed)
+    lacking: tuple[str, ...] = ()
+    options = {"attn_implementation": "sdpa", "trust_remote_code": source.location["trust_remote_code"]}
+    if not weights:
+        with torch.device("meta"):
+            model = kind.from_config(config, **options)
+    elif source.identity["weights"] is None:
+        model = kind.from_config(config, **options)
+    else:
+        model, lacking = _pretrained(kind, config, source, options)
+    model.config.architectures = [type(model).__name__]
+    published = {**model.config.to_diff_dict(), "dtype": "float32"}
+    model.config.use_cache = False
+    built = Built(model, packed.meta["task"], _is_causal(config), _first_position(model), published, lacking)
+    _check_positions(built, packed.meta["lengths"])
+    return built
+
+
+def configured(source: Source, meta: Meta) -> Any:
+    """The model's config: pretrained or from scratch, with the recipe's overrides and what the rows decide."""
+    from transformers import AutoConfig
+
+    pretrained, overrides = source.identity["config"]["pretrained"], source.identity["config"]["overrides"]
+    if pretrained is not None and "auto_map" in pretrained and source.location["trust_remote_code"]:
+        config = AutoConfig.from_pretrained(model_folder(source), trust_remote_code=True, **overrides)
+    else:
+        config = _config({**(pretrained or {}), **overrides}, overrides)
+    _fit_vocabulary(config, meta, scratch=pretrained is None)
+    _fit_labels(config, meta)
+    return config
+
+
+def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
+    """int [rows, length] each -> keyword arguments of `forward`; the mask is float [rows, 1, 1 or length, length],
+    0 where attended. It is finite, so that padding, which attends to nothing but padding, makes no NaN."""
+    import torch
+
+    real = segment_ids != 0
+    positions = position_ids + built.first_position
+    if built.first_position:  # RoBERTa gives padding a position of its own, the pad id
+        positions = torch.where(real, positions, built.first_position - 1)
+    if built.causal:
+        length = segment_ids.shape[1]
+        order = torch.arange(length, device=segment_ids.device)
+        seen = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (order[:, None] >= order[None, :])
+    else:
+        seen = real[:, None, :]
+    dtype = next(built.model.parameters()).dtype
+    hidden = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
+    return {"input_ids": input_ids.long(), "attention_mask": hidden[:, None], "position_ids": positions.long()}
+
+
+def logits_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
+    """float32 [rows, labels] or [rows, length, vocabulary]."""
+    logits: Tensor = built.model(**inputs_of(built, input_ids, segment_ids, position_ids)).logits
+    return logits.float()
+
+
+def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """The cross entropy summed over the targets that count; a scalar."""
+    import torch
+
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, -2), targets.flatten().long(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def correct(logits: Tensor, targets: Tensor) -> Tensor:
+    """How many targets the largest logit hits; a float32 scalar."""
+    return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
+
+
+def checkpointed_layers(model: Any) -> list[Any]:
+    """The layers whose activations remat computes again. ModelError when the model marks none."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ModelError(f"{type(model).__name__} marks no layers to recompute", "set train.remat=false")
+    return layers
+
+
+def _pretrained(kind: Any, config: Any, source: Source, options: Meta) -> tuple[Any, tuple[str, ...]]:
+    import torch
+
+    model, found = kind.from_pretrained(
+        model_folder(source),
+        config=config,
+        dtype=torch.float32,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **options,
+    )
+    lacking = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    body = sorted(name for name in lacking if not any(part in HEADS for part in name.split(".")))
+    if body:
+        raise ModelError(
+            f"the weights of model.source lack {len(body)} tensors of {type(model).__name__}, such as {body[0]}",
+            "check model.config against the pretrained config, or drop model.source to start from scratch",
+        )
+    return model, tuple(sorted(lacking))
+
+
+def _auto_class(task: str) -> Any:
+    import transformers
+
+    if task == "classification":
+        return transformers.AutoModelForSequenceClassification
+    return transformers.AutoModelForCausalLM
+
+
+def _config(fields: Meta, overrides: Meta) -> Any:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = fields.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(str(model_type), list(CONFIG_MAPPING), n=1)
+        fix = f"use {near[0]}" if near else "set model.trust_remote_code=true if the model brings its own code"
+        raise ModelError(f"transformers knows no model_type {model_type!r}", fix)
+    known = AutoConfig.for_model(model_type)
+    for name in overrides:
+        if not hasattr(known, name):
+            near = difflib.get_close_matches(name, vars(known), n=1)
+            raise ModelError(f"model.config.{name}: {model_type} has no such field", f"use {near[0]}" if near else "")
+    return AutoConfig.for_model(**fields)
+
+
+def _fit_vocabulary(config: Any, meta: Meta, *, scratch: bool) -> None:
+    if scratch:
+        config.vocab_size = meta["vocab_size"]
+        config.bos_token_id, config.eos_token_id = meta["bos_id"], meta["eos_id"]
+        # an embedding is not trained at the pad id: eos in its place must not be one
+        config.pad_token_id = meta["pad_id"] if meta["pad_id"] != meta["eos_id"] else None
+    elif meta["vocab_size"] > config.vocab_size:
+        raise ModelError(
+            f"the rows use a vocabulary of {meta['vocab_size']}, the model holds {config.vocab_size}",
+            "use the model's own tokenizer (leave model.tokenizer out)",
+        )
+    if config.pad_token_id is None and meta["task"] == "classification":
+        config.pad_token_id = meta["pad_id"]
+
+
+def _fit_labels(config: Any, meta: Meta) -> None:
+    if meta["task"] == "classification":
+        config.id2label = dict(enumerate(meta["labels"]))
+        config.label2id = {label: index for index, label in enumerate(meta["labels"])}
+        config.problem_type = "single_label_classification"
+    elif getattr(config, "is_decoder", None) is False and not _is_causal(config):
+        raise ModelError(f"a {config.model_type} sees both ways and writes no text", "use a causal model, such as Llama")
+
+
+def _is_causal(config: Any) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+
+    return bool(getattr(config, "is_decoder", False)) or (config.model_type in CAUSAL and config.model_type not in MASKED)
+
+
+def _first_position(model: Any) -> int:
+    for module in model.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            return int(module.padding_idx) + 1
+    return 0
+
+
+def _check_positions(built: Built, lengths: list[int]) -> None:
+    limit = getattr(built.model.config, "max_position_embeddings", None)
+    if limit is not None and max(lengths) + built.first_position > limit:
+        raise ModelError(
+            f"rows of {max(lengths)} tokens, but {type(built.model).__name__} has {limit - built.first_position} positions",
+            "lower tokenize.max_length and pack.chunk_length (or raise model.config.max_position_embeddings from scratch)",
+        )

@@ -1,0 +1,91 @@
+"""Layout as data: which axis of the mesh shards which dimension of a tensor. Pure functions, no torch.
+
+A *spec* names a mesh axis ("data", "model") or None for each dimension of a tensor. `parameter_specs` reads the model's
+own `tp_plan` (module pattern -> style). A style it does not know is an error, never a guess; a parameter the plan does not
+name is replicated; so is a vocabulary that the axis does not divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from tasks.errors import ModelError
+
+Shape = tuple[int, ...]
+Spec = tuple[str | None, ...]
+
+# style -> (sharded dimension of a weight, of a bias); None: replicated
+STYLES: dict[str, tuple[int | None, int | None]] = {
+    "colwise": (0, 0),
+    "colwise_rep": (0, 0),
+    "colwise_gather_output": (0, 0),
+    "rowwise": (1, None),
+    "rowwise_rep": (1, None),
+    "embedding_rowwise": (0, None),
+    "replicated_with_grad_allreduce": (None, None),
+    "sequence_parallel": (None, None),
+}
+# a vocabulary may have any size, and replicating it is right, if larger
+VOCABULARY = ("embedding_rowwise", "colwise_gather_output", "colwise_rep")
+
+
+class Mesh(NamedTuple):
+    """Devices along each axis; device `d * model + m` stands at (d, m)."""
+
+    data: int
+    model: int
+
+
+def parameter_specs(shapes: Mapping[str, Shape], tp_plan: Mapping[str, str], mesh: Mesh, model: str) -> dict[str, Spec]:
+    """Parameter name -> spec. shapes: of the model's parameters; model: its class, for messages. ModelError when there is
+    no plan though the model axis has devices, for an unknown style, or a dimension that the axis does not divide."""
+    if mesh.model == 1:
+        return {name: (None,) * len(shape) for name, shape in shapes.items()}
+    if not tp_plan:
+        raise ModelError(
+            f"{model} has no tp_plan, so it cannot be split over {mesh.model} tensor parallel devices",
+            "set train.tensor_parallel_size=1 (data parallel only), or use a model that has one, such as Llama",
+        )
+    for pattern, style in sorted(tp_plan.items()):
+        if style not in STYLES:
+            raise ModelError(
+                f"the tp_plan of {model} uses the style {style!r} for {pattern}, which is not known here",
+                "set train.tensor_parallel_size=1",
+            )
+    return {name: _spec(name, shape, tp_plan, mesh, model) for name, shape in shapes.items()}
+
+
+def state_spec(shape: Shape, spec: Spec, mesh: Mesh, zero1: bool) -> Spec:
+    """The spec of a parameter's optimizer state: with ZeRO-1 also sharded over data, on the first dimension that allows it."""
+    if not zero1 or mesh.data == 1:
+        return spec
+    for dimension, size in enumerate(shape):
+        if spec[dimension] is None and size % mesh.data == 0:
+            return (*spec[:dimension], "data", *spec[dimension + 1 :])
+    return spec
+
+
+def _spec(name: str, shape: Shape, tp_plan: Mapping[str, str], mesh: Mesh, model: str) -> Spec:
+    module, _, leaf = name.rpartition(".")
+    style = next(_styles(module, tp_plan), None)
+    dimension = None if style is None else STYLES[style][0 if leaf == "weight" else 1]
+    if dimension is None:
+        return (None,) * len(shape)
+    if shape[dimension] % mesh.model:
+        if style in VOCABULARY:
+            return (None,) * len(shape)
+        raise ModelError(
+            f"dimension {dimension} of {name} in {model} is {shape[dimension]}, which {mesh.model} tensor parallel "
+            "devices do not divide",
+            "choose another train.tensor_parallel_size",
+        )
+    return tuple("model" if index == dimension else None for index in range(len(shape)))
+
+
+def _styles(module: str, tp_plan: Mapping[str, str]) -> Iterator[str]:
+    parts = module.split(".")
+    for pattern, style in tp_plan.items():
+        wanted = pattern.split(".")
+        if len(wanted) == len(parts) and all(w in ("*", p) for w, p in zip(wanted, parts, strict=True)):
+            yield style

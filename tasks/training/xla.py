@@ -1,0 +1,316 @@
+"""Engine `xla`: torch_xla, SPMD over the devices of one process; on the CPU, virtual ones.
+
+A tensor's layout is a spec (`plan`): parameters over "model", batches over "data", with ZeRO-1 the optimizer's state over
+"data" as well, with sequence parallelism the residual stream's positions over "model". GSPMD makes the collectives.
+A graph is built from functions of the state to its new values, hashed when first met, then committed and run: so tracing
+alone leaves no mark. Each (name, length) compiles once; `Ledger` sees to it. SPMD on Neuron is experimental.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Meta
+from tasks.errors import ModelError
+from tasks.train import TrainConfig
+from tasks.training.batches import Batch
+from tasks.training.engine import FIRST, PARAMETER, SECOND, Box
+from tasks.training.inventory import Ledger
+from tasks.training.model import Built, checkpointed_layers, correct, logits_of, loss_sum
+from tasks.training.optim import Scalars, adamw, clipped
+from tasks.training.plan import Mesh, Spec, parameter_specs, state_spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks.training.checkpoint import Reader
+
+Write = tuple["Tensor", "Tensor", Spec]  # (a tensor of the state, its new value, its layout)
+
+
+class XlaEngine:
+    """See `tasks.training.engine.Engine`."""
+
+    def __init__(self, config: TrainConfig, built: Built, ledger: Ledger, stored: Reader | None) -> None:
+        import torch
+
+        self._config, self._built, self._ledger = config, built, ledger
+        self._tracing = next(built.model.parameters()).is_meta
+        self._mesh = Mesh(config.data_parallel, config.tensor_parallel_size)
+        shapes = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
+        plan = {} if config.tensor_parallel_size == 1 else dict(getattr(built.model, "tp_plan", None) or {})
+        self._specs = parameter_specs(shapes, plan, self._mesh, type(built.model).__name__)
+        self._state_specs = {name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in shapes}
+        self._device, self._devices = _start(self._mesh, config)
+        with torch.no_grad():
+            self._masters, self._parameters = self._place_parameters(stored)
+            self._place_buffers()
+            self._first, self._second = (self._place_moments(prefix, shapes, stored) for prefix in (FIRST, SECOND))
+            self._sums = {n: self._send(torch.zeros(shapes[n]), self._state_specs[n]) for n in self._summed(shapes)}
+            self._loss = self._send(torch.zeros(1), (None,))
+        if config.remat:
+            _recompute(built.model)
+        if config.sequence_parallel:
+            self._shard_sequences()
+        built.model.train()
+
+    def train(self, batch: Batch, at: Scalars, seed: int) -> Tensor | None:
+        import torch
+        import torch_xla.core.xla_model as xm
+
+        xm.set_rng_state(seed)
+        vector = self._send(torch.tensor(list(at), dtype=torch.float32), (None,))
+        if self._config.accumulation == 1:
+            loss, gradients = self._backward(batch, vector)
+            return self._update("train", batch, loss, gradients, vector)
+        for micro in batch.micros(self._config.micro_rows):
+            loss, gradients = self._backward(micro, vector)
+            writes: list[Write] = [(self._loss, self._loss + loss, (None,))]
+            writes += [(self._sums[n], self._sums[n] + g, self._state_specs[n]) for n, g in gradients.items()]
+            del gradients, loss
+            self._run("accumulate", micro, writes)
+        return self._update("update", None, self._loss, self._sums, vector)
+
+    def evaluate(self, batch: Batch) -> Tensor | None:
+        import torch
+
+        self._built.model.eval()
+        with torch.no_grad():
+            ids, targets, segments, positions = self._columns(batch)
+            logits = logits_of(self._built, ids, segments, positions)
+            result = torch.stack([loss_sum(logits, targets), correct(logits, targets)])
+            del logits
+        self._built.model.train()
+        return self._run("eval", batch, [], result)
+
+    def fetch(self, handles: Sequence[Tensor]) -> list[list[float]]:
+        import torch_xla
+
+        return [value.tolist() for value in torch_xla._XLAC._xla_get_cpu_tensors(list(handles))] if handles else []
+
+    def boxes(self, *, state: bool) -> Iterator[Box]:
+        masters = (PARAMETER, self._masters, self._specs if self._masters is self._parameters else self._state_specs)
+        kinds = [masters, (FIRST, self._first, self._state_specs), (SECOND, self._second, self._state_specs)]
+        for prefix, tensors, specs in kinds if state else kinds[:1]:
+            for name, tensor in tensors.items():
+                yield from _boxes(prefix + name, tensor.detach(), specs[name])
+
+    def peak_memory(self) -> int | None:
+        return None
+
+    def _backward(self, batch: Batch, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """(this pass's share of the mean loss [1], gradients in fp32, laid out as the optimizer's state)."""
+        import torch
+
+        ids, targets, segments, positions = self._columns(batch)
+        scale = vector[-1]
+        loss = loss_sum(logits_of(self._built, ids, segments, positions), targets) * scale
+        loss.backward()
+        gradients = {}
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                gradients[name] = self._mark(gradient.float(), self._state_specs[name])
+                parameter.grad = None
+        return loss.detach().reshape(1), gradients
+
+    def _update(
+        self, name: str, batch: Batch | None, loss: Tensor, gradients: dict[str, Tensor], vector: Tensor
+    ) -> Tensor | None:
+        """Clip, gate and apply; gradients that were summed up start again at zero."""
+        import torch
+
+        with torch.no_grad():
+            at = list(vector.unbind())
+            norm = torch.stack([(gradient * gradient).sum() for gradient in gradients.values()]).sum().sqrt()
+            good = torch.isfinite(norm) & torch.isfinite(loss[0])
+            factor = clipped(norm, Scalars(*at).max_norm)  # type: ignore[arg-type]
+            result = torch.stack([loss[0], norm, good.float()])
+            writes: list[Write] = []
+            for key, gradient in gradients.items():
+                writes += self._step(key, gradient * factor, good, at)
+            if name == "update":
+                writes += [(total, torch.zeros_like(total), self._state_specs[key]) for key, total in gradients.items()]
+                writes.append((loss, torch.zeros_like(loss), (None,)))
+        del loss, gradients
+        return self._run(name, batch, writes, result)
+
+    def _step(self, name: str, gradient: Tensor, good: Tensor, at: list[Tensor]) -> list[Write]:
+        import torch
+
+        old = (self._masters[name].detach(), self._first[name], self._second[name])
+        spec, shard = self._specs[name], self._state_specs[name]
+        new = [self._mark(value, shard) for value in adamw(*old, gradient, at)]
+        weight, first, second = (torch.where(good, after, before) for after, before in zip(new, old, strict=True))
+        writes: list[Write] = [(self._first[name], first, shard), (self._second[name], second, shard)]
+        if self._masters is self._parameters:
+            return [(self._parameters[name], weight, spec), *writes]
+        return [(self._parameters[name], weight.to(torch.bfloat16), spec), (self._masters[name], weight, shard), *writes]
+
+    def _run(self, name: str, batch: Batch | None, writes: list[Write], result: Tensor | None = None) -> Tensor | None:
+        """Meet the graph when it is new; then commit the new values and execute."""
+        import torch
+        import torch_xla
+
+        length = batch.length if batch else 0
+        first = (name, length) not in self._ledger.met
+        values = [self._mark(value, spec) for _, value, spec in writes]
+        if result is not None:
+            values.append(self._mark(result, (None,) * result.dim()))
+        if first:
+            gc.collect()  # what still refers to a traced tensor would make it an output of the graph
+            digest = torch_xla._XLAC._get_graph_hash(values).hex()
+            self._ledger.meet(name, length, digest, _described(batch))
+        if self._tracing:
+            return None
+        with torch.no_grad():
+            for target, value, _ in writes:
+                target.copy_(value)
+        del values
+        with self._ledger.running(name, length, first=first):
+            torch_xla.sync()
+        return result
+
+    def _columns(self, batch: Batch) -> list[Tensor]:
+        import torch
+
+        columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
+        return [self._send(torch.from_numpy(c), ("data",) + (None,) * (c.ndim - 1)) for c in columns]
+
+    def _send(self, tensor: Tensor, spec: Spec) -> Tensor:
+        """A tensor from the host (or its zeros, from "meta") on the devices, laid out."""
+        import torch
+
+        host = torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
+        return self._mark(host.to(self._device), spec)
+
+    def _mark(self, tensor: Tensor, spec: Spec) -> Tensor:
+        import torch_xla.distributed.spmd as xs
+
+        if self._devices is not None and tensor.dim():
+            xs.mark_sharding(tensor, self._devices, spec)
+        return tensor
+
+    def _place_parameters(self, stored: Reader | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(fp32 masters, parameters of the model): the same tensors, unless the model computes in bf16."""
+        import torch
+
+        masters, parameters = {}, {}
+        names = {id(parameter): name for name, parameter in self._built.parameters().items()}
+        for name, parameter in self._built.parameters().items():
+            value = stored.tensor(PARAMETER + name) if stored else parameter.detach().float()
+            if self._config.dtype == "float32":
+                masters[name] = parameters[name] = self._parameter(value, name)
+            else:
+                masters[name] = self._send(value, self._state_specs[name])
+                parameters[name] = self._parameter(value.to(torch.bfloat16), name)
+        for module in self._built.model.modules():
+            for leaf, old in module._parameters.items():
+                if old is not None:  # a tied one has the name of the first
+                    module._parameters[leaf] = parameters[names[id(old)]]
+        return masters, parameters
+
+    def _parameter(self, value: Tensor, name: str) -> Tensor:
+        import torch
+
+        parameter = torch.nn.Parameter(self._send(value, self._specs[name]))
+        return self._mark(parameter, self._specs[name])
+
+    def _place_buffers(self) -> None:
+        for module in self._built.model.modules():
+            for leaf, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[leaf] = self._send(buffer, (None,) * buffer.dim())
+
+    def _place_moments(self, prefix: str, shapes: dict[str, tuple[int, ...]], stored: Reader | None) -> dict[str, Tensor]:
+        """They exist before the first step, so that the first step's graph is every step's."""
+        import torch
+
+        return {
+            name: self._send(stored.tensor(prefix + name) if stored else torch.zeros(shape), self._state_specs[name])
+            for name, shape in shapes.items()
+        }
+
+    def _summed(self, shapes: dict[str, tuple[int, ...]]) -> list[str]:
+        return list(shapes) if self._config.accumulation > 1 else []
+
+    def _shard_sequences(self) -> None:
+        """Keep the residual stream between layers split along its positions, forward and backward."""
+        import torch_xla.distributed.spmd as xs
+
+        def split(hidden: Any) -> Any:
+            return xs.mark_sharding_with_gradients(hidden, self._devices, ("data", "model", None))
+
+        def before(module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            length = arguments[0].shape[1]
+            if length % self._mesh.model:
+                raise ModelError(
+                    f"sequence_parallel splits {length} positions over {self._mesh.model} devices",
+                    "choose lengths that tensor_parallel_size divides, or set train.sequence_parallel=false",
+                )
+            return (split(arguments[0]), *arguments[1:])
+
+        def after(module: Any, arguments: tuple[Any, ...], output: Any) -> Any:
+            return (split(output[0]), *output[1:]) if isinstance(output, tuple) else split(output)
+
+        for layer in checkpointed_layers(self._built.model):
+            layer.register_forward_pre_hook(before)
+            layer.register_forward_hook(after)
+
+
+def _start(mesh: Mesh, config: TrainConfig) -> tuple[Any, Any]:
+    """(the torch device, the device mesh or None for a single one). ModelError when the devices are not there."""
+    import os
+
+    import numpy as np
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ModelError(
+            "engine xla drives all devices from one process, and WORLD_SIZE says there are several",
+            "start one process (not torchrun) and set train.devices",
+        )
+    if config.devices > 1:
+        xr.use_spmd()
+    found = xr.global_runtime_device_count()
+    if found != config.devices:
+        raise ModelError(f"train.devices is {config.devices}, and XLA has {found} on {config.device}", "set train.devices to what is there")
+    device = torch_xla.device()
+    if config.devices == 1:
+        return device, None
+    return device, xs.Mesh(np.arange(found), tuple(mesh), ("data", "model"))
+
+
+def _boxes(name: str, tensor: Tensor, spec: Spec) -> Iterator[Box]:
+    import torch_xla.distributed.spmd as xs
+
+    whole = tuple(tensor.shape)
+    if not any(spec):
+        yield Box(name, 0, (0,) * len(whole), whole, tensor.cpu())
+        return
+    written = set()
+    for device, shard in enumerate(xs.XLAShardedTensor(tensor).local_shards):
+        start = tuple(part.start for part in shard.indices)
+        if start not in written:  # replicas once
+            written.add(start)
+            yield Box(name, device, start, whole, shard.data)
+
+
+def _described(batch: Batch | None) -> list[Meta]:
+    columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids) if batch else ()
+    return [{"shape": list(column.shape), "dtype": str(column.dtype)} for column in columns]
+
+
+def _recompute(model: Any) -> None:
+    from torch_xla.utils.checkpoint import checkpoint
+
+    def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+        return checkpoint(function, *arguments, use_reentrant=True)
+
+    for layer in checkpointed_layers(model):
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = recomputed

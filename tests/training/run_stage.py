@@ -1,0 +1,150 @@
+"""Runs one stage in a process of its own, as the launcher would: `python -m tests.training.run_stage SPEC.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.artifact import Input, Source
+from tasks.config import StageConfig
+from tasks.errors import TrnflowError, from_json
+from tasks.launch.job import resolve
+from tasks.stage import Workdir, of
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+class FolderPartial:
+    """The simplest `tasks.stage.Partial`: folders beside each other, each with a COMMIT file written last."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def steps(self) -> list[int]:
+        return sorted(int(file.parent.name) for file in self.root.glob("*/COMMIT"))
+
+    def newest(self) -> tuple[int, Path] | None:
+        steps = self.steps()
+        return (steps[-1], self.root / str(steps[-1])) if steps else None
+
+    def commit(self, step: int, folder: Path) -> None:
+        target = self.root / str(step)
+        shutil.rmtree(target, ignore_errors=True)
+        self.root.mkdir(parents=True, exist_ok=True)
+        shutil.move(folder, target)
+        (target / "COMMIT").write_bytes(b"")
+
+    def prune(self, keep: int) -> None:
+        for step in self.steps()[:-keep]:
+            shutil.rmtree(self.root / str(step))
+
+
+@dataclass
+class Result:
+    """artifact: the stage's output as the next stage's input; events: all it said."""
+
+    artifact: Input
+    events: list[dict[str, Any]]
+
+    def said(self, kind: str) -> list[Any]:
+        return [event[kind] for event in self.events if kind in event]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        return {name: value for figures in self.said("figures") for name, value in figures.items()}
+
+    def curve(self, name: str) -> dict[int, float]:
+        return {m["step"]: m["values"][name] for m in self.said("metrics") if name in m["values"]}
+
+
+class Stage:
+    """A started stage: `process` may be killed; `result` waits, and raises the stage's own error."""
+
+    def __init__(
+        self, function: Callable[..., Any], config: StageConfig, folder: Path, partial: Path | None = None, **inputs: Any
+    ) -> None:
+        self.folder, self.kind = folder, of(function).kind
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        spec = {
+            "function": f"{function.__module__}:{function.__qualname__}",
+            "config_type": f"{type(config).__module__}:{type(config).__qualname__}",
+            "config": config.model_dump(mode="json"),
+            "inputs": {name: [type(item).__name__, _plain(item)] for name, item in inputs.items()},
+            "partial": str(partial) if partial else None,
+        }
+        (folder / "spec.json").write_text(json.dumps(spec))
+        self._log = (folder / "log").open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.training.run_stage", str(folder / "spec.json")],
+            cwd=PROJECT,
+            env={**os.environ, **of(function).environ(config)},
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    def events(self) -> list[dict[str, Any]]:
+        file = self.folder / "events"
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def result(self) -> Result:
+        status = self.process.wait(timeout=600)
+        self._log.close()
+        if status:
+            error = self.folder / "error.json"
+            if error.exists():
+                raise from_json(json.loads(error.read_text()))
+            raise RuntimeError(f"exit {status}: {(self.folder / 'log').read_text()[-4000:]}")
+        meta = json.loads((self.folder / "meta.json").read_text())
+        return Result(Input(self.folder / "out", self.kind, meta, "sha256:test"), self.events())
+
+
+def run_stage(function: Callable[..., Any], config: StageConfig, folder: Path, **inputs: Any) -> Result:
+    return Stage(function, config, folder, **inputs).result()
+
+
+def kill_after(stage: Stage, step: int, number: int = signal.SIGKILL) -> None:
+    """Send `number` once the stage has reported more than `step` steps."""
+    while stage.process.poll() is None:
+        if any(event.get("progress", {}).get("done", 0) > step for event in stage.events()):
+            stage.process.send_signal(number)
+            return
+
+
+def _plain(item: Input | Source) -> dict[str, Any]:
+    fields = asdict(item)
+    return {**fields, "path": str(fields["path"])} if "path" in fields else fields
+
+
+def _input(kind: str, fields: dict[str, Any]) -> Input | Source:
+    return Source(**fields) if kind == "Source" else Input(**{**fields, "path": Path(fields["path"])})
+
+
+def main(file: str) -> None:
+    spec, folder = json.loads(Path(file).read_text()), Path(file).parent
+    (folder / "out").mkdir()
+    (folder / "scratch").mkdir()
+    events = (folder / "events").open("a", buffering=1)
+    partial = FolderPartial(Path(spec["partial"])) if spec["partial"] else None
+    out = Workdir(folder / "out", folder / "scratch", lambda event: print(json.dumps(event), file=events), partial)
+    config = resolve(spec["config_type"]).model_validate(spec["config"])
+    inputs = {name: _input(*item) for name, item in spec["inputs"].items()}
+    try:
+        meta = resolve(spec["function"])(config, **inputs, out=out)
+    except TrnflowError as error:
+        (folder / "error.json").write_text(json.dumps(error.to_json()))
+        raise
+    (folder / "meta.json").write_text(json.dumps(meta, allow_nan=False))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,124 @@
+"""Small packed artifacts and models, as the stages above would make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.artifact import Input, Source
+from tasks.stage import write_json
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+DRY = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+VOCABULARY = 64
+
+
+def scratch(**config: Any) -> Source:
+    """A model from scratch."""
+    identity = {"config": {"pretrained": None, "overrides": config}, "tokenizer": None, "weights": None}
+    return Source("model", identity, {"model": None, "tokenizer": None, "trust_remote_code": False})
+
+
+def pretrained(folder: Path, **overrides: Any) -> Source:
+    """A model in a folder."""
+    import json
+
+    config = json.loads((folder / "config.json").read_text())
+    identity = {"config": {"pretrained": config, "overrides": overrides}, "tokenizer": None, "weights": {"files": {}}}
+    return Source("model", identity, {"model": {"folder": str(folder)}, "tokenizer": None, "trust_remote_code": False})
+
+
+def packed_lm(folder: Path, rows: int = 32, length: int = 16, seed: int = 0, validation: int = 6) -> Input:
+    """Two packed segments a row and some padding; the first three tokens of a segment are a prompt."""
+    random = np.random.default_rng(seed)
+
+    def split(count: int) -> dict[str, np.ndarray]:
+        ids = random.integers(3, VOCABULARY, (count, length))
+        ids[:, 1::2] = (ids[:, ::2] * 7 + 3) % (VOCABULARY - 3) + 3  # something to learn
+        cuts = random.integers(4, length - 6, (count, 1))
+        ends = random.integers(length - 2, length + 1, (count, 1))
+        at = np.arange(length)[None]
+        segments = np.where(at < cuts, 1, np.where(at < ends, 2, 0))
+        positions = np.where(at < cuts, at, np.where(at < ends, at - cuts, 0))
+        ids = np.where(segments == 0, 0, ids)
+        return {
+            "input_ids": ids,
+            "labels": np.where((segments == 0) | (positions < 3), -100, ids),
+            "segment_ids": segments,
+            "position_ids": positions,
+        }
+
+    return write_packed(folder, "causal_lm", None, {"train": {length: split(rows)}, "validation": {length: split(validation)}})
+
+
+def packed_classes(
+    folder: Path, rows: int = 48, lengths: Sequence[int] = (8, 16), seed: int = 0, validation: int = 10
+) -> Input:
+    """Three classes, told by the first token, in two lengths."""
+    random = np.random.default_rng(seed)
+
+    def split(count: int, length: int) -> dict[str, np.ndarray]:
+        labels = random.integers(0, 3, count)
+        ids = random.integers(8, VOCABULARY, (count, length))
+        ids[:, 0] = labels + 4
+        real = random.integers(length // 2, length + 1, (count, 1))
+        at = np.arange(length)[None]
+        segments = (at < real).astype(int)
+        return {
+            "input_ids": ids * segments,
+            "labels": labels,
+            "segment_ids": segments,
+            "position_ids": np.where(segments, at, 0),
+        }
+
+    splits = {
+        "train": {length: split(rows + index, length) for index, length in enumerate(lengths)},
+        "validation": {length: split(validation, length) for length in lengths},
+    }
+    return write_packed(folder, "classification", ["red", "green", "blue"], splits)
+
+
+def write_packed(
+    folder: Path,
+    task: str,
+    labels: list[str] | None,
+    splits: dict[str, dict[int, dict[str, np.ndarray]]],
+    vocabulary: int = VOCABULARY,
+) -> Input:
+    for name, lengths in splits.items():
+        for length, columns in lengths.items():
+            for column, values in columns.items():
+                target = folder / name / str(length)
+                target.mkdir(parents=True, exist_ok=True)
+                np.save(target / f"{column}.npy", np.ascontiguousarray(values, np.int32))
+    write_json(folder / "tokenizer" / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    meta = {
+        "task": task,
+        "labels": labels,
+        "vocab_size": vocabulary,
+        "pad_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "lengths": sorted({length for lengths in splits.values() for length in lengths}),
+        "rows": {name: {str(n): len(c["labels"]) for n, c in lengths.items()} for name, lengths in splits.items()},
+    }
+    return Input(folder, "packed", meta, "sha256:toy")
