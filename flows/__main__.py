@@ -37,7 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             raise
-        unexpected = ProcessFailed(f"unexpected {type(error).__name__}: {error}", "run it again with --debug and report it")
+        unexpected = ProcessFailed(
+            f"unexpected {type(error).__name__}: {error}", "run it again with --debug and report it"
+        )
         return fail(unexpected, options)
 
 
@@ -63,12 +65,16 @@ def _parser() -> argparse.ArgumentParser:
     recipe = argparse.ArgumentParser(add_help=False, parents=[common])
     recipe.add_argument("recipe", help="a name (see `trnflow recipes`) or a YAML file")
     overrides = argparse.ArgumentParser(add_help=False)
-    overrides.add_argument("overrides", nargs="*", metavar="section.setting=value", help="such as train.learning_rate=3e-5")
+    overrides.add_argument(
+        "overrides", nargs="*", metavar="section.setting=value", help="such as train.learning_rate=3e-5"
+    )
 
     parser = argparse.ArgumentParser(prog="trnflow", description="Fine-tune Hugging Face models in cacheable stages.")
     sub = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    run = sub.add_parser("run", parents=[recipe, overrides], help="run a recipe; what is done already is not done again")
+    run = sub.add_parser(
+        "run", parents=[recipe, overrides], help="run a recipe; what is done already is not done again"
+    )
     run.add_argument("--until", metavar="STAGE", help="stop after this stage")
     run.add_argument("--force", metavar="STAGE", action="append", default=[], help="run this stage though it hits")
     run.add_argument("--direct", action="store_true", help="without Prefect")

@@ -82,5 +82,5 @@ def bind(function: Function, config: StageConfig, inputs: tuple[Value, ...], aft
     return Call(of(function), config, dict(zip(names, inputs, strict=False)), order_only)
 
 
-class Stop(Exception):  # noqa: N818 (not an error)
+class Stop(Exception):
     """`--until`: the stage asked for is done."""

@@ -78,7 +78,9 @@ def plan(options: Namespace) -> int:
     planner = look(recipe, open_store(recipe))
     outcomes = list(planner.outcomes.values())
     if options.json:
-        emit_json({"schema": 1, "recipe": recipe.name, "stages": [_plan_json(o) for o in outcomes], "notes": planner.notes})
+        emit_json(
+            {"schema": 1, "recipe": recipe.name, "stages": [_plan_json(o) for o in outcomes], "notes": planner.notes}
+        )
         return 0
     sys.stdout.write(f"{report.plan_table(outcomes)}\n")
     for note in planner.notes:
@@ -127,7 +129,13 @@ def show(options: Namespace) -> int:
     if stage is None:
         outcomes = list(look(recipe, store).outcomes.values())
         if options.json:
-            emit_json({"schema": 1, "recipe": recipe.name, "stages": [_plan_json(o) | {"metrics": o.metrics} for o in outcomes]})
+            emit_json(
+                {
+                    "schema": 1,
+                    "recipe": recipe.name,
+                    "stages": [_plan_json(o) | {"metrics": o.metrics} for o in outcomes],
+                }
+            )
         else:
             sys.stdout.write(f"{report.table(outcomes)}\n")
         return 0
@@ -230,7 +238,9 @@ def ui(options: Namespace) -> int:
     from flows.pages import pages
 
     lines = pages(settings.home_folder(), settings.TrackingConfig())
-    emit_json({"schema": 1, "pages": lines}) if options.json else sys.stdout.write("".join(f"{line}\n" for line in lines))
+    emit_json({"schema": 1, "pages": lines}) if options.json else sys.stdout.write(
+        "".join(f"{line}\n" for line in lines)
+    )
     return 0
 
 
@@ -243,5 +253,3 @@ def say_error(error: TrnflowError) -> None:
     sys.stderr.write(f"error{where}: {error.message}\n")
     if error.fix:
         sys.stderr.write(f"  fix: {error.fix}\n")
-
-

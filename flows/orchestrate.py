@@ -127,7 +127,9 @@ def _show(store: Store, outcome: Outcome) -> None:
     if outcome.artifact is None:
         return
     key = outcome.stage.replace("_", "-")
-    create_markdown_artifact(_describe(outcome, outcome.artifact), key=key, description=f"{outcome.stage}: {outcome.action}")
+    create_markdown_artifact(
+        _describe(outcome, outcome.artifact), key=key, description=f"{outcome.stage}: {outcome.action}"
+    )
     create_link_artifact(
         link=store.link(outcome.artifact.digest), link_text=outcome.artifact.digest, key=f"{key}-manifest"
     )

@@ -92,7 +92,9 @@ def _load(path: Path) -> tuple[dict[str, Any], Origins]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}", "mend the line") from error
+        raise ConfigError(
+            f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}", "mend the line"
+        ) from error
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{path}: a recipe is a mapping of sections", "see `trnflow config demo`")
     origins: Origins = {}
@@ -118,7 +120,7 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     if not equals or not name.strip():
         raise ConfigError(f"the override {text!r} is not of the form section.setting=value", "such as train.epochs=3")
     try:
-        return tuple(name.strip().split(".")), yaml.load(value, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        return tuple(name.strip().split(".")), yaml.load(value, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"the override {text!r} has a value that is not YAML", "quote it") from error
 

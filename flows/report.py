@@ -87,7 +87,9 @@ def table(outcomes: list[Outcome]) -> str:
     rows = [("stage", "", "seconds", "artifact", "key figures")]
     for outcome in outcomes:
         digest = outcome.artifact.digest.removeprefix("sha256:")[:12] if outcome.artifact else "-"
-        rows.append((outcome.stage, outcome.action, seconds(outcome.seconds), digest, highlights(outcome) or outcome.why))
+        rows.append(
+            (outcome.stage, outcome.action, seconds(outcome.seconds), digest, highlights(outcome) or outcome.why)
+        )
     return aligned(rows)
 
 

@@ -22,7 +22,6 @@ from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import BlobLost, DataError, Interrupted, TrnflowError
 from tasks.fingerprint import key_document, key_of
-from tasks.memo import Memo
 from tasks.resolve import Resolver
 from tasks.stage import Workdir
 from tasks.store import Store

@@ -1,16 +1,16 @@
 """Every error a user can meet, each with what happened, where, and what to do.
 
-    TrnflowError
-    ├── ConfigError          a recipe, an override or a setting is wrong                     exit 2
-    ├── DataError            a row, file, column or label is wrong                           exit 1
-    ├── ModelError           a model, tokenizer or layout does not fit                       exit 1
-    ├── CompileError         a graph that precompile did not list, or one that failed        exit 1
-    ├── NonFiniteLoss        the loss left the numbers; the weights were not touched         exit 1
-    ├── MissingDependency    an optional package or compiler is not installed                exit 1
-    ├── ProcessFailed        a stage's process died without saying why                       exit 1
-    ├── StoreError           the store can't be read or written (never a miss)               exit 1
-    │   └── BlobLost         a blob is missing or corrupt; what needs it is made anew        exit 1
-    └── Interrupted          Ctrl-C or SIGTERM; partial training state is kept               exit 130
+TrnflowError
+├── ConfigError          a recipe, an override or a setting is wrong                     exit 2
+├── DataError            a row, file, column or label is wrong                           exit 1
+├── ModelError           a model, tokenizer or layout does not fit                       exit 1
+├── CompileError         a graph that precompile did not list, or one that failed        exit 1
+├── NonFiniteLoss        the loss left the numbers; the weights were not touched         exit 1
+├── MissingDependency    an optional package or compiler is not installed                exit 1
+├── ProcessFailed        a stage's process died without saying why                       exit 1
+├── StoreError           the store can't be read or written (never a miss)               exit 1
+│   └── BlobLost         a blob is missing or corrupt; what needs it is made anew        exit 1
+└── Interrupted          Ctrl-C or SIGTERM; partial training state is kept               exit 130
 """
 
 from __future__ import annotations

@@ -37,7 +37,12 @@ PLUMBING = frozenset(
 TRANSPORT = frozenset({"pydantic", "typing-extensions", "fsspec", "huggingface-hub", "rich", "s3fs"})
 """Distributions that carry or check, but can't change the bytes of a result."""
 
-DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn", "torch_xla": "torch-xla", "huggingface_hub": "huggingface-hub"}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "sklearn": "scikit-learn",
+    "torch_xla": "torch-xla",
+    "huggingface_hub": "huggingface-hub",
+}
 """Import names whose distribution is called otherwise."""
 
 FRIENDS = {"datasets": ("pyarrow",), "transformers": ("tokenizers", "safetensors")}

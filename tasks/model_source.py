@@ -94,7 +94,9 @@ def _resolve_folder(folder: Path, resolver: Resolver) -> Meta:
             "convert them once with `model.save_pretrained(folder)` of a current transformers",
         )
     tokenizer = [name for name in names if name in TOKENIZER_FILES]
-    digests = dict(zip(weights + tokenizer, resolver.memo.digests([folder / n for n in weights + tokenizer]), strict=True))
+    digests = dict(
+        zip(weights + tokenizer, resolver.memo.digests([folder / n for n in weights + tokenizer]), strict=True)
+    )
     return {
         "config": json.loads((folder / "config.json").read_text()) if "config.json" in names else None,
         "tokenizer": {"files": {name: digests[name] for name in tokenizer}} if tokenizer else None,

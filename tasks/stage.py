@@ -125,7 +125,9 @@ def of(function: Callable[..., Meta]) -> Stage:
 def write_json(path: Path, document: Json) -> None:
     """Deterministic JSON, for files inside artifacts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+    )
 
 
 def read_json(path: Path) -> Json:

@@ -32,7 +32,9 @@ def test_types_count() -> None:
 
 
 def test_code_is_named_by_module() -> None:
-    changes = difference(document(code={"tasks.pack": "sha256:1"}), document(code={"tasks.pack": "sha256:2", "tasks.new": "x"}))
+    changes = difference(
+        document(code={"tasks.pack": "sha256:1"}), document(code={"tasks.pack": "sha256:2", "tasks.new": "x"})
+    )
     assert [str(change) for change in changes] == ["code of tasks.new is new", "code of tasks.pack changed"]
 
 

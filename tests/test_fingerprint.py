@@ -61,7 +61,11 @@ def test_keys_do_not_depend_on_process_hash_seed_or_order() -> None:
     seen = set()
     for seed in ("0", "1", "random"):
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONHASHSEED": seed, "PATH": ""}, check=True
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            check=True,
         )
         seen.add(done.stdout.strip())
     assert seen == {digest_of({"a": {"x": "ü", "y": None}, "b": [1, 2.5]})}
@@ -84,7 +88,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "house"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
-    (folder / "stage.py").write_text("def run():\n    from house.helper import help\n    import numpy\n    return help()\n")
+    (folder / "stage.py").write_text(
+        "def run():\n    from house.helper import help\n    import numpy\n    return help()\n"
+    )
     (folder / "helper.py").write_text("from house import deep\n\ndef help():\n    return deep.VALUE\n")
     (folder / "deep.py").write_text("VALUE = 1\n")
     (folder / "unrelated.py").write_text("OTHER = 1\n")

@@ -1,12 +1,12 @@
 """The content store: blobs under their digest, artifacts as trees of blobs, create-only records that make results visible.
 
-    <root>/FORMAT.json                       create-only: format version, hash name
-    <root>/blobs/sha256/ab/<64 hex>          immutable bytes under their digest; manifests are blobs too
-    <root>/records/<stage>/<key>.json        create-only; the only thing that makes a result visible
-    <root>/attempts/<key>/<attempt>.json     journal: host, pid, start, end, outcome, figures, error
-    <root>/partial/<key>/step-N/{...,COMMIT} resumable training state of that key; never an output
-    <root>/runs/<run id>.json                recipe, stages, keys, attempts, outcome
-    <root>/quarantine/...  <root>/trash/...  what was corrupt, what was replaced
+<root>/FORMAT.json                       create-only: format version, hash name
+<root>/blobs/sha256/ab/<64 hex>          immutable bytes under their digest; manifests are blobs too
+<root>/records/<stage>/<key>.json        create-only; the only thing that makes a result visible
+<root>/attempts/<key>/<attempt>.json     journal: host, pid, start, end, outcome, figures, error
+<root>/partial/<key>/step-N/{...,COMMIT} resumable training state of that key; never an output
+<root>/runs/<run id>.json                recipe, stages, keys, attempts, outcome
+<root>/quarantine/...  <root>/trash/...  what was corrupt, what was replaced
 """
 
 from tasks.store.content import Store

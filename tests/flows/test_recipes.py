@@ -31,7 +31,9 @@ def test_a_recipe_extends_bases_deeply_and_wins_over_them(tmp_path: Path) -> Non
     assert origins["train", "epochs"].endswith("mine.yaml:2")
 
 
-@pytest.mark.parametrize(("text", "value"), [("5e-5", 5e-5), ("1E3", 1000.0), ("3", 3), ("true", True), ("null", None), ("a b", "a b")])
+@pytest.mark.parametrize(
+    ("text", "value"), [("5e-5", 5e-5), ("1E3", 1000.0), ("3", 3), ("true", True), ("null", None), ("a b", "a b")]
+)
 def test_overrides_are_yaml_with_scientific_numbers(text: str, value: object) -> None:
     tree, _ = read_recipe("demo", [f"train.x={text}"])
     assert tree["train"]["x"] == value

@@ -28,7 +28,9 @@ class House:
     def store(self) -> Store:
         return Store(self.root, self.folder / "home")
 
-    def run(self, *, lost: set[str] | None = None, force: str = "", until: str | None = None, **settings: object) -> Runner:
+    def run(
+        self, *, lost: set[str] | None = None, force: str = "", until: str | None = None, **settings: object
+    ) -> Runner:
         store = self.store()
         force_set = frozenset({force} - {""})
         runner = Runner(store, Resolver(store.home), run="r1", min_free_gb=0.0, force=force_set, until=until)

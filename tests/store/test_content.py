@@ -30,7 +30,13 @@ def ingested(store: Store, tmp_path: Path, files: dict[str, bytes] | None = None
 
 
 def record_for(artifact: Artifact, key: str = "k" * 64) -> dict[str, object]:
-    return {"stage": "format_prompts", "key": key, "artifact": artifact.digest, "attempt": "a1", "created": "2026-01-01"}
+    return {
+        "stage": "format_prompts",
+        "key": key,
+        "artifact": artifact.digest,
+        "attempt": "a1",
+        "created": "2026-01-01",
+    }
 
 
 def test_an_artifact_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> None:
