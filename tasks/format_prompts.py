@@ -31,8 +31,8 @@ Maker = Callable[[Row, str], Made]
 
 class FormatConfig(StageConfig):
     """task: `classification` (text columns joined by `separator`, and the label), `instruction` (sections Instruction,
-    Context when there is one, Answer; only the answer is trained on), `chat` (a column of messages, `role` and `content`;
-    trained on the assistant's turns), `text` (one column, all of it trained on).
+    Context when there is one, Answer; only the answer is trained on), `chat` (a column of messages, `role` and
+    `content`; trained on the assistant's turns), `text` (one column, all of it trained on).
 
     instruction, context, response, messages, text: columns; context may be missing from the rows.
     prompt_template, response_template: Jinja over the row's columns, instead of the sections or the joined text."""

@@ -1,0 +1,46 @@
+"""`.npy` files that grow: appended in order, valid once closed, never held whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class GrowingArray:
+    """A one-dimensional array of `dtype` at `path`. numpy leaves room in the header for the length to grow."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        import numpy as np
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._dtype = np.dtype(dtype)
+        self._file = path.open("wb")
+        self._header()
+        self._start = self._file.tell()
+        self.size = 0
+
+    def append(self, values: np.ndarray[Any, Any]) -> None:
+        """Any number of values, cast without loss or TypeError."""
+        self._file.write(values.astype(self._dtype, casting="same_kind", copy=False).tobytes())
+        self.size += len(values)
+
+    def __enter__(self) -> GrowingArray:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.seek(0)
+        self._header(self.size)
+        assert self._file.tell() == self._start, "numpy's header kept its length"
+        self._file.close()
+
+    def _header(self, size: int = 0) -> None:
+        from numpy.lib import format as npy
+
+        described = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (size,)}
+        npy.write_array_header_1_0(self._file, described)

@@ -1,0 +1,184 @@
+"""A fast tokenizer and its special tokens, read from a Hugging Face folder without torch or transformers.
+
+What serves as padding: the tokenizer's pad, else its eos (Llama 2 has no pad; padding is masked everywhere, so any id would
+do). Only the files that stand in the model source's `tokenizer` identity are read.
+Fails with ModelError for a folder without a fast tokenizer, or one with neither pad nor eos.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Meta
+from tasks.errors import ModelError
+from tasks.model_source import TOKENIZER_FILES
+from tasks.stage import write_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BERT_SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+_USUAL = {
+    "pad_token": ("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>"),
+    "bos_token": ("<s>", "<bos>", "<|begin_of_text|>"),
+    "eos_token": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
+}
+
+
+@dataclass(frozen=True)
+class FastTokenizer:
+    """tokenizer: without truncation and padding of its own; special: role (`pad_token` ...) -> text; name: for messages."""
+
+    tokenizer: Tokenizer
+    special: dict[str, str]
+    name: str
+
+    def id_of(self, role: str) -> int | None:
+        """The id of `pad_token`, `bos_token`, `eos_token` ...; None when the tokenizer has none."""
+        text = self.special.get(role)
+        found: int | None = self.tokenizer.token_to_id(text) if text else None
+        return found
+
+    @property
+    def pad_id(self) -> int:
+        """pad's id, else eos's."""
+        for role in ("pad_token", "eos_token"):
+            if (found := self.id_of(role)) is not None:
+                return found
+        raise ModelError(
+            f"the tokenizer {self.name} has neither a pad nor an eos token, so rows can't be padded",
+            'name one in its tokenizer_config.json, e.g. "pad_token": "<unk>"',
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id: what an embedding needs at least."""
+        return int(max(self.tokenizer.get_vocab(with_added_tokens=True).values())) + 1
+
+    def prefix(self) -> list[int]:
+        """The special tokens it puts before a text (bos, or none), as at inference."""
+        encoded = self.tokenizer.encode("a")
+        marks = [*encoded.special_tokens_mask, 0]
+        ids: list[int] = encoded.ids[: marks.index(0)]
+        return ids
+
+    def meta(self) -> Meta:
+        """vocab_size, pad_id, bos_id, eos_id (null where there is none)."""
+        return {
+            "vocab_size": self.vocab_size,
+            "pad_id": self.pad_id,
+            "bos_id": self.id_of("bos_token"),
+            "eos_id": self.id_of("eos_token"),
+        }
+
+
+def read_tokenizer(folder: Path) -> FastTokenizer:
+    """The tokenizer of a Hugging Face folder: tokenizer.json, or a bare WordPiece vocab.txt."""
+    if (folder / "tokenizer.json").exists():
+        return _read_fast(folder)
+    if (folder / "vocab.txt").exists():
+        return _read_vocabulary(folder)
+    raise ModelError(
+        f"{folder.name} has no tokenizer that can be read: neither tokenizer.json nor vocab.txt",
+        "convert it once: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
+    )
+
+
+def save_tokenizer(loaded: FastTokenizer, source: Path | None, to: Path) -> None:
+    """A folder that `PreTrainedTokenizerFast.from_pretrained` loads: the source's own files, completed where they lack."""
+    to.mkdir(parents=True)
+    for name in TOKENIZER_FILES:
+        if source is not None and (source / name).exists():
+            shutil.copyfile(source / name, to / name)
+    if not (to / "tokenizer.json").exists():
+        loaded.tokenizer.save(str(to / "tokenizer.json"))
+    if not (to / "tokenizer_config.json").exists():
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **loaded.special}
+        write_json(to / "tokenizer_config.json", config)
+
+
+def _read_fast(folder: Path) -> FastTokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{folder.name}/tokenizer.json can't be read: {error}", "save the tokenizer anew") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    special = _special(folder)
+    return FastTokenizer(tokenizer, special if special is not None else _usual(tokenizer), folder.name)
+
+
+def _read_vocabulary(folder: Path) -> FastTokenizer:
+    """BERT's WordPiece. Lowercase if the config says so; without one, if no entry has a capital but the special ones."""
+    from tokenizers import Tokenizer, models
+
+    entries = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
+    vocabulary = {entry: index for index, entry in enumerate(entries) if entry}
+    config = _json(folder / "tokenizer_config.json")
+    lowercase = config.get("do_lower_case", not any(entry.lower() != entry for entry in vocabulary if entry[0] != "["))
+    special = {**BERT_SPECIAL, **(_special(folder) or {})}
+    missing = [text for text in special.values() if text not in vocabulary]
+    if missing:
+        raise ModelError(f"{folder.name}/vocab.txt has no {missing[0]}", "use the vocabulary that belongs to the model")
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=special["unk_token"]))
+    bert_pipeline(tokenizer, lowercase, special)
+    return FastTokenizer(tokenizer, special, folder.name)
+
+
+def bert_pipeline(tokenizer: Tokenizer, lowercase: bool, special: dict[str, str]) -> None:
+    """Around a WordPiece model: BERT's normalizer, pre-tokenizer, decoder, special tokens, and `[CLS] text [SEP]`."""
+    from tokenizers import decoders, normalizers, pre_tokenizers, processors
+
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(list(special.values()))
+    cls, sep = special["cls_token"], special["sep_token"]
+    ids = [(text, tokenizer.token_to_id(text)) for text in (cls, sep)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}", pair=f"{cls} $A {sep} $B:1 {sep}:1", special_tokens=ids
+    )
+
+
+def _special(folder: Path) -> dict[str, str] | None:
+    """The special tokens that the folder's configs name; None when it has no config."""
+    configs = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
+    if not any(path.exists() for path in configs):
+        return None
+    found = {}
+    for path in configs:
+        for role, token in _json(path).items():
+            text = token.get("content") if isinstance(token, dict) else token
+            if role.endswith("_token") and isinstance(text, str):
+                found[role] = text
+    return found
+
+
+def _usual(tokenizer: Tokenizer) -> dict[str, str]:
+    """Without any config: by the names that tokens commonly bear."""
+    named = {
+        role: [text for text in texts if tokenizer.token_to_id(text) is not None] for role, texts in _USUAL.items()
+    }
+    return {role: texts[0] for role, texts in named.items() if texts}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path.parent.name}/{path.name} is not JSON: {error}", "save the tokenizer anew") from error
+    return document if isinstance(document, dict) else {}
