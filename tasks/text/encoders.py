@@ -5,7 +5,8 @@ A row longer than `max_length` comes back cut, in pieces or whole, as `overlong`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.text.tokenizer import FastTokenizer
@@ -84,7 +85,7 @@ class CausalEncoder:
         ids = np.concatenate([self._prefix, np.array(encoding.ids, dtype=np.int32), self._suffix])
         mask = np.zeros(len(ids), dtype=np.uint8)
         first = len(self._prefix)
-        mask[first : first + len(encoding)] = trained_tokens(parts, encoding.offsets)
+        mask[first : first + len(encoding)] = trained_tokens(parts, len(encoding), encoding.token_to_chars)
         mask[first + len(encoding) :] = parts[-1]["train"]
         return Piece(ids, mask)
 
@@ -98,19 +99,24 @@ class CausalEncoder:
         return [whole]
 
 
-def trained_tokens(parts: list[dict[str, Any]], offsets: list[tuple[int, int]]) -> Extra:
-    """uint8 [tokens]: 1 where a token's characters hold one that is trained on. offsets: into the joined text.
+def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:
+    """uint8 [count]: 1 where a token's characters hold one that is trained on.
 
-    A token without characters of its own (trimmed whitespace) goes with the character before it."""
+    span_of: a token's characters in the joined text, [start, end), in order. Only each part's edges are looked up, by
+    bisection: fetching all spans costs as much as tokenising. A token without characters of its own (trimmed whitespace)
+    goes with the character before it."""
     import numpy as np
 
-    if not offsets:
-        return np.zeros(0, dtype=np.uint8)
-    lengths = [len(part["text"]) for part in parts]
-    trained = np.repeat(np.array([part["train"] for part in parts], dtype=np.int64), lengths)
-    before = np.concatenate([[0], np.cumsum(trained)])
-    start, end = np.array(offsets, dtype=np.int64).T
-    empty = start == end
-    start = np.where(empty, np.maximum(end - 1, 0), start)
-    end = np.where(empty, np.minimum(start + 1, len(trained)), end)
-    return np.asarray(before[end] > before[start]).astype(np.uint8)
+    def start_of(token: int) -> int:
+        start, end = span_of(token)
+        return start if start < end else max(end - 1, 0)
+
+    mask = np.zeros(count, dtype=np.uint8)
+    start = 0
+    for part in parts:
+        end = start + len(part["text"])
+        if part["train"] and start < end:
+            first = bisect_right(range(count), start, key=lambda token: span_of(token)[1])
+            mask[first : bisect_left(range(count), end, key=start_of)] = 1
+        start = end
+    return mask
