@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+    from tasks.evaluation.agreement import Call
+
 Result = TypeVar("Result")
 
 SHOWN = 3
@@ -66,7 +68,9 @@ def evaluate_model(
     else:
         metrics, report = _language(config, split, model, out)
         report["generations"] = _generations(config, texts.path / f"{name}.parquet", weights, model, out)[:SHOWN]
-    report["export"], found = _exported(config, split, exported, model)
+    calls = _calls(config, split, exported, model)
+    del model  # the exported model brings weights of its own
+    report["export"], found = _exported(exported, calls)
     metrics |= found
     report |= {"task": task, "split": name, "asked": config.split, "rows": sum(split.rows.values()), "metrics": metrics}
     write_json(out.path / "report.json", report)
@@ -93,7 +97,7 @@ def _on_device(model: PreTrainedModel, config: EvaluateConfig) -> PreTrainedMode
 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise MissingDependency("evaluate.device=cuda, but PyTorch finds no GPU here", "set evaluate.device=cpu")
-    return model.to(config.device)  # type: ignore[arg-type]
+    return model.to(config.device)
 
 
 def _classification(
@@ -154,15 +158,24 @@ def _generations(
     return made
 
 
-def _exported(config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel) -> tuple[Meta, Meta]:
+def _calls(config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel) -> list[Call]:
+    """Rows with their eager logits for the exported model; none where it can't run here."""
+    if exported.meta["target"] != "stablehlo" or not config.export_rows:
+        return []
+    from tasks.evaluation.agreement import eager
+
+    return eager(model.to("cpu"), split, exported, config.export_rows)
+
+
+def _exported(exported: Input, calls: list[Call]) -> tuple[Meta, Meta]:
     """(for the report, metrics): how far the exported model's logits are from the eager ones."""
     target = exported.meta["target"]
-    if target != "stablehlo" or not config.export_rows:
-        why = "a Neuron export runs on Neuron only" if target != "stablehlo" else "evaluate.export_rows is 0"
+    if not calls:
+        why = "evaluate.export_rows is 0" if target == "stablehlo" else "a Neuron export runs on Neuron only"
         return {"target": target, "note": f"not compared: {why}"}, {}
-    from tasks.evaluation.agreement import compare, eager
+    from tasks.evaluation.agreement import compare
 
-    about, metrics = compare(exported, eager(model.to("cpu"), split, exported, config.export_rows))
+    about, metrics = compare(exported, calls)
     return {"target": target, "lengths": exported.meta["lengths"], **about}, metrics
 
 

@@ -4,8 +4,8 @@ stablehlo (the default): one graph per length, reloaded from what was written an
 `max_difference` is the largest difference of its logits from eager PyTorch. Costs about two seconds a length for a
 small model, and memory for three copies of the weights. See tasks/stablehlo.py for the files.
 
-neuron: AWS's compiler, through optimum-neuron (in its own environment: it pins other versions of torch and transformers)
-or, for one core, torch_neuronx in this one. Written after their documentation and sources; **it has not been run**, for
+neuron: AWS's compiler, through optimum-neuron (in an environment of its own: it pins other versions) or, for
+one core, torch_neuronx in this one. Written after their documentation and sources; **it has not been run**, for
 want of the compiler. Nothing is compared there, and `max_difference` is null.
 
 Fails with `ModelError` when the logits differ by more than `tolerance` or a length exceeds the model's positions, and
@@ -39,7 +39,7 @@ TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 
 
 class ExportConfig(StageConfig):
-    """batch: rows of each call; length: one length instead of all that the data was packed to; tolerance: see TOLERANCE,
+    """batch: rows of each call; length: one length instead of all that the data was packed to; tolerance: TOLERANCE,
     whose entry for the weights' dtype is the default. The rest is for `neuron` alone: cores share a language model;
     auto_cast: what is cast to auto_cast_type; neuron_python: the Python of an environment with optimum-neuron."""
 
@@ -82,7 +82,7 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
 
 
 def example(model: PreTrainedModel, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids, attention_mask), int64 [batch, length]: random tokens, the second half of every second row padding."""
+    """(input_ids, attention_mask), int64 [batch, length]: random tokens, half of every second row padding."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

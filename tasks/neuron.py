@@ -27,7 +27,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out: Workdir) -> None:
-    """Compile one folder per length below `out.path`. MissingDependency without a compiler, CompileError when it fails."""
+    """Compile one folder per length below `out.path`. MissingDependency: no compiler; CompileError: it failed."""
     prefix = optimum_command(config)
     if prefix is None and find_spec("torch_neuronx") is None:
         raise MissingDependency(
@@ -100,7 +100,7 @@ def _trace(config: ExportConfig, weights: Input, length: int, folder: Path) -> N
     compiler = ["--auto-cast", config.auto_cast, "--auto-cast-type", config.auto_cast_type]
     traced = torch_neuronx.trace(logits_of(model), (inputs, inputs), compiler_args=compiler)
     folder.mkdir(parents=True)
-    torch.jit.save(traced, folder / "model.neuron")
+    torch.jit.save(traced, folder / "model.neuron")  # type: ignore[no-untyped-call]
     for name in ("config.json", *TOKENIZER_FILES):
         if (weights.path / name).is_file():
             shutil.copyfile(weights.path / name, folder / name)

@@ -54,7 +54,7 @@ class Graph:
 
 
 def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Graph:
-    """A Hugging Face model with a head -> its graph for inputs of these shapes (int64 [batch, length] both) to logits."""
+    """A Hugging Face model with a head -> its graph, for inputs of these shapes (int64 [batch, length]), to logits."""
     import torch
     from torch_xla.stablehlo import StableHLOExportOptions, exported_program_to_stablehlo
 
@@ -159,7 +159,7 @@ class _Shelf:
 
         self.constants: dict[str, torch.Tensor] = {}
         files = [*sorted(folder.glob(_WEIGHTS)), *folder.glob(_CONSTANTS)]
-        handles = [safe_open(file, framework="pt") for file in files]
+        handles: list[Any] = [safe_open(file, framework="pt") for file in files]
         self._stored = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118 - no mapping
 
     def tensor(self, name: str) -> torch.Tensor:

@@ -14,7 +14,7 @@ NUMBERED = 20
 
 
 def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str, file: Path) -> None:
-    """confusion: int64 [classes, classes], rows are the true class. Colours show the share of a row, cells the counts."""
+    """confusion: int64 [classes, classes], rows are the true class. Colours show shares of a row, cells the counts."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
