@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -18,12 +19,14 @@ from typing import NoReturn
 from flows import commands
 from tasks.errors import Interrupted, ProcessFailed, TrnflowError
 
+OVERRIDE = re.compile(r"[A-Za-z_]+(\.[A-Za-z_0-9-]+)*=")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    options.overrides = getattr(options, "overrides", [])
+    overrides, rest = _apart(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(rest)
+    options.overrides = overrides
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return int(options.command(options))
@@ -58,48 +61,50 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _apart(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(overrides, all else): `section.setting=value` may stand anywhere, which argparse can't do."""
+    overrides = [text for text in arguments if OVERRIDE.match(text)]
+    return overrides, [text for text in arguments if not OVERRIDE.match(text)]
+
+
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="one JSON document on stdout")
     common.add_argument("--debug", action="store_true", help="tracebacks")
     recipe = argparse.ArgumentParser(add_help=False, parents=[common])
     recipe.add_argument("recipe", help="a name (see `trnflow recipes`) or a YAML file")
-    overrides = argparse.ArgumentParser(add_help=False)
-    overrides.add_argument(
-        "overrides", nargs="*", metavar="section.setting=value", help="such as train.learning_rate=3e-5"
-    )
 
-    parser = argparse.ArgumentParser(prog="trnflow", description="Fine-tune Hugging Face models in cacheable stages.")
+    parser = argparse.ArgumentParser(
+        prog="trnflow",
+        description="Fine-tune Hugging Face models in cacheable stages.",
+        epilog="Any setting of a recipe can be overridden: `trnflow run demo train.epochs=3 data.source=./rows`.",
+    )
     sub = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    run = sub.add_parser(
-        "run", parents=[recipe, overrides], help="run a recipe; what is done already is not done again"
-    )
+    run = sub.add_parser("run", parents=[recipe], help="run a recipe; what is done already is not done again")
     run.add_argument("--until", metavar="STAGE", help="stop after this stage")
     run.add_argument("--force", metavar="STAGE", action="append", default=[], help="run this stage though it hits")
     run.add_argument("--direct", action="store_true", help="without Prefect")
     run.add_argument("--offline", action="store_true", help="never ask a hub: use the last resolution")
     run.set_defaults(command=commands.run)
 
-    plan = sub.add_parser("plan", parents=[recipe, overrides], help="what would run, and why")
+    plan = sub.add_parser("plan", parents=[recipe], help="what would run, and why")
     plan.set_defaults(command=commands.plan)
 
     explain = sub.add_parser("explain", parents=[recipe], help="what a stage's key is made of, and what changed")
     explain.add_argument("stage")
     explain.set_defaults(command=commands.explain)
-    explain.add_argument("overrides", nargs="*", metavar="section.setting=value")
 
     show = sub.add_parser("show", parents=[recipe], help="the artifacts of a recipe, or all about one")
-    show.add_argument("rest", nargs="*", metavar="[STAGE] [section.setting=value ...]")
+    show.add_argument("stage", nargs="?")
     show.set_defaults(command=commands.show)
 
     get = sub.add_parser("get", parents=[recipe], help="copy a stage's artifact to a folder of yours")
     get.add_argument("stage")
     get.add_argument("dest")
-    get.add_argument("overrides", nargs="*", metavar="section.setting=value")
     get.set_defaults(command=commands.get)
 
-    config = sub.add_parser("config", parents=[recipe, overrides], help="the resolved recipe")
+    config = sub.add_parser("config", parents=[recipe], help="the resolved recipe")
     config.set_defaults(command=commands.config)
 
     for name, command, text in (

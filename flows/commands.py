@@ -123,10 +123,9 @@ def explain(options: Namespace) -> int:
 
 
 def show(options: Namespace) -> int:
-    stage = options.rest.pop(0) if options.rest and "=" not in options.rest[0] else None
-    recipe = settings.load(options.recipe, options.rest)
+    recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
-    if stage is None:
+    if options.stage is None:
         outcomes = list(look(recipe, store).outcomes.values())
         if options.json:
             emit_json(
@@ -139,10 +138,10 @@ def show(options: Namespace) -> int:
         else:
             sys.stdout.write(f"{report.table(outcomes)}\n")
         return 0
-    outcome, artifact = _made(recipe, store, check_stage(stage))
+    outcome, artifact = _made(recipe, store, check_stage(options.stage))
     described = {
         "schema": 1,
-        "stage": stage,
+        "stage": options.stage,
         "key": outcome.key,
         "made": outcome.why,
         "artifact": artifact.digest,

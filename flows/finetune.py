@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.consolidate import consolidate
-from tasks.pack_chunks import pack_chunks
-
 from flows.call import Stages
 from flows.settings import Recipe
+from tasks.consolidate import consolidate
 from tasks.evaluate_model import evaluate_model
 from tasks.export_neuron import export_neuron
 from tasks.format_prompts import format_prompts
 from tasks.load_data import data_source, load_data
 from tasks.model_source import model_source
+from tasks.pack_chunks import pack_chunks
 from tasks.precompile import precompile
 from tasks.tokenize_text import tokenize_text
 from tasks.train import train

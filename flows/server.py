@@ -102,6 +102,7 @@ def stop_server(home: Path) -> bool:
             _collect(pid)
             time.sleep(0.05)
         if not _alive(home):
+            (home / "prefect" / "server.json").unlink(missing_ok=True)
             return True
     raise ProcessFailed(f"the local Prefect server (process {pid}) does not stop", f"kill -9 {pid}")
 

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, ValidationError
-from tasks.consolidate import ConsolidateConfig
-from tasks.pack_chunks import PackConfig
 
 from flows.recipes import Origins, nearest, origin_of, read_recipe
 from tasks.config import StageConfig
+from tasks.consolidate import ConsolidateConfig
 from tasks.errors import ConfigError
 from tasks.evaluate_model import EvaluateConfig
 from tasks.export_neuron import ExportConfig
 from tasks.format_prompts import FormatConfig
 from tasks.load_data import DataConfig
 from tasks.model_source import ModelConfig
+from tasks.pack_chunks import PackConfig
 from tasks.tokenize_text import TokenizeConfig
 from tasks.train import TrainConfig
 
