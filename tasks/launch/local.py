@@ -23,13 +23,9 @@ from tasks.artifact import Meta
 from tasks.errors import Interrupted, ProcessFailed, TrnflowError, from_json
 from tasks.launch import guard as guard_module
 from tasks.launch.job import JobSpec
+from tasks.launch.python import python
 
 Emit = Callable[[Meta], None]
-
-_BOOT = (
-    "import sys; root = sys.argv[1]; root in sys.path or sys.path.insert(0, root); "
-    "from tasks.launch.worker import run; run(sys.argv[2])"
-)
 
 _running: set[Guarded] = set()
 _lock = threading.Lock()
@@ -78,8 +74,7 @@ class Guarded:
         self._status: int | None = None
 
     def __enter__(self) -> Guarded:
-        # -P: a file in the working folder must not shadow a module; the worker runs the very code of this process
-        worker = [sys.executable, "-P", "-c", _BOOT, str(Path(guard_module.__file__).parents[2]), str(self._spec.file)]
+        worker = python("tasks.launch.worker:run", str(self._spec.file))
         self._spec.log.parent.mkdir(parents=True, exist_ok=True)
         with self._spec.log.open("wb") as log:
             self._guard = subprocess.Popen(

@@ -1,0 +1,182 @@
+"""Spooled events -> MLflow: one parent run per pipeline run, nested runs for the stages that have metrics.
+
+Everything here may be repeated with the same events, after a crash or an outage, and changes nothing then: runs are found
+by their tags before they are made, and MLflow takes a metric with the same time, step and value once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Meta
+from tasks.tracking.redact import flatten, numbers, plain_name
+from tasks.tracking.spool import Paths
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+METRICS_A_CALL = 1000
+ENTRIES_A_CALL = 100
+TAG_LENGTH = 5000
+DIGEST_LENGTH = 36  # of a data set, in MLflow
+
+
+class Upload:
+    """state: what must be known to go on after a restart; changed here, saved by the caller."""
+
+    def __init__(self, client: MlflowClient, paths: Paths, state: Meta) -> None:
+        self._client = client
+        self._paths = paths
+        self._state = state
+        self._handlers = {
+            "run_started": self._run_started,
+            "dataset": self._dataset,
+            "stage_started": self._stage_started,
+            "stage_ended": self._stage_ended,
+            "run_ended": self._run_ended,
+        }
+
+    def apply(self, events: Iterable[Meta]) -> None:
+        curves: dict[str, list[Any]] = {}
+        for event in events:
+            if event["event"] == "metrics":
+                curves.setdefault(event["stage"], []).extend(self._points(event))
+            else:
+                self._send(curves)
+                self._handlers[event["event"]](event)
+        self._send(curves)
+
+    def _run_started(self, event: Meta) -> None:
+        self._state["experiment"] = self._experiment(event["experiment"], event["artifacts"])
+        tags = {"trnflow.run": event["run"], "trnflow.recipe": event["recipe"], **event["tags"]}
+        self._state["tags"] = {"trnflow.run": event["run"], "trnflow.recipe": event["recipe"]}
+        self._state["stages"] = {}
+        self._state["parent"] = self._run(f"{event['recipe']} {event['run']}", event["time"], tags, stage="")
+        self._params(self._state["parent"], event["settings"])
+        import yaml
+
+        recipe = yaml.safe_dump(event["settings"], sort_keys=False, allow_unicode=True)
+        self._client.log_text(self._state["parent"], recipe, "recipe.yaml")
+
+    def _dataset(self, event: Meta) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        source = json.dumps({"note": event["note"], "digest": event["digest"]})
+        short = event["digest"].rpartition(":")[2][:DIGEST_LENGTH]
+        data = Dataset(name=event["name"], digest=short, source_type="trnflow", source=source)
+        tags = [InputTag("mlflow.data.context", event["context"])] if event["context"] else []
+        self._client.log_inputs(self._state["parent"], datasets=[DatasetInput(data, tags)])
+
+    def _stage_started(self, event: Meta) -> None:
+        self._state["stages"][event["stage"]] = {"time": event["time"], "settings": event["settings"], "step": 0}
+        self._tags(self._state["parent"], {f"trnflow.key.{event['stage']}": event["key"]})
+
+    def _stage_ended(self, event: Meta) -> None:
+        stage = event["stage"]
+        said = {"key": event["key"], "artifact": event["artifact"], "action": event["action"]}
+        self._tags(self._state["parent"], {f"trnflow.{name}.{stage}": value for name, value in said.items()})
+        reached = numbers(event["metrics"])
+        spent = {"seconds": event["seconds"]} if event["seconds"] and event["action"] == "ran" else {}
+        self._metrics(
+            self._state["parent"], {f"{stage}/{name}": v for name, v in {**reached, **spent}.items()}, event, 0
+        )
+        if event["action"] != "ran" or not (reached or event["plots"] or self._nested_id(stage)):
+            return
+        run, step = self._nested(event), self._state["stages"].get(stage, {}).get("step", 0)
+        self._metrics(run, {**numbers(event["figures"]), **reached, **spent}, event, step)
+        self._tags(run, {f"trnflow.{name}": value for name, value in said.items()})
+        for plot in event["plots"]:
+            self._client.log_artifact(run, str(self._paths.files / plot))
+        self._end(run, "FINISHED", event)
+        self._state["stages"][stage]["ended"] = True
+
+    def _run_ended(self, event: Meta) -> None:
+        self._state["ended"] = True
+        if "parent" not in self._state:  # killed before it said anything
+            return
+        for stage in self._state["stages"].values():
+            if "run" in stage and "ended" not in stage:
+                self._end(stage["run"], event["status"], event)
+        self._end(self._state["parent"], event["status"], event)
+
+    def _experiment(self, name: str, artifacts: str | None) -> str:
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name, artifact_location=artifacts))
+
+    def _run(self, name: str, at: float, tags: dict[str, str], stage: str) -> str:
+        """The run with these tags, made if need be. stage: empty for the parent."""
+        experiment, own = self._state["experiment"], tags["trnflow.run"]
+        wanted = f"tags.`trnflow.run` = '{own}' and tags.`trnflow.stage` = '{stage}'"
+        found = self._client.search_runs([experiment], wanted, max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+        tags = {**_texts(tags), "trnflow.stage": stage, "mlflow.source.name": "trnflow", "mlflow.source.type": "JOB"}
+        made = self._client.create_run(experiment, start_time=_ms(at), tags=tags, run_name=name)
+        return str(made.info.run_id)
+
+    def _nested_id(self, stage: str) -> str | None:
+        run: str | None = self._state["stages"].get(stage, {}).get("run")
+        return run
+
+    def _nested(self, event: Meta) -> str:
+        """The nested run of the event's stage, made when there is something to put into it."""
+        stage = event["stage"]
+        known = self._state["stages"].setdefault(stage, {"time": event["time"], "settings": {}, "step": 0})
+        if "run" not in known:
+            tags = {**self._state["tags"], "mlflow.parentRunId": self._state["parent"]}
+            known["run"] = self._run(stage, known["time"], tags, stage)
+            self._params(known["run"], known["settings"])
+        return str(known["run"])
+
+    def _points(self, event: Meta) -> Iterator[Any]:
+        from mlflow.entities import Metric
+
+        self._nested(event)
+        known = self._state["stages"][event["stage"]]
+        known["step"] = max(known["step"], event["step"])
+        for name, value in numbers(event["values"]).items():
+            yield Metric(name, value, _ms(event["time"]), event["step"])
+
+    def _send(self, curves: dict[str, list[Any]]) -> None:
+        for stage, points in curves.items():
+            for some in _batches(points, METRICS_A_CALL):
+                self._client.log_batch(self._state["stages"][stage]["run"], metrics=some)
+        curves.clear()
+
+    def _metrics(self, run: str, values: dict[str, float], event: Meta, step: int) -> None:
+        from mlflow.entities import Metric
+
+        points = [Metric(plain_name(name), value, _ms(event["time"]), step) for name, value in values.items()]
+        for some in _batches(points, METRICS_A_CALL):
+            self._client.log_batch(run, metrics=some)
+
+    def _params(self, run: str, settings: Meta) -> None:
+        from mlflow.entities import Param
+
+        for some in _batches([Param(name, text) for name, text in flatten(settings).items()], ENTRIES_A_CALL):
+            self._client.log_batch(run, params=some)
+
+    def _tags(self, run: str, tags: Meta) -> None:
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(run, tags=[RunTag(name, text) for name, text in _texts(tags).items()])
+
+    def _end(self, run: str, status: str, event: Meta) -> None:
+        self._client.set_terminated(run, status, end_time=_ms(event["time"]))
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _texts(tags: Meta) -> dict[str, str]:
+    return {plain_name(name): str(value)[:TAG_LENGTH] for name, value in tags.items() if value is not None}
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some

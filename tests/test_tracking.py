@@ -1,0 +1,280 @@
+"""MLflow through the spool: everything once, nothing secret, whoever is down or killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.tracking import Tracker, absolute_uri, ship_pending, tracking_page
+from tasks.tracking.redact import flatten, numbers, redact
+from tasks.tracking.spool import Paths, Spool
+
+PROJECT = Path(__file__).resolve().parents[1]
+PATIENCE = 120.0
+SETTINGS = {
+    "name": "demo",
+    "train": {"learning_rate": 3e-5, "devices": None, "betas": [0.9, 0.999]},
+    "data": {"source": "s3://KEY:hunter2@bucket/data?X-Amz-Signature=hunter2&part=1"},
+    "model": {"config": {"pad_token": "<pad>"}, "hf_token": "hunter2"},
+    "launch": {"environment": {"ANYTHING": "hunter2"}},
+}
+
+
+def speak(tracker: Spool, folder: Path, points: int = 1200, *, metrics: bool = True) -> None:
+    """What a run of three stages says; load_data was a hit."""
+    plot = folder / "confusion_matrix.png"
+    plot.write_bytes(b"\x89PNG plot")
+    tracker.stage_ended("load_data", action="hit", key="a" * 64, artifact="sha256:" + "a" * 64)
+    tracker.dataset("emotion", "sha256:" + "a" * 64, note="philschmid/emotion", context="training")
+    tracker.stage_started("train", "b" * 64, {"learning_rate": 3e-5})
+    for step in range(points if metrics else 0):
+        tracker.metrics("train", step, {"loss": 1 / (step + 1), "learning_rate": 3e-5})
+    tracker.stage_ended(
+        "train", action="ran", key="b" * 64, artifact="sha256:" + "b" * 64, seconds=12.5,
+        metrics={"train_loss": 0.25}, figures={"samples_per_second": 70.0, "device": "cpu"},
+    )  # fmt: skip
+    tracker.stage_started("evaluate_model", "c" * 64)
+    tracker.stage_ended(
+        "evaluate_model", action="ran", key="c" * 64, artifact="sha256:" + "c" * 64, seconds=1.0,
+        metrics={"f1_weighted": 0.92, "per_class": {"joy": {"f1": 0.9}}}, plots=(plot,),
+    )  # fmt: skip
+    plot.unlink()
+
+
+def started(home: Path, run: str = "r1", uri: str | None = None) -> Tracker:
+    return Tracker(home, run, "demo", settings=SETTINGS, tags={"commit": "abc"}, experiment="tests", uri=uri)
+
+
+def client(uri: str):
+    from mlflow import MlflowClient
+
+    return MlflowClient(uri)
+
+
+def runs_of(mlflow, run: str) -> dict[str, object]:
+    """MLflow's runs of a pipeline run, by stage; the parent under the empty name."""
+    experiment = mlflow.get_experiment_by_name("tests").experiment_id
+    found = mlflow.search_runs([experiment], f"tags.`trnflow.run` = '{run}'")
+    by_stage = {item.data.tags["trnflow.stage"]: item for item in found}
+    assert len(by_stage) == len(found), "a run was made twice"
+    return by_stage
+
+
+def check_complete(mlflow, run: str, points: int = 1200) -> None:
+    """Everything that `speak` said is there, once."""
+    runs = runs_of(mlflow, run)
+    assert set(runs) == {"", "train", "evaluate_model"}
+    assert {item.info.status for item in runs.values()} == {"FINISHED"}
+    parent, train, evaluate = runs[""], runs["train"], runs["evaluate_model"]
+    assert train.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    for name in ("loss", "learning_rate"):
+        steps = [point.step for point in mlflow.get_metric_history(train.info.run_id, name)]
+        assert sorted(steps) == list(range(points))
+    assert train.data.params == {"learning_rate": "3e-05"}
+    assert train.data.metrics["train_loss"] == 0.25
+    assert train.data.metrics["samples_per_second"] == 70.0
+    assert evaluate.data.metrics["per_class/joy/f1"] == 0.9
+    assert parent.data.metrics["evaluate_model/f1_weighted"] == 0.92
+    assert parent.data.metrics["train/seconds"] == 12.5
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A home with one finished run in its own sqlite MLflow."""
+    home = tmp_path_factory.mktemp("home")
+    tracker = started(home)
+    speak(tracker, home)
+    assert tracker.finish("FINISHED", PATIENCE) is None
+    assert tracker.paths.done.exists()
+    return home
+
+
+def test_a_run_is_in_mlflow_once_it_is_finished(home):
+    mlflow = client(absolute_uri(f"sqlite:///{home}/mlflow.db"))
+    check_complete(mlflow, "r1")
+    parent = runs_of(mlflow, "r1")[""]
+    assert parent.info.run_name == "demo r1"
+    assert parent.data.params["train.learning_rate"] == "3e-05"
+    assert parent.data.params["train.betas"] == "[0.9, 0.999]"
+    assert parent.data.tags["commit"] == "abc"
+    assert parent.data.tags["trnflow.action.load_data"] == "hit"
+    assert parent.data.tags["trnflow.artifact.train"] == "sha256:" + "b" * 64
+    lineage = parent.inputs.dataset_inputs[0]
+    assert (lineage.dataset.name, lineage.tags[0].value) == ("emotion", "training")
+    assert json.loads(lineage.dataset.source)["note"] == "philschmid/emotion"
+
+
+def test_plots_and_the_recipe_are_artifacts(home, tmp_path):
+    mlflow = client(absolute_uri(f"sqlite:///{home}/mlflow.db"))
+    runs = runs_of(mlflow, "r1")
+    recipe = mlflow.download_artifacts(runs[""].info.run_id, "recipe.yaml", str(tmp_path))
+    assert "learning_rate: 3.0e-05" in Path(recipe).read_text()
+    plot = mlflow.download_artifacts(runs["evaluate_model"].info.run_id, "confusion_matrix.png", str(tmp_path))
+    assert Path(plot).read_bytes() == b"\x89PNG plot"
+    assert str(home / "mlartifacts") in runs[""].info.artifact_uri
+
+
+def test_no_secret_reaches_the_disk(home):
+    files = [file for file in home.rglob("*") if file.is_file()]
+    assert any(file.name == "mlflow.db" for file in files)
+    assert [file for file in files if b"hunter2" in file.read_bytes()] == []
+
+
+def test_uploading_the_same_again_changes_nothing(home):
+    """As after a crash between sending and noting that it was sent."""
+    paths = Paths(home, "r1")
+    paths.done.replace(paths.events)
+    (paths.files / "evaluate_model").mkdir(parents=True)
+    (paths.files / "evaluate_model/confusion_matrix.png").write_bytes(b"\x89PNG plot")
+    assert ship_pending(home) == 1
+    check_complete(client(absolute_uri(f"sqlite:///{home}/mlflow.db")), "r1")
+
+
+def test_a_killed_run_is_shown_as_killed(home):
+    script = (
+        "import os, sys, signal; from pathlib import Path; sys.path.insert(0, '.');"
+        "from tests.test_tracking import started; tracker = started(Path(sys.argv[1]), 'killed');"
+        "tracker.stage_started('train', 'k'); tracker.metrics('train', 3, {'loss': 0.5});"
+        "os.write(tracker._handle.fileno(), b'{\"half'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(home)], cwd=PROJECT)
+    assert killed.returncode == -signal.SIGKILL
+    wait_until(Paths(home, "killed").done.exists)
+    runs = runs_of(client(absolute_uri(f"sqlite:///{home}/mlflow.db")), "killed")
+    assert {stage: item.info.status for stage, item in runs.items()} == {"": "KILLED", "train": "KILLED"}
+    assert runs["train"].data.metrics == {"loss": 0.5}
+
+
+def test_a_server_that_is_down_costs_a_line_and_a_later_run_uploads(tmp_path):
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    uri = f"http://me:hunter2@127.0.0.1:{port}"
+    first = started(tmp_path, "first", uri)
+    speak(first, tmp_path)
+    warning = first.finish("FINISHED", PATIENCE)
+    assert warning is not None and "\n" not in warning
+    assert f"http://***@127.0.0.1:{port}" in warning and str(first.paths.events) in warning
+    assert first.paths.events.exists()
+    with mlflow_server(tmp_path, port):
+        second = started(tmp_path, "second", uri)
+        speak(second, tmp_path)
+        assert second.finish("FINISHED", PATIENCE) is None
+        wait_until(first.paths.done.exists)
+        for run in ("first", "second"):
+            check_complete(client(f"http://127.0.0.1:{port}"), run)
+    assert not first.paths.warning.exists()
+    assert [file for file in (tmp_path / "tracking").rglob("*.jsonl") if b"hunter2" in file.read_bytes()] == []
+
+
+def test_a_killed_shipper_is_made_good_by_the_next(home):
+    tracker = started(home, "shot")
+    wait_until(tracker.paths.state.exists)
+    tracker._shipper.send_signal(signal.SIGKILL)
+    speak(tracker, home)
+    assert tracker.finish("FINISHED", PATIENCE) is None
+    assert tracker.paths.events.exists()
+    assert ship_pending(home) == 1
+    check_complete(client(absolute_uri(f"sqlite:///{home}/mlflow.db")), "shot")
+
+
+def test_a_spool_is_left_to_the_run_that_writes_it_and_to_one_shipper(tmp_path):
+    spool = Spool(tmp_path, "r")
+    assert spool.paths.written_now()
+    assert ship_pending(tmp_path) == 0
+    spool.close()
+    assert not spool.paths.written_now()
+    with spool.paths.uploading() as first, spool.paths.uploading() as second:
+        assert (first, second) == (True, False)
+
+
+def test_a_spool_is_read_in_whole_lines(tmp_path):
+    spool = Spool(tmp_path, "r")
+    spool.append("dataset", name="one")
+    os.write(spool._handle.fileno(), b'{"event": "data')
+    events, offset = spool.paths.read(0)
+    assert [event["name"] for event in events] == ["one"]
+    assert spool.paths.read(offset) == ([], offset)
+    os.write(spool._handle.fileno(), b'set", "name": "two"}\n')
+    assert [event["name"] for event in spool.paths.read(offset)[0]] == ["two"]
+
+
+def test_a_run_left_by_an_exception_failed(tmp_path):
+    with pytest.raises(ValueError), started(tmp_path, uri="http://127.0.0.1:9") as tracker:
+        tracker.paths.uploading().__enter__()  # nobody uploads
+        raise ValueError
+    assert tracker.paths.read(0)[0][-1]["status"] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("learning_rate", True), ("tokenizer", True), ("max_length", True), ("pad_token", True), ("max_tokens", True),
+        ("hf_token", False), ("token", False), ("AWS_SECRET_ACCESS_KEY", False), ("api-key", False), ("password", False),
+        ("environment", False), ("github_pat", False),
+    ],
+)  # fmt: skip
+def test_names_that_speak_of_secrets_are_dropped(name, kept):
+    assert (name in redact({name: "x"})) is kept
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.tuples(inner)))
+def test_redaction_keeps_what_is_no_secret(value):
+    assert json.dumps(redact({"a": value})) == json.dumps({"a": value})
+
+
+def test_settings_and_figures_become_flat():
+    assert flatten({"a": {"b": 1, "c": {}}, "d": "x" * 7000, "e é!": None}) == {
+        "a.b": "1", "a.c": "{}", "d": "x" * 5999 + "…", "e é_": "null",
+    }  # fmt: skip
+    assert numbers({"f1": 1, "ok": True, "names": ["a"], "by": {"x": 0.5}}) == {"f1": 1.0, "by/x": 0.5}
+
+
+def test_the_page_is_an_address_or_a_command(tmp_path):
+    assert tracking_page(tmp_path, "https://me:pw@mlflow.example") == "https://***@mlflow.example"
+    command = tracking_page(tmp_path, None)
+    assert command == f"mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///{tmp_path}/mlflow.db"
+
+
+def wait_until(true) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def mlflow_server(folder: Path, port: int):
+    """A real tracking server with a database of its own."""
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+        "--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "served"),
+    ]  # fmt: skip
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"))
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
