@@ -104,19 +104,22 @@ def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[i
 
     span_of: a token's characters in the joined text, [start, end), in order. Only each part's edges are looked up, by
     bisection: fetching all spans costs as much as tokenising. A token without characters of its own (trimmed whitespace)
-    goes with the character before it."""
+    goes with the character before it, the very first with the one after it."""
     import numpy as np
 
     def start_of(token: int) -> int:
         start, end = span_of(token)
         return start if start < end else max(end - 1, 0)
 
+    def end_of(token: int) -> int:
+        return max(span_of(token)[1], 1)
+
     mask = np.zeros(count, dtype=np.uint8)
     start = 0
     for part in parts:
         end = start + len(part["text"])
         if part["train"] and start < end:
-            first = bisect_right(range(count), start, key=lambda token: span_of(token)[1])
+            first = bisect_right(range(count), start, key=end_of)
             mask[first : bisect_left(range(count), end, key=start_of)] = 1
         start = end
     return mask
