@@ -43,7 +43,10 @@ def read_recipe(name: str, overrides: Iterable[str] = ()) -> tuple[dict[str, Any
 
 
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:
-    """The file and line (or override) that set `path`, or the nearest setting above it that has one."""
+    """The file and line (or override) that set `path`, or something in it, or the nearest setting above it that has one."""
+    inside = [where for setting, where in origins.items() if setting[: len(path)] == path]
+    if inside:
+        return origins.get(path, inside[-1])
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return origins[path[:length]]
@@ -88,7 +91,9 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Origins]
 
 def _load(path: Path) -> tuple[dict[str, Any], Origins]:
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=_Loader)
+        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -99,8 +104,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Origins]:
         raise ConfigError(f"{path}: a recipe is a mapping of sections", "see `trnflow config demo`")
     origins: Origins = {}
     _note_lines(node, (), path, origins)
-    loader = _Loader("")
-    return dict(loader.construct_document(node)), origins
+    return dict(tree), origins
 
 
 def _note_lines(node: yaml.MappingNode, above: tuple[str, ...], path: Path, origins: Origins) -> None:

@@ -54,11 +54,11 @@ def count(config: CountConfig, sizes: Input, out: Workdir, warmth: Input) -> Met
     assert (warmth.path / "warm").read_text() == "yes"
     if config.fail:
         raise DataError("row 3 is bad", "mend row 3")
+    found = [int(size) for size in (sizes.path / "sizes.txt").read_text().split()]
     if config.spoil_input:
         blob = (sizes.path / "sizes.txt").resolve()
         blob.chmod(0o644)
         blob.write_text("spoiled")
-    found = [int(size) for size in (sizes.path / "sizes.txt").read_text().split()]
     total = sum(size for size in found if size >= config.least)
     (out.path / "total.txt").write_text(str(total))
     return {"metrics": {"total": total}}
