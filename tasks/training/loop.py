@@ -80,7 +80,13 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
     checkpoint.write(out.path, engine.boxes(state=False), {})
     write_json(out.path / "config.json", built.config)
     _copy_tokenizer(packed, out)
-    return {"task": built.task, "labels": packed.meta["labels"], "steps": progress.step, "metrics": run.summary()}
+    return {
+        "task": built.task,
+        "labels": packed.meta["labels"],
+        "lengths": packed.meta["lengths"],
+        "steps": progress.step,
+        "metrics": run.summary(),
+    }
 
 
 class Run:
@@ -121,7 +127,9 @@ class Run:
             if not last and (stopped or at.step % config.checkpoint_every == 0):
                 self.save()
             if not last and stopped:
-                raise Interrupted(f"training was stopped at step {at.step} of {self.total}", "run the same command again to go on")
+                raise Interrupted(
+                    f"training was stopped at step {at.step} of {self.total}", "run the same command again to go on"
+                )
         self.report()
 
     def step(self) -> None:
