@@ -89,15 +89,19 @@ def _try(paths: Paths) -> bool:
     try:
         _upload(paths)
     except Exception as error:
-        said = str(error).strip().partition("\n")[0][:200]
-        paths.warning.write_text(
-            f"MLflow at {redact(_address(paths))} did not take this run ({type(error).__name__}: {redact(said)}); "
-            f"it is kept in {paths.events} and uploaded by the next run\n",
-            encoding="utf-8",
-        )
+        where, why = redact(_address(paths)), redact(_reason(error))
+        kept = f"the run is kept in {paths.events} and uploaded by the next run"
+        paths.warning.write_text(f"MLflow at {where} {why}; {kept}\n", encoding="utf-8")
         return False
     paths.warning.unlink(missing_ok=True)
     return True
+
+
+def _reason(error: Exception) -> str:
+    said = str(error).strip().partition("\n")[0]
+    if "Max retries exceeded" in said or "timed out" in said:
+        return "does not answer"
+    return f"did not take this run ({type(error).__name__}: {said[:200]})"
 
 
 def _upload(paths: Paths) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tasks.artifact import Json, Meta
+from tasks.tracking.redact import redact
 
 KEPT = 100  # finished spools
 PLOT_BYTES = 20_000_000
@@ -62,7 +63,7 @@ class Spool:
 
     def stage_started(self, stage: str, key: str, settings: Meta | None = None) -> None:
         """settings: the stage's own, shown as parameters of its nested run."""
-        self.append("stage_started", stage=stage, key=key, settings=settings or {})
+        self.append("stage_started", stage=stage, key=key, settings=redact(settings or {}))
 
     def metrics(self, stage: str, step: int, values: dict[str, float], at: float | None = None) -> None:
         """Values of a curve at a step. at: seconds since the epoch, now when not given."""
