@@ -35,9 +35,10 @@ def hub_splits(location: Meta) -> dict[str, Rows]:
 
 
 def _load(repo: str, name: str | None, commit: str | None) -> Any:
-    from datasets import load_dataset
+    from datasets import disable_progress_bars, load_dataset
     from datasets.exceptions import DatasetsError
 
+    disable_progress_bars()  # the stage has a bar of its own
     try:
         return load_dataset(repo, name, revision=commit)
     except ValueError as error:
