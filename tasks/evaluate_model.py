@@ -22,7 +22,8 @@ from tasks.artifact import Input, Meta
 from tasks.config import StageConfig
 from tasks.errors import DataError, MissingDependency, ModelError
 from tasks.evaluation.generation import GenerationConfig
-from tasks.evaluation.models import load_model, longest_sequence
+from tasks.evaluation.models import EAGER, load_model, longest_sequence
+from tasks.stablehlo import ENVIRON
 from tasks.stage import Workdir, stage, write_json
 from tasks.training.batches import Split
 
@@ -45,14 +46,14 @@ class EvaluateConfig(StageConfig):
 
     split: Literal["train", "validation", "test"] = "test"
     device: Literal["cpu", "cuda"] = "cpu"
-    batch: PositiveInt = 16
+    batch: PositiveInt = 32
     export_rows: NonNegativeInt = 2
     generation: GenerationConfig = GenerationConfig()
 
 
 def environ(config: EvaluateConfig) -> dict[str, str]:
     """The StableHLO runs on the CPU, whatever device evaluates."""
-    return {"HF_HUB_OFFLINE": "1", "PJRT_DEVICE": "CPU"}
+    return {**EAGER, **ENVIRON}
 
 
 @stage(kind="evaluation", process=True, environ=environ)

@@ -24,8 +24,9 @@ from pydantic import PositiveFloat, PositiveInt
 from tasks.artifact import Input, Meta
 from tasks.config import NOT_KEYED, StageConfig
 from tasks.errors import ConfigError, ModelError
-from tasks.evaluation.models import load_model, longest_sequence
+from tasks.evaluation.models import EAGER, load_model, longest_sequence
 from tasks.model_source import TOKENIZER_FILES
+from tasks.stablehlo import ENVIRON
 from tasks.stage import Workdir, stage
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ class ExportConfig(StageConfig):
 
 def environ(config: ExportConfig) -> dict[str, str]:
     """The StableHLO is traced and checked on the CPU, also where there is an accelerator."""
-    offline = {"HF_HUB_OFFLINE": "1"}
-    return {**offline, "PJRT_DEVICE": "CPU"} if config.target == "stablehlo" else offline
+    return {**EAGER, **ENVIRON} if config.target == "stablehlo" else EAGER
 
 
 @stage(kind="exported", process=True, environ=environ)

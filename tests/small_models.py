@@ -12,6 +12,8 @@ from typing import Any
 
 from tasks.artifact import Input, Meta
 from tasks.errors import TrnflowError
+from tasks.evaluation.models import EAGER
+from tasks.stablehlo import ENVIRON
 from tasks.stage import Workdir
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -138,7 +140,7 @@ def run_calls(calls: list[Meta], cwd: Path) -> list[Meta]:
     and "said": what went to the Workdir."""
     spec = cwd / "calls.json"
     spec.write_text(json.dumps(calls))
-    environ = {**os.environ, "PJRT_DEVICE": "CPU", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(PROJECT)}
+    environ = {**os.environ, **EAGER, **ENVIRON, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.small_models", str(spec)], cwd=cwd, env=environ, capture_output=True, text=True
     )
