@@ -109,7 +109,9 @@ class TrainConfig(StageConfig):
     @model_validator(mode="after")
     def _fits_engine(self) -> TrainConfig:
         if self.sequence_parallel and self.tensor_parallel_size == 1:
-            raise ValueError("sequence_parallel shards activations over the tensor parallel axis: set tensor_parallel_size > 1")
+            raise ValueError(
+                "sequence_parallel shards activations over the tensor parallel axis: set tensor_parallel_size > 1"
+            )
         if self.engine == "native" and self.devices > 1:
             raise ValueError(f"engine native drives one device, not {self.devices}: set devices=1, or engine=xla")
         if self.engine == "native" and self.device == "neuron":
@@ -150,7 +152,12 @@ def environ(config: TrainConfig) -> dict[str, str]:
         # activations come and go by the megabyte: keep the pages rather than fault them in again at every step
         return {**variables, "USE_TORCH_XLA": "0", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
     if config.device == "neuron":
-        return {**variables, "PJRT_DEVICE": "NEURON", "NEURON_RT_NUM_CORES": str(config.devices), "MALLOC_ARENA_MAX": "64"}
+        return {
+            **variables,
+            "PJRT_DEVICE": "NEURON",
+            "NEURON_RT_NUM_CORES": str(config.devices),
+            "MALLOC_ARENA_MAX": "64",
+        }
     return {**variables, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(config.devices)}
 
 
@@ -168,6 +175,7 @@ def _cores() -> int:
 
 
 def _version(package: str) -> str | None:
+    """Without importing it; None when it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -178,5 +186,7 @@ def _device_kind(config: TrainConfig) -> str:
     if config.device != "cuda":
         return f"{config.device} {platform.machine()}"
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        return next((line.partition(":")[2].strip() for line in file.read_text().splitlines() if "Model:" in line), "cuda")
+        return next(
+            (line.partition(":")[2].strip() for line in file.read_text().splitlines() if "Model:" in line), "cuda"
+        )
     return "cuda"

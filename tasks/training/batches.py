@@ -96,7 +96,9 @@ class Split:
     def _open(self, length: int) -> list[Ints]:
         import numpy as np
 
-        return [np.load(self._folder / str(length) / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in COLUMNS]
+        return [
+            np.load(self._folder / str(length) / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in COLUMNS
+        ]
 
 
 class Schedule:

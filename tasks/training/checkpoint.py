@@ -62,7 +62,9 @@ class Reader:
         from safetensors import safe_open
 
         if name not in self._tensors:
-            raise ModelError(f"the checkpoint {self._folder} holds no tensor {name}", "remove it to train from the start")
+            raise ModelError(
+                f"the checkpoint {self._folder} holds no tensor {name}", "remove it to train from the start"
+            )
         whole: Tensor | None = None
         filled = 0
         for part in self._tensors[name]["slices"]:
@@ -73,5 +75,7 @@ class Reader:
             whole[box] = value
             filled += value.numel()
         if whole is None or filled != whole.numel():
-            raise ModelError(f"the slices of {name} in {self._folder} do not make it whole", "remove it to train from the start")
+            raise ModelError(
+                f"the slices of {name} in {self._folder} do not make it whole", "remove it to train from the start"
+            )
         return whole

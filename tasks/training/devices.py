@@ -14,7 +14,9 @@ def check_device(config: TrainConfig) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise ModelError("train.device is cuda, and torch finds no GPU here", "set train.device=cpu, or check the driver")
+            raise ModelError(
+                "train.device is cuda, and torch finds no GPU here", "set train.device=cpu, or check the driver"
+            )
     if config.device == "neuron" and importlib.util.find_spec("libneuronxla") is None:
         raise MissingDependency(
             "train.device is neuron, and the Neuron compiler and runtime are not installed",

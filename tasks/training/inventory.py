@@ -7,7 +7,7 @@ A graph has a name ("train", or "accumulate" and "update" where a global batch t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,18 +48,18 @@ class Ledger:
         text = f"the graph {name} of length {length or 'any'} is {digest[:12]} and {why} (inputs {shapes})"
         if not self.allow:
             raise CompileError(
-                text, "run precompile again with this very configuration, or set train.allow_recompile=true to compile it now"
+                text,
+                "run precompile again with this very configuration, or set train.allow_recompile=true to compile it now",
             )
         self.unlisted.append(text)
 
     @contextmanager
-    def running(self, name: str, length: int, *, first: bool) -> Iterator[None]:
-        """Around a graph's execution on XLA. CompileError when anything but the first execution compiles."""
-        import torch_xla.debug.metrics as metrics
-
-        before, start = metrics.counter_value("UncachedCompile") or 0, time.perf_counter()
+    def running(self, name: str, length: int, *, first: bool, compiles: Callable[[], int]) -> Iterator[None]:
+        """Around a graph's execution. compiles: how many graphs this process has compiled so far. CompileError when
+        anything but the first execution compiles."""
+        before, start = compiles(), time.perf_counter()
         yield
-        compiled = (metrics.counter_value("UncachedCompile") or 0) - before
+        compiled = compiles() - before
         self.compiled += compiled
         if first:
             self.compile_seconds += time.perf_counter() - start

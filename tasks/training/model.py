@@ -197,14 +197,18 @@ def _fit_labels(config: Any, meta: Meta) -> None:
         config.label2id = {label: index for index, label in enumerate(meta["labels"])}
         config.problem_type = "single_label_classification"
     elif getattr(config, "is_decoder", None) is False and not _is_causal(config):
-        raise ModelError(f"a {config.model_type} sees both ways and writes no text", "use a causal model, such as Llama")
+        raise ModelError(
+            f"a {config.model_type} sees both ways and writes no text", "use a causal model, such as Llama"
+        )
 
 
 def _is_causal(config: Any) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
-    return bool(getattr(config, "is_decoder", False)) or (config.model_type in CAUSAL and config.model_type not in MASKED)
+    return bool(getattr(config, "is_decoder", False)) or (
+        config.model_type in CAUSAL and config.model_type not in MASKED
+    )
 
 
 def _first_position(model: Any) -> int:

@@ -40,7 +40,8 @@ class NativeEngine:
         _settle(config)
         built.model.to(self._device).train()
         named = built.parameters()
-        self._names, self._parameters = list(named), list(named.values())
+        self._names = list(named)
+        self._parameters: list[Tensor] = list(named.values())
         with torch.no_grad():
             for name, parameter in named.items():
                 if stored:
@@ -48,8 +49,8 @@ class NativeEngine:
             self._masters = self._parameters
             if config.dtype == "bfloat16":
                 self._masters = [parameter.detach().clone() for parameter in self._parameters]
-                for parameter in self._parameters:  # not the buffers: rotary frequencies need fp32
-                    parameter.data = parameter.data.to(torch.bfloat16)
+                for one in self._parameters:  # not the buffers: rotary frequencies need fp32
+                    one.data = one.data.to(torch.bfloat16)
             self._first = [self._moment(FIRST + name, p, stored) for name, p in named.items()]
             self._second = [self._moment(SECOND + name, p, stored) for name, p in named.items()]
         if config.remat:
@@ -68,7 +69,7 @@ class NativeEngine:
         for micro in batch.micros(self._config.micro_rows):
             ids, targets, segments, positions = self._columns(micro)
             part = loss_sum(self._logits(self._built, ids, segments, positions), targets) * at.scale
-            part.backward()
+            part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
         return self._update(loss, at)
 
@@ -93,7 +94,11 @@ class NativeEngine:
         return values
 
     def boxes(self, *, state: bool) -> Iterator[Box]:
-        kinds = [(PARAMETER, self._masters), (FIRST, self._first), (SECOND, self._second)]
+        kinds: list[tuple[str, list[Tensor]]] = [
+            (PARAMETER, self._masters),
+            (FIRST, self._first),
+            (SECOND, self._second),
+        ]
         for prefix, tensors in kinds if state else kinds[:1]:
             for name, tensor in zip(self._names, tensors, strict=True):
                 shape = tuple(tensor.shape)
@@ -127,9 +132,17 @@ class NativeEngine:
                 gradients = [gradient.float() for gradient in gradients]
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             good = torch.isfinite(norm) & torch.isfinite(loss)
-            ratio = ((norm + 1e-6) / at.max_norm).clamp(min=1.0) if at.max_norm < INFINITE_NORM else torch.ones_like(norm)
+            ratio = (
+                ((norm + 1e-6) / at.max_norm).clamp(min=1.0) if at.max_norm < INFINITE_NORM else torch.ones_like(norm)
+            )
             for wanted in (True, False):
-                self._apply([i for i, p in enumerate(self._masters) if decays(tuple(p.shape)) is wanted], gradients, ratio, good, at)
+                self._apply(
+                    [i for i, p in enumerate(self._masters) if decays(tuple(p.shape)) is wanted],
+                    gradients,
+                    ratio,
+                    good,
+                    at,
+                )
             if self._masters is not self._parameters:
                 torch._foreach_copy_(self._parameters, self._masters)
             for parameter in self._parameters:
@@ -143,8 +156,9 @@ class NativeEngine:
             return
         decayed = decays(tuple(self._masters[which[0]].shape))
         step = torch.tensor(at.t, device=self._device)
-        torch._fused_adamw_(
-            *([tensors[i] for i in which] for tensors in (self._masters, gradients, self._first, self._second)),
+        picked = ([tensors[i] for i in which] for tensors in (self._masters, gradients, self._first, self._second))
+        torch._fused_adamw_(  # type: ignore[call-overload]
+            *picked,
             [],
             [step] * len(which),
             lr=at.lr,

@@ -18,8 +18,8 @@ INFINITE_NORM = 3e38  # "no clipping" must still be a number: it is divided by
 
 
 class Scalars(NamedTuple):
-    """lr: of this step; t: its number, from 1; fresh1, fresh2: 1 - beta; correction1: 1 - beta1^t; correction2: sqrt(1 - beta2^t);
-    scale: 1 / the global count of targets."""
+    """lr: of this step; t: its number, from 1; fresh1, fresh2: 1 - beta; correction1: 1 - beta1^t; correction2:
+    sqrt(1 - beta2^t); scale: 1 / the global count of targets."""
 
     lr: float
     t: float

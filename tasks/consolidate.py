@@ -1,0 +1,187 @@
+"""Turn a sharded checkpoint into a Hugging Face folder that `AutoModel*.from_pretrained` loads.
+
+Weights are put together and written one tensor at a time, into safetensors of at most `max_shard_size`; then the folder is
+loaded and each parameter compared, which takes one copy of the model. Fails with ModelError when a tensor is missing,
+unexpected or different.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import field_validator
+
+from tasks.artifact import Input, Json, Meta
+from tasks.config import StageConfig
+from tasks.errors import ModelError
+from tasks.stage import Workdir, read_json, stage, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks.training.checkpoint import Reader
+
+SCHEMA = 1
+
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+WIDTHS = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+
+
+class ConsolidateConfig(StageConfig):
+    """dtype: of the published weights; max_shard_size: of one file, such as "5GB" or "500MB"."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    max_shard_size: str = "5GB"
+
+    @field_validator("max_shard_size")
+    @classmethod
+    def _is_a_size(cls, value: str) -> str:
+        _bytes(value)
+        return value
+
+
+def accelerator(config: ConsolidateConfig) -> Meta:
+    return {"versions": {"transformers": importlib.metadata.version("transformers")}}
+
+
+def environ(config: ConsolidateConfig) -> dict[str, str]:
+    return {"USE_TORCH_XLA": "0", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@stage(kind="model", process=True, accel=accelerator, environ=environ)
+def consolidate(config: ConsolidateConfig, shards: Input, out: Workdir) -> Meta:
+    """Write `config.json`, `model*.safetensors`, the tokenizer and, for a language model, `generation_config.json`."""
+    from tasks.training.checkpoint import Reader
+    from tasks.training.engine import PARAMETER
+
+    reader = Reader(shards.path)
+    names = [name.removeprefix(PARAMETER) for name in reader.names]
+    sizes = {name: math.prod(reader.shape(PARAMETER + name)) for name in names}
+    document = {**read_json(shards.path / "config.json"), "dtype": config.dtype}
+    write_json(out.path / "config.json", document)
+    if shards.meta["task"] == "causal_lm":
+        write_json(out.path / "generation_config.json", _generation(document))
+    for file in sorted((shards.path / "tokenizer").iterdir()):
+        shutil.copyfile(file, out.path / file.name)
+    tensors = _tensors(reader, names, config.dtype, out)
+    _write_shards(out.path, _grouped(sizes, config), reader, tensors, config.dtype)
+    _verify(out.path, shards.meta["task"], reader, config.dtype)
+    return {
+        "task": shards.meta["task"],
+        "labels": shards.meta["labels"],
+        "lengths": shards.meta["lengths"],
+        "parameters": sum(sizes.values()),
+        "dtype": config.dtype,
+    }
+
+
+def _tensors(reader: Reader, names: list[str], dtype: str, out: Workdir) -> Iterator[tuple[str, Tensor]]:
+    import torch
+
+    from tasks.training.engine import PARAMETER
+
+    for done, name in enumerate(names, start=1):
+        yield name, reader.tensor(PARAMETER + name).to(getattr(torch, dtype))
+        out.progress(done, len(names), "tensors")
+
+
+def _grouped(sizes: dict[str, int], config: ConsolidateConfig) -> list[list[str]]:
+    """Names in order, cut where the next tensor would make a file larger than `max_shard_size`."""
+    limit, width = _bytes(config.max_shard_size), WIDTHS[config.dtype][1]
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if groups[-1] and filled + size * width > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size * width
+    return groups
+
+
+def _write_shards(
+    folder: Path, groups: list[list[str]], reader: Reader, tensors: Iterator[tuple[str, Tensor]], dtype: str
+) -> None:
+    from tasks.training.engine import PARAMETER
+
+    files = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
+    if len(groups) == 1:
+        files = ["model.safetensors"]
+    for file, group in zip(files, groups, strict=True):
+        shapes = {name: reader.shape(PARAMETER + name) for name in group}
+        _write_safetensors(folder / file, shapes, dtype, tensors)
+    if len(groups) > 1:
+        width = WIDTHS[dtype][1]
+        total = sum(math.prod(reader.shape(PARAMETER + name)) * width for group in groups for name in group)
+        where = {name: file for file, group in zip(files, groups, strict=True) for name in group}
+        write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+
+
+def _write_safetensors(
+    file: Path, shapes: dict[str, tuple[int, ...]], dtype: str, tensors: Iterator[tuple[str, Tensor]]
+) -> None:
+    """The format's header, then each tensor's bytes as it comes, in the header's order."""
+    import torch
+
+    kind, width = WIDTHS[dtype]
+    header: Meta = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * width
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as handle:
+        handle.write(len(text).to_bytes(8, "little") + text)
+        for name in shapes:
+            found, tensor = next(tensors)
+            assert found == name
+            handle.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _verify(folder: Path, task: str, reader: Reader, dtype: str) -> None:
+    """ModelError unless the folder loads with each parameter as the checkpoint has it."""
+    import torch
+    import transformers
+
+    from tasks.training.engine import PARAMETER
+
+    kind: Any = transformers.AutoModelForCausalLM
+    if task == "classification":
+        kind = transformers.AutoModelForSequenceClassification
+    wanted = getattr(torch, dtype)
+    model, found = kind.from_pretrained(folder, dtype=wanted, output_loading_info=True)
+    wrong = {name: sorted(map(str, found[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    wrong["different"] = [
+        name
+        for name, value in model.named_parameters()
+        if not torch.equal(value, reader.tensor(PARAMETER + name).to(wanted))
+    ]
+    for what, names in wrong.items():
+        if names:
+            raise ModelError(
+                f"the consolidated model does not load as it was trained: {what.replace('_', ' ')} {', '.join(names[:3])}",
+                "this is a defect of trnflow: report it with the recipe",
+            )
+
+
+def _generation(config: Json) -> Meta:
+    ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    if ids["pad_token_id"] is None:
+        eos = ids["eos_token_id"]
+        ids["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+def _bytes(size: str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?B)\s*", size, re.IGNORECASE)
+    if not found:
+        raise ValueError(f"{size!r} is not a size: write such as 5GB or 500MB")
+    return int(float(found[1]) * UNITS[found[2].upper()])
