@@ -42,7 +42,7 @@ class DataConfig(StageConfig):
     the data does not tell them; columns: further ones to keep, ours -> theirs (all, when nothing is named).
 
     split: fractions of train that make missing splits; limit: rows a split, a seeded sample; dedupe: drop rows of train
-    that repeat an earlier one or stand in another split."""
+    whose text repeats an earlier one (whatever its label: the first stays) or stands in another split."""
 
     source: Annotated[str, NOT_KEYED]
     name: Annotated[str | None, NOT_KEYED] = None

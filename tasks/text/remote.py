@@ -54,8 +54,10 @@ def _remote_files(source: str) -> tuple[Any, list[Candidate]]:
             return filesystem, [Candidate(PurePosixPath(path.split("?")[0]).name, path)]
         if glob.has_magic(path):
             paths = filesystem.glob(path)
+        elif filesystem.isdir(path):
+            paths = filesystem.find(path, maxdepth=2)
         else:
-            paths = filesystem.find(path, maxdepth=2) if filesystem.isdir(path) else [path]
+            paths = [path] if filesystem.exists(path) else []
     except ImportError as error:
         raise MissingDependency(
             f"data.source: reading {source.split('://')[0]}:// needs a package: {_line(error)}",
@@ -63,6 +65,8 @@ def _remote_files(source: str) -> tuple[Any, list[Candidate]]:
         ) from error
     except (OSError, ValueError) as error:
         raise DataError(f"data.source: {source} can't be listed: {_line(error)}", _NETWORK) from error
+    if not paths:
+        raise DataError(f"data.source: there is nothing at {source}", _NETWORK)
     return filesystem, candidates(
         (found.removeprefix(path).strip("/") or PurePosixPath(path).name, found) for found in paths
     )
