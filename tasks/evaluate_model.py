@@ -145,9 +145,10 @@ def _language(config: EvaluateConfig, split: Split, model: PreTrainedModel, out:
 def _generations(
     config: EvaluateConfig, texts: Path, weights: Input, model: PreTrainedModel, out: Workdir
 ) -> list[Meta]:
-    from tasks.evaluation.generation import generate, load_tokenizer, prompts
+    from tasks.evaluation.generation import generate, prompts
+    from tasks.text.tokenizer import read_tokenizer
 
-    tokenizer, positions = load_tokenizer(weights.path), longest_sequence(model.config)
+    tokenizer, positions = read_tokenizer(weights.path), longest_sequence(model.config)
     ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
     stops = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
     made = []

@@ -16,11 +16,12 @@ from tasks.artifact import Input, Meta
 from tasks.errors import DataError, MissingDependency
 from tasks.evaluate_model import EvaluateConfig, evaluate_model
 from tasks.evaluation.forward import token_loss
-from tasks.evaluation.generation import GenerationConfig, generate, load_tokenizer, prompt_ids, prompts
+from tasks.evaluation.generation import GenerationConfig, generate, prompt_ids, prompts
 from tasks.evaluation.metrics import majority, score
 from tasks.evaluation.models import load_model, longest_sequence
 from tasks.evaluation.plots import confusion_matrix
 from tasks.stage import read_json
+from tasks.text.tokenizer import read_tokenizer
 from tasks.training.batches import Split
 from tests import small_models
 from tests.small_models import Rows
@@ -56,7 +57,9 @@ def texts(folder: Path) -> Input:
     rows = [
         [{"text": "what does it do question ", "train": False}, {"text": "answer is cat", "train": True}],
         [{"text": "the dog ran", "train": False}],
+        [{"text": "word", "train": True}],
         [{"text": "the mat " * 60, "train": False}, {"text": "sat", "train": True}, {"text": " on", "train": False}],
+        [{"text": "a plain text of one part, of which some words are given", "train": True}],
     ]
     kind = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_())]))
     pq.write_table(pa.table({"parts": pa.array(rows, kind)}), folder / "validation.parquet")
@@ -194,13 +197,15 @@ def test_generations_go_from_prompt_to_file(evaluated: dict[str, Any]) -> None:
 
 def test_prompts_are_rows_with_something_to_complete(tmp_path: Path) -> None:
     file = texts(tmp_path / "texts").path / "validation.parquet"
-    assert [prompt.reference for prompt in prompts(file, 5)] == ["answer is cat", "sat on"]
+    found = prompts(file, 5)
+    assert [prompt.reference for prompt in found] == ["answer is cat", "sat on", "some words are given"]
+    assert found[2].text == "a plain text of one part, of which "
     assert len(prompts(file, 1)) == 1 and prompts(file, 0) == []
 
 
 def test_a_seed_fixes_a_generation(tmp_path: Path) -> None:
     weights = small_models.llama(tmp_path / "llama")
-    model, tokenizer = load_model(weights.path, "causal_lm"), load_tokenizer(weights.path)
+    model, tokenizer = load_model(weights.path, "causal_lm"), read_tokenizer(weights.path)
     prompt = prompts(texts(tmp_path / "texts").path / "validation.parquet", 1)[0]
     positions = longest_sequence(model.config)
 
@@ -214,9 +219,9 @@ def test_a_seed_fixes_a_generation(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_closes_its_rows_does_not_close_prompts(tmp_path: Path) -> None:
     weights = small_models.llama(tmp_path / "llama")
-    made = load_tokenizer(weights.path)
-    assert made.encode("the cat").ids[-1] == 2
-    assert prompt_ids(made, "the cat", [2]) == made.encode("the cat").ids[:-1]
+    made = read_tokenizer(weights.path)
+    assert made.tokenizer.encode("the cat").ids[-1] == 2
+    assert prompt_ids(made, "the cat") == made.tokenizer.encode("the cat").ids[:-1]
 
 
 @settings(max_examples=60, derandomize=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,10 +10,13 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from tasks.artifact import Meta
 from tasks.config import StageConfig
-from tasks.errors import DataError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tasks.text.tokenizer import FastTokenizer
+
+
+OPENING = re.compile(r"\s*(?:\S+\s+){1,8}")
+"""What serves as the prompt of a text that is supervised from its beginning: up to eight words."""
 
 
 class GenerationConfig(StageConfig):
@@ -34,33 +38,23 @@ class Prompt(NamedTuple):
 
 
 def prompts(texts: Path, count: int) -> list[Prompt]:
-    """The first `count` rows of a `parts` file that have a part to complete."""
+    """The first `count` rows of a `parts` file that have something to go by and something to complete."""
     from pyarrow.parquet import ParquetFile
 
     found: list[Prompt] = []
+    if not count:
+        return found
     with ParquetFile(texts) as file:
-        for batch in file.iter_batches(batch_size=max(count, 1), columns=["parts"]):
+        for batch in file.iter_batches(batch_size=count, columns=["parts"]):
             if len(found) >= count:
                 break
-            found += [prompt for parts in batch.column("parts").to_pylist() if (prompt := _prompt(parts)).reference]
+            found += [prompt for parts in batch.column("parts").to_pylist() if all(prompt := _prompt(parts))]
     return found[:count]
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The fast tokenizer that made the rows, without transformers' layers above it."""
-    from tokenizers import Tokenizer
-
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise DataError(
-            f"the model's folder has no {file.name}, so prompts can't be tokenized", "run consolidate again"
-        )
-    return Tokenizer.from_file(str(file))
 
 
 def generate(
     model: Any,
-    tokenizer: Tokenizer,
+    tokenizer: FastTokenizer,
     prompt: Prompt,
     config: GenerationConfig,
     *,
@@ -71,7 +65,7 @@ def generate(
     import torch
 
     new = config.max_new_tokens if positions is None else min(config.max_new_tokens, max(positions // 2, 1))
-    ids = prompt_ids(tokenizer, prompt.text, ends)
+    ids = prompt_ids(tokenizer, prompt.text)
     kept = ids if positions is None else ids[-(positions - new) :]
     torch.manual_seed(config.seed)
     with torch.inference_mode():
@@ -91,7 +85,7 @@ def generate(
     return {
         "prompt": prompt.text,
         "reference": prompt.reference,
-        "generated": tokenizer.decode(made, skip_special_tokens=True),
+        "generated": tokenizer.tokenizer.decode(made, skip_special_tokens=True),
         "tokens": len(made),
         "prompt_tokens": len(ids),
         "prompt_tokens_cut": len(ids) - len(kept),
@@ -99,14 +93,16 @@ def generate(
     }
 
 
-def prompt_ids(tokenizer: Tokenizer, text: str, ends: list[int]) -> list[int]:
-    """With the tokenizer's own beginning, but without the end that some of them append."""
-    ids: list[int] = tokenizer.encode(text).ids
-    while len(ids) > 1 and ids[-1] in ends:
-        ids.pop()
-    return ids
+def prompt_ids(tokenizer: FastTokenizer, text: str) -> list[int]:
+    """With the special tokens that stand before a row in training, without those that close it."""
+    ids: list[int] = tokenizer.tokenizer.encode(text, add_special_tokens=False).ids
+    return [*tokenizer.prefix(), *ids]
 
 
 def _prompt(parts: list[dict[str, Any]]) -> Prompt:
+    """Up to the first supervised part; of a plain text, its first words."""
     first = next((index for index, part in enumerate(parts) if part["train"]), len(parts))
-    return Prompt("".join(part["text"] for part in parts[:first]), "".join(part["text"] for part in parts[first:]))
+    before, after = ("".join(part["text"] for part in some) for some in (parts[:first], parts[first:]))
+    if not before and (opening := OPENING.match(after)):
+        return Prompt(opening[0], after[opening.end() :])
+    return Prompt(before, after)

@@ -20,7 +20,7 @@ def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str
     from matplotlib.figure import Figure
 
     size = max(4.0, min(0.55 * len(labels) + 2.5, 20.0))
-    figure = Figure(figsize=(size + 0.8, size), dpi=120, layout="constrained")
+    figure = Figure(figsize=(size + 0.8, size), dpi=120)
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
@@ -33,8 +33,8 @@ def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str
         for (row, column), count in np.ndenumerate(confusion):
             colour = "white" if share[row, column] > 0.5 else "black"
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
-    figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
-    figure.savefig(file, format="png", metadata={"Software": None})
+    figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046, pad=0.04)
+    figure.savefig(file, format="png", bbox_inches="tight", metadata={"Software": None})
 
 
 def shortened(label: str, length: int = 24) -> str:
