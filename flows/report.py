@@ -9,6 +9,9 @@ from flows.call import Call, Outcome
 from flows.stage import Listener
 from tasks.artifact import Meta
 
+FIRST = ("f1_weighted", "accuracy", "perplexity", "loss", "train_loss", "eval_loss", "eval_accuracy", "train_rows")
+"""The metrics that a line of the table shows before any others."""
+
 MARKS = {"hit": "=", "ran": "+", "skip": "-", "run": "+", "maybe": "?"}
 
 
@@ -115,7 +118,8 @@ def highlights(outcome: Outcome, most: int = 4) -> str:
         values = {name: meta[name] for name in ("splits", "longest", "lengths", "parameters", "target") if name in meta}
         if outcome.stage == "precompile":
             values = {"graphs": len(meta.get("graphs", []))}
-    return "  ".join(f"{name} {number(value)}" for name, value in list(values.items())[:most])
+    names = sorted(values, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
 
 
 def seconds(value: float | None) -> str:

@@ -1,0 +1,160 @@
+"""The command line as a user meets it: a process, its exit code, one JSON document on stdout, one clear line on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = ("pack_chunks", "--direct", "tracking.enabled=false")
+
+
+class Shell:
+    """Runs `trnflow` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))}
+
+    def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "flows", *arguments],
+            cwd=self.folder,
+            env=self.environ | environ,
+            capture_output=True,
+            text=True,
+        )
+
+    def json(self, *arguments: str) -> Any:
+        done = self(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def error(self, *arguments: str, code: int, **environ: str) -> str:
+        """stderr of a command that fails as it should: its exit code, no traceback, a fix."""
+        done = self(*arguments, **environ)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert "fix:" in done.stderr
+        return done.stderr
+
+
+@pytest.fixture
+def trnflow(tmp_path: Path) -> Shell:
+    rows = "\n".join(f'{{"text": "row {n} is {("good", "bad")[n % 2]}", "label": "{("pos", "neg")[n % 2]}"}}' for n in range(40))
+    for split in ("train", "validation", "test"):
+        (tmp_path / "rows").mkdir(exist_ok=True)
+        (tmp_path / "rows" / f"{split}.jsonl").write_text(rows.replace("row", split))
+    (tmp_path / "mine.yaml").write_text(
+        "extends: demo\nname: mine\ndata: {source: rows, name: null, text: text, label: label}\n"
+        "tokenize: {train: {vocab_size: 200}}\n"
+    )
+    return Shell(tmp_path)
+
+
+def test_run_plan_explain_show_get_on_the_data_stages(trnflow: Shell) -> None:
+    done = trnflow.json("run", "mine.yaml", "--until", *DATA)
+    assert (done["schema"], done["recipe"]) == (1, "mine")
+    assert [(stage["stage"], stage["action"]) for stage in done["stages"]] == [
+        ("load_data", "ran"), ("format_prompts", "ran"), ("tokenize_text", "ran"), ("pack_chunks", "ran"),
+    ]  # fmt: skip
+    assert all({"key", "artifact", "seconds", "metrics"} <= stage.keys() for stage in done["stages"])
+
+    again = trnflow.json("run", "mine.yaml", "--until", *DATA)
+    assert [stage["action"] for stage in again["stages"]] == ["hit"] * 4
+    assert [stage["artifact"] for stage in again["stages"]] == [stage["artifact"] for stage in done["stages"]]
+    runs = list((trnflow.folder / ".trnflow/store/runs").glob("*.json"))
+    assert len(runs) == 2
+    assert json.loads(runs[0].read_text())["resolved"]["data"]["source"] == "rows"
+
+    plan = trnflow.json("plan", "mine.yaml", "tokenize.max_length=32")
+    assert [(stage["stage"], stage["action"]) for stage in plan["stages"]][:5] == [
+        ("load_data", "hit"), ("format_prompts", "hit"), ("tokenize_text", "run"), ("pack_chunks", "maybe"),
+        ("precompile", "maybe"),
+    ]  # fmt: skip
+    assert plan["stages"][2]["why"] == "params.max_length: 64 -> 32"
+    assert plan["stages"][3]["key"] is None
+
+    why = trnflow.json("explain", "mine.yaml", "tokenize_text", "tokenize.max_length=32")
+    assert [(change["name"], change["before"], change["after"]) for change in why["changes"]] == [("max_length", 64, 32)]
+    assert trnflow.json("show", "mine.yaml", "load_data")["meta"]["splits"] == {"test": 40, "train": 40, "validation": 40}
+
+    trnflow.json("get", "mine.yaml", "tokenize_text", "copy")
+    assert (trnflow.folder / "copy/tokenizer/tokenizer.json").is_file()
+    assert not (trnflow.folder / "copy/tokenizer/tokenizer.json").is_symlink()
+
+
+def test_moved_and_touched_data_hits_and_changed_data_misses(trnflow: Shell) -> None:
+    trnflow.json("run", "mine.yaml", "--until", *DATA)
+    shutil.copytree(trnflow.folder / "rows", trnflow.folder / "moved")
+    plan = trnflow.json("plan", "mine.yaml", "data.source=moved")
+    assert [stage["action"] for stage in plan["stages"][:4]] == ["hit"] * 4
+    with (trnflow.folder / "moved/train.jsonl").open("a") as handle:
+        handle.write('\n{"text": "one more", "label": "pos"}')
+    assert trnflow.json("plan", "mine.yaml", "data.source=moved")["stages"][0]["action"] == "run"
+
+
+def test_the_resolved_recipe_is_printed(trnflow: Shell) -> None:
+    assert trnflow.json("config", "mine.yaml", "train.learning_rate=3e-5")["train"]["learning_rate"] == 3e-5
+    assert "learning_rate: 3.0e-05" in trnflow("config", "mine.yaml", "train.learning_rate=3e-5").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run", "dmeo"], 2, "no recipe dmeo"),
+        (["run", "demo", "train.learning_rat=1"], 2, "train.learning_rat is not a setting"),
+        (["run", "demo", "train.epochs=many"], 2, "train.epochs"),
+        (["run", "demo", "--until", "trian"], 2, "no stage trian"),
+        (["explain", "demo", "trian"], 2, "did you mean train?"),
+        (["run", "mine.yaml", "--direct", "data.source=nowhere.csv"], 2, "nowhere.csv"),
+        (["run", "mine.yaml", "--direct", "data.label=lable"], 2, "lable"),
+        (["run", "mine.yaml", "--direct", "model.source=./no-model", "--until", "load_data"], 2, "no folder ./no-model"),
+        (["get", "mine.yaml", "load_data", "dest"], 2, "has no artifact"),
+        (["run", "mine.yaml", "--direct", "train.devices=3", "train.tensor_parallel_size=2"], 2, "multiple of"),
+    ],
+)
+def test_wrong_usage_is_one_clear_error(trnflow: Shell, arguments: list[str], code: int, says: str) -> None:
+    assert says in trnflow.error(*arguments, code=code)
+
+
+def test_a_bad_row_names_file_and_row_and_publishes_nothing(trnflow: Shell) -> None:
+    with (trnflow.folder / "rows/train.jsonl").open("a") as handle:
+        handle.write('\n{"text": "what?", "label": "neither"}')
+    said = trnflow.error("run", "mine.yaml", "--until", *DATA, "data.labels=[pos, neg]", code=1)
+    assert "neither" in said
+    assert "train" in said
+    assert not list((trnflow.folder / ".trnflow/store").glob("records/**/*.json"))
+    document = json.loads(trnflow("run", "mine.yaml", "--until", *DATA, "data.labels=[pos, neg]", "--json").stdout)
+    assert document["error"]["stage"] == "load_data"
+    assert document["error"]["type"] == "DataError"
+    assert document["error"]["fix"]
+
+
+def test_an_empty_split_is_named(trnflow: Shell) -> None:
+    (trnflow.folder / "rows/test.jsonl").write_text("")
+    assert "test" in trnflow.error("run", "mine.yaml", "--until", *DATA, code=1)
+
+
+def test_an_unwritable_store_is_named(trnflow: Shell) -> None:
+    (trnflow.folder / "file").write_text("")
+    said = trnflow.error("run", "mine.yaml", "--until", *DATA, code=1, TRNFLOW_STORE=str(trnflow.folder / "file/store"))
+    assert "file/store" in said
+
+
+def test_usage_errors_of_the_parser_exit_with_2(trnflow: Shell) -> None:
+    assert trnflow("run").returncode == 2
+    assert trnflow("rnu", "demo").returncode == 2
+    assert trnflow("--help").returncode == 0
+
+
+def test_the_doctor_says_what_there_is(trnflow: Shell) -> None:
+    checks = {check["name"]: check for check in trnflow.json("doctor")["checks"]}
+    assert checks["torch"]["ok"]
+    assert checks["store"]["ok"]
