@@ -255,7 +255,9 @@ def test_settings_and_figures_become_flat():
 def test_the_page_is_an_address_or_a_command(tmp_path):
     assert tracking_page(tmp_path, "https://me:pw@mlflow.example") == "https://***@mlflow.example"
     command = tracking_page(tmp_path, None)
-    assert command == f"mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///{tmp_path}/mlflow.db"
+    assert command.endswith(
+        f"mlflow ui --host 127.0.0.1 --workers 1 --backend-store-uri sqlite:///{tmp_path}/mlflow.db"
+    )
 
 
 def wait_until(true) -> None:
@@ -273,7 +275,8 @@ def mlflow_server(folder: Path, port: int):
         "--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "served"),
     ]  # fmt: skip
     with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        environ = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        server = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
     try:
         wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"))
         yield

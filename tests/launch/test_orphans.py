@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.launch.processes import gone, wait_for
+from tests.launch.processes import gone, marked, wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -72,3 +73,30 @@ def test_a_suspended_caller_that_is_killed_leaves_nothing(tmp_path):
     os.kill(caller.pid, signal.SIGKILL)
     caller.wait()
     assert gone(pids)
+
+
+@pytest.mark.slow
+def test_no_moment_to_be_killed_at_leaves_anything(tmp_path):
+    """SIGKILL at 50 moments from the caller's first instruction on; its descendants are known by a mark they inherit."""
+    for moment in range(50):
+        mark = f"TRNFLOW_TEST_MARK={os.getpid()}-{moment}"
+        caller = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.launch.caller",
+                str(tmp_path / str(moment)),
+                "sleep",
+                "plain stubborn",
+                "0.2",
+                "",
+            ],
+            cwd=PROJECT,
+            env={**os.environ, **dict([mark.split("=")])},
+            start_new_session=True,
+        )
+        time.sleep(moment * 0.02)
+        caller.kill()
+        caller.wait()
+        assert gone(marked(mark)), f"moment {moment}"
+        assert marked(mark) == [], f"moment {moment}"
