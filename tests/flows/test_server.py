@@ -80,10 +80,10 @@ def test_a_configured_api_is_used_and_nothing_is_started(monkeypatch, tmp_path):
 
 def test_the_active_profile_is_read(monkeypatch, tmp_path):
     (tmp_path / "profiles.toml").write_text(
-        'active = "work"\n[profiles.work]\nPREFECT_API_URL = "http://work/api"\n[profiles.home]\n'
+        'active = "work"\n[profiles.work]\nPREFECT_API_URL = "http://team/api"\n[profiles.home]\n'
     )
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    assert server.configured_url() == "http://work/api"
+    assert server.configured_url() == "http://team/api"
     monkeypatch.setenv("PREFECT_PROFILE", "home")
     assert server.configured_url() is None
 
