@@ -78,7 +78,7 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
         return {**meta, "max_difference": None}
     difference = _export_stablehlo(config, weights, lengths, meta, out)
     _copy_companions(weights.path, out.path)
-    return {**meta, "max_difference": difference}
+    return {**meta, "max_difference": difference, "metrics": {"max_difference": difference}}
 
 
 def example(model: PreTrainedModel, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from tasks.artifact import Input, Meta
 from tasks.errors import DataError, MissingDependency
 from tasks.evaluate_model import EvaluateConfig, evaluate_model
 from tasks.evaluation.forward import token_loss
-from tasks.evaluation.generation import GenerationConfig, generate, prompt_ids, prompts
+from tasks.evaluation.generation import GenerationConfig, generate, prompt_ids, prompts, shortened
 from tasks.evaluation.metrics import majority, score
 from tasks.evaluation.models import load_model, longest_sequence
 from tasks.evaluation.plots import confusion_matrix
@@ -201,6 +201,12 @@ def test_prompts_are_rows_with_something_to_complete(tmp_path: Path) -> None:
     assert [prompt.reference for prompt in found] == ["answer is cat", "sat on", "some words are given"]
     assert found[2].text == "a plain text of one part, of which "
     assert len(prompts(file, 1)) == 1 and prompts(file, 0) == []
+
+
+def test_a_long_prompt_keeps_its_beginning_mark_and_its_end() -> None:
+    assert shortened([1, 5, 6, 7, 8], room=3, opening=1) == [1, 7, 8]
+    assert shortened([5, 6, 7, 8], room=3, opening=0) == [6, 7, 8]
+    assert shortened([1, 5, 6], room=3, opening=1) == [1, 5, 6]
 
 
 def test_a_seed_fixes_a_generation(tmp_path: Path) -> None:

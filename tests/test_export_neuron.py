@@ -58,6 +58,7 @@ def test_every_length_agrees_with_eager(exports: dict[str, Meta]) -> None:
     assert meta == {
         "target": "stablehlo", "batch": 3, "lengths": [16, 32], "task": "classification", "labels": small_models.LABELS,
         "dtype": "float32", "max_difference": meta["max_difference"],
+        "metrics": {"max_difference": meta["max_difference"]},
     }  # fmt: skip
     assert exports["llama"]["meta"]["max_difference"] < 1e-4
 

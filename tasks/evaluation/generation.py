@@ -61,12 +61,12 @@ def generate(
     positions: int | None,
     ends: list[int],
 ) -> Meta:
-    """One sample. positions: what the model has, of which the prompt keeps its last ones; ends: token ids that stop."""
+    """One sample. positions: what the model has, of which a long prompt keeps its last ones; ends: token ids that stop."""
     import torch
 
     new = config.max_new_tokens if positions is None else min(config.max_new_tokens, max(positions // 2, 1))
     ids = prompt_ids(tokenizer, prompt.text)
-    kept = ids if positions is None else ids[-(positions - new) :]
+    kept = ids if positions is None else shortened(ids, positions - new, len(tokenizer.prefix()))
     torch.manual_seed(config.seed)
     with torch.inference_mode():
         row = torch.tensor([kept], device=model.device)
@@ -97,6 +97,11 @@ def prompt_ids(tokenizer: FastTokenizer, text: str) -> list[int]:
     """With the special tokens that stand before a row in training, without those that close it."""
     ids: list[int] = tokenizer.tokenizer.encode(text, add_special_tokens=False).ids
     return [*tokenizer.prefix(), *ids]
+
+
+def shortened(ids: list[int], room: int, opening: int) -> list[int]:
+    """`ids` cut to `room` tokens: its first `opening` ones and its last."""
+    return ids if len(ids) <= room else [*ids[:opening], *ids[len(ids) - room + opening :]]
 
 
 def _prompt(parts: list[dict[str, Any]]) -> Prompt:
