@@ -159,11 +159,9 @@ def _verify(folder: Path, task: str, reader: Reader, dtype: str) -> None:
     wanted = getattr(torch, dtype)
     model, found = kind.from_pretrained(folder, dtype=wanted, output_loading_info=True)
     wrong = {name: sorted(map(str, found[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    wrong["different"] = [
-        name
-        for name, value in model.named_parameters()
-        if not torch.equal(value, reader.tensor(PARAMETER + name).to(wanted))
-    ]
+    if not any(wrong.values()):
+        pairs = ((name, value, reader.tensor(PARAMETER + name)) for name, value in model.named_parameters())
+        wrong["different_tensors"] = [name for name, ours, theirs in pairs if not torch.equal(ours, theirs.to(wanted))]
     for what, names in wrong.items():
         if names:
             raise ModelError(

@@ -17,6 +17,11 @@ def check_device(config: TrainConfig) -> None:
             raise ModelError(
                 "train.device is cuda, and torch finds no GPU here", "set train.device=cpu, or check the driver"
             )
+    if config.compile and importlib.util.find_spec("setuptools") is None:
+        raise MissingDependency(
+            "train.compile is set, and torch.compile needs setuptools (and a C++ compiler), which is not installed",
+            "pip install setuptools, or set train.compile=false",
+        )
     if config.device == "neuron" and importlib.util.find_spec("libneuronxla") is None:
         raise MissingDependency(
             "train.device is neuron, and the Neuron compiler and runtime are not installed",

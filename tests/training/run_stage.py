@@ -13,11 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Input, Source
+from tasks.artifact import Input, Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import TrnflowError, from_json
 from tasks.launch.job import resolve
-from tasks.stage import Workdir, of
+from tasks.precompile import precompile
+from tasks.stage import Workdir, of, stage
+from tasks.train import TrainConfig, train
+from tasks.train import environ as train_environ
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -123,6 +126,34 @@ def kill_after(stage: Stage, step: int, number: int = signal.SIGKILL) -> None:
         if any(event.get("progress", {}).get("done", 0) > step for event in stage.events()):
             stage.process.send_signal(number)
             return
+
+
+@stage(kind="checkpoint", process=True, environ=train_environ)
+def traced_and_trained(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """Precompile and train in one process, which saves a start; the graphs are listed all the same."""
+    graphs = Workdir(out.scratch / "graphs", out.scratch, lambda event: None)
+    graphs.path.mkdir()
+    listed = precompile(config, model, packed, graphs)
+    return train(config, model, packed, out, Input(graphs.path, "graphs", listed, ""))
+
+
+class ManyConfig(StageConfig):
+    configs: tuple[TrainConfig, ...]
+
+
+@stage(kind="graphs", process=True, environ=lambda config: train_environ(config.configs[0]))
+def inventories(config: ManyConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """The graphs of several configs on the same devices: [{name/length: hash}]."""
+    from tasks.training.inventory import inventory
+
+    found = [inventory(one, model, packed, out) for one in config.configs]
+    return {"graphs": [{f"{graph['name']}/{graph['length']}": graph["hash"] for graph in graphs} for graphs in found]}
+
+
+def files_of(artifact: Input) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(artifact.path)): file.read_bytes() for file in artifact.path.rglob("*") if file.is_file()
+    }
 
 
 def _plain(item: Input | Source) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""A run that is killed and started again ends in the very bytes of a run that was not, however often either logs or saves."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.artifact import Input
+from tasks.errors import Interrupted
+from tasks.train import TrainConfig
+from tests.training.run_stage import FolderPartial, Result, Stage, files_of, kill_after, run_stage, traced_and_trained
+from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
+
+NATIVE = {"engine": "native", "global_batch": 8, "epochs": 20}
+MESH = {"global_batch": 8, "epochs": 2, "devices": 2, "zero1": True}
+
+
+def setting(tmp_path: Path, **layout: Any) -> tuple[TrainConfig, dict[str, Any], Result]:
+    """(config, inputs, the result of a run that is left alone), with dropout and two lengths."""
+    config = TrainConfig(learning_rate=1e-3, warmup_ratio=0.1, log_every=7, checkpoint_every=1000, **layout)
+    inputs: dict[str, Any] = {"model": scratch(**BERT), "packed": packed_classes(tmp_path / "packed", rows=24)}
+    return config, inputs, run_stage(traced_and_trained, config, tmp_path / "whole", **inputs)
+
+
+def often(config: TrainConfig, every: int) -> TrainConfig:
+    return config.model_copy(update={"log_every": 1, "checkpoint_every": every})
+
+
+def same(one: Input, other: Input) -> bool:
+    return files_of(one) == files_of(other) and one.meta == other.meta
+
+
+def test_native_survives_kill_and_stop(tmp_path) -> None:
+    config, inputs, whole = setting(tmp_path, **NATIVE)
+    partial = tmp_path / "partial"
+    killed = Stage(traced_and_trained, often(config, 10), tmp_path / "killed", partial, **inputs)
+    kill_after(killed, step=25)
+    assert killed.process.wait() == -signal.SIGKILL
+    first = FolderPartial(partial).steps()
+    assert first and len(first) <= config.keep_checkpoints
+
+    stopped = Stage(traced_and_trained, often(config, 1000), tmp_path / "stopped", partial, **inputs)
+    kill_after(stopped, step=first[-1] + 25, number=signal.SIGTERM)
+    with pytest.raises(Interrupted, match="stopped at step"):
+        stopped.result()
+    second = FolderPartial(partial).steps()
+    assert second[-1] > first[-1]  # it saved before it left
+
+    resumed = Stage(traced_and_trained, often(config, 50), tmp_path / "resumed", partial, **inputs).result()
+    assert f"resumes at step {second[-1]}" in resumed.said("info")
+    assert same(resumed.artifact, whole.artifact)
+
+
+def test_xla_survives_a_kill(tmp_path) -> None:
+    config, inputs, whole = setting(tmp_path, **MESH)
+    partial = tmp_path / "partial"
+    killed = Stage(traced_and_trained, often(config, 2), tmp_path / "killed", partial, **inputs)
+    kill_after(killed, step=6)
+    assert killed.process.wait() == -signal.SIGKILL
+    assert FolderPartial(partial).steps()
+    resumed = Stage(traced_and_trained, often(config, 100), tmp_path / "resumed", partial, **inputs).result()
+    assert resumed.said("info") and same(resumed.artifact, whole.artifact)
+    assert 0 < resumed.figures["compiled_graphs"] <= 4
+
+
+@pytest.mark.slow
+def test_another_mesh_goes_on(tmp_path) -> None:
+    """A state written by one layout is taken up by another; the rest of the run has the same losses, to rounding."""
+    inputs: dict[str, Any] = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}
+    rows = {"global_batch": 8, "epochs": 3, "learning_rate": 1e-2, "log_every": 1, "checkpoint_every": 4}
+    mesh = {"devices": 4, "tensor_parallel_size": 2, "zero1": True, "micro_batch": 1}
+    partial = tmp_path / "partial"
+    first = Stage(traced_and_trained, TrainConfig(**rows, **mesh), tmp_path / "first", partial, **inputs).result()
+    plain = TrainConfig(**rows, engine="native")
+    rest = Stage(traced_and_trained, plain, tmp_path / "rest", partial, **inputs).result()
+    assert min(rest.curve("loss")) == 9  # the newest state is of step 8
+    assert rest.curve("loss") == pytest.approx({n: loss for n, loss in first.curve("loss").items() if n > 8}, abs=1e-5)
+    assert rest.artifact.meta["metrics"] == pytest.approx(first.artifact.meta["metrics"], abs=1e-5)

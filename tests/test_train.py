@@ -1,0 +1,108 @@
+"""The training stage: what it refuses, what it reports, and that it learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.artifact import Artifact
+from tasks.errors import DataError, NonFiniteLoss
+from tasks.stage import of, read_json
+from tasks.train import TrainConfig, train
+from tests.training.run_stage import FolderPartial, Stage, run_stage, traced_and_trained
+from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"devices": 3, "tensor_parallel_size": 2}, r"devices \(3\) must be a multiple of tensor_parallel_size \(2\)"),
+        ({"global_batch": 10, "micro_batch": 4}, "global_batch .10. must be a multiple of micro_batch x data parallel"),
+        ({"global_batch": 6, "devices": 4}, r"1 x 4 = 4"),
+        ({"sequence_parallel": True}, "set tensor_parallel_size > 1"),
+        ({"engine": "native", "devices": 2}, "engine native drives one device"),
+        ({"engine": "native", "device": "neuron"}, "set engine=xla"),
+        ({"device": "cuda"}, "set engine=native"),
+        ({"compile": True}, "for engine native"),
+        ({"learning_rate": 0}, "greater than 0"),
+        ({"epochs": 0}, "greater than 0"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        TrainConfig(**fields)
+
+
+def test_batches_follow_from_the_layout() -> None:
+    config = TrainConfig(devices=8, tensor_parallel_size=2, global_batch=64, micro_batch=4)
+    assert (config.data_parallel, config.micro_rows, config.accumulation) == (4, 16, 4)
+    assert TrainConfig(devices=4, global_batch=64).accumulation == 1
+
+
+def test_the_key_leaves_out_what_cannot_change_the_result() -> None:
+    described = of(train)
+    unkeyed = {"log_every": 1, "checkpoint_every": 7, "keep_checkpoints": 9, "allow_recompile": True}
+    assert described.params(TrainConfig(**unkeyed)) == described.params(TrainConfig())
+    assert described.accel(TrainConfig(threads=1)) != described.accel(TrainConfig(threads=2))
+    assert TrainConfig().resolved_threads >= 1 and "threads" not in described.params(TrainConfig())
+    packed = Artifact("sha256:1", "packed", {}, ())
+    keyed = described.inputs(TrainConfig(), {"model": scratch(**BERT), "packed": packed})
+    assert keyed == {"model": {"config": scratch(**BERT).identity["config"], "weights": None}, "packed": "sha256:1"}
+
+
+def test_native_learns_and_reports(tmp_path) -> None:
+    config = TrainConfig(engine="native", global_batch=8, epochs=6, learning_rate=3e-3, log_every=5)
+    packed = packed_classes(tmp_path / "packed")
+    found = run_stage(traced_and_trained, config, tmp_path / "run", model=scratch(**BERT), packed=packed)
+    metrics = found.artifact.meta["metrics"]
+    assert metrics["eval_accuracy"] > 0.9 and metrics["eval_loss"] < metrics["eval_loss_before"]
+    assert found.artifact.meta["steps"] == 6 * 13
+    assert set(found.curve("eval_loss")) == {13 * epoch for epoch in range(7)}
+    assert set(found.curve("loss")) == {*range(5, 78, 5), 78}
+    assert found.curve("learning_rate")[78] < found.curve("learning_rate")[5]
+    assert {"seconds", "samples_per_second", "tokens_per_second", "peak_memory_bytes"} <= set(found.figures)
+    config_json = read_json(found.artifact.path / "config.json")
+    assert config_json["id2label"] == {"0": "red", "1": "green", "2": "blue"}
+    assert config_json["architectures"] == ["BertForSequenceClassification"]
+    assert (found.artifact.path / "tokenizer" / "tokenizer_config.json").exists()
+
+
+@pytest.mark.parametrize("engine", ["native", "xla"])
+def test_a_loss_that_is_no_number_is_never_written(engine: str, tmp_path) -> None:
+    """The first update throws the weights far out; the second step's loss is no number, though nobody looks until step 3."""
+    config = TrainConfig(
+        engine=engine, global_batch=8, learning_rate=1e38, log_every=100, checkpoint_every=3, eval_every_epoch=False
+    )
+    partial = tmp_path / "partial"
+    inputs = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}
+    stage = Stage(traced_and_trained, config, tmp_path / "run", partial, **inputs)
+    with pytest.raises(
+        NonFiniteLoss, match=r"step 2 has .*; the weights are as they were.*rows of train/16: \d+"
+    ) as caught:
+        stage.result()
+    assert "learning_rate" in caught.value.fix
+    assert FolderPartial(partial).newest() is None
+    assert not list((tmp_path / "run" / "out").iterdir())
+
+
+def test_too_few_rows_for_a_batch(tmp_path) -> None:
+    config = TrainConfig(engine="native", global_batch=64, last_batch="drop")
+    inputs = {"model": scratch(**BERT), "packed": packed_classes(tmp_path / "packed", rows=8)}
+    with pytest.raises(DataError, match="17 rows, not one whole batch of 64"):
+        run_stage(traced_and_trained, config, tmp_path / "run", **inputs)
+
+
+@pytest.mark.slow
+def test_torch_compile_gives_the_same_losses(tmp_path) -> None:
+    pytest.importorskip("setuptools", reason="torch.compile needs setuptools")
+    packed = packed_lm(tmp_path / "packed")
+    curves = []
+    for compiled in (False, True):
+        config = TrainConfig(engine="native", global_batch=8, epochs=1, log_every=1, compile=compiled)
+        model = scratch(**LLAMA)
+        curves.append(
+            run_stage(traced_and_trained, config, tmp_path / str(compiled), model=model, packed=packed).curve("loss")
+        )
+    assert curves[0] == pytest.approx(curves[1], abs=1e-5)
