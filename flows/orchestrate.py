@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from prefect import flow, task
+from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
@@ -27,8 +27,6 @@ from flows.stage import Listener, Runner
 from flows.track import Tracking
 from tasks.artifact import Artifact, Meta
 from tasks.store import Store
-
-logger = logging.getLogger("prefect.trnflow")
 
 
 @dataclass
@@ -68,7 +66,10 @@ class PrefectRunner(Runner):
     def _upstream(self, call: Call) -> list[State[Any]]:
         digests = {item.digest for item in call.inputs.values() if isinstance(item, Artifact)}
         made = [name for name, done in self.outcomes.items() if done.artifact and done.artifact.digest in digests]
-        return [self._states[name] for name in (*made, *(needed.name for needed in call.after.values()))]
+        wanted = (*made, *(needed.name for needed in call.after.values()))
+        return [
+            self._states[name] for name in wanted if name in self._states
+        ]  # a hit wants nothing of a deferred stage
 
 
 class PrefectLog(Listener):
@@ -77,13 +78,14 @@ class PrefectLog(Listener):
     def event(self, stage: str, event: Meta) -> None:
         for level in ("warn", "info"):
             if level in event:
-                logger.log(logging.WARNING if level == "warn" else logging.INFO, "%s: %s", stage, event[level])
+                get_run_logger().log(logging.WARNING if level == "warn" else logging.INFO, event[level])
         if "metrics" in event:
             values = " ".join(f"{name} {report.number(value)}" for name, value in event["metrics"]["values"].items())
-            logger.info("%s: step %s %s", stage, event["metrics"]["step"], values)
+            get_run_logger().info("step %s %s", event["metrics"]["step"], values)
 
     def stage_ended(self, outcome: Outcome) -> None:
-        logger.info("%s: %s in %s s", outcome.stage, outcome.action, report.seconds(outcome.seconds))
+        said = report.highlights(outcome)
+        get_run_logger().info("%s: %s in %s s %s", outcome.stage, outcome.action, report.seconds(outcome.seconds), said)
 
 
 @flow(name="finetune", flow_run_name="{recipe}", persist_result=False)
@@ -117,7 +119,7 @@ def _run(name: str, overrides: Iterable[str], options: Options) -> None:
         session.result = tracking.finish(result)
     create_markdown_artifact(_table(result), key="run", description=f"{recipe.name}: stages and key figures")
     for note in result.notes:
-        logger.warning(note)
+        get_run_logger().warning(note)
     if result.error is not None:
         raise result.error
 

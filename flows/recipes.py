@@ -93,7 +93,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Origins]:
     try:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=_Loader)
-        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        tree = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""

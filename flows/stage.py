@@ -26,7 +26,6 @@ from tasks.resolve import Resolver
 from tasks.stage import Workdir
 from tasks.store import Store
 
-
 KEPT_LOGS = 200
 
 

@@ -20,7 +20,9 @@ class Shell:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environ = {name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))}
+        self.environ = {
+            name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))
+        }
 
     def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -47,7 +49,9 @@ class Shell:
 
 @pytest.fixture
 def trnflow(tmp_path: Path) -> Shell:
-    rows = "\n".join(f'{{"text": "row {n} is {("good", "bad")[n % 2]}", "label": "{("pos", "neg")[n % 2]}"}}' for n in range(40))
+    rows = "\n".join(
+        f'{{"text": "row {n} is {("good", "bad")[n % 2]}", "label": "{("pos", "neg")[n % 2]}"}}' for n in range(40)
+    )
     for split in ("train", "validation", "test"):
         (tmp_path / "rows").mkdir(exist_ok=True)
         (tmp_path / "rows" / f"{split}.jsonl").write_text(rows.replace("row", split))
@@ -82,8 +86,14 @@ def test_run_plan_explain_show_get_on_the_data_stages(trnflow: Shell) -> None:
     assert plan["stages"][3]["key"] is None
 
     why = trnflow.json("explain", "mine.yaml", "tokenize_text", "tokenize.max_length=32")
-    assert [(change["name"], change["before"], change["after"]) for change in why["changes"]] == [("max_length", 64, 32)]
-    assert trnflow.json("show", "mine.yaml", "load_data")["meta"]["splits"] == {"test": 40, "train": 40, "validation": 40}
+    assert [(change["name"], change["before"], change["after"]) for change in why["changes"]] == [
+        ("max_length", 64, 32)
+    ]
+    assert trnflow.json("show", "mine.yaml", "load_data")["meta"]["splits"] == {
+        "test": 40,
+        "train": 40,
+        "validation": 40,
+    }
 
     trnflow.json("get", "mine.yaml", "tokenize_text", "copy")
     assert (trnflow.folder / "copy/tokenizer/tokenizer.json").is_file()
@@ -115,7 +125,11 @@ def test_the_resolved_recipe_is_printed(trnflow: Shell) -> None:
         (["explain", "demo", "trian"], 2, "did you mean train?"),
         (["run", "mine.yaml", "--direct", "data.source=nowhere.csv"], 2, "nowhere.csv"),
         (["run", "mine.yaml", "--direct", "data.label=lable"], 2, "lable"),
-        (["run", "mine.yaml", "--direct", "model.source=./no-model", "--until", "load_data"], 2, "no folder ./no-model"),
+        (
+            ["run", "mine.yaml", "--direct", "model.source=./no-model", "--until", "load_data"],
+            2,
+            "no folder ./no-model",
+        ),
         (["get", "mine.yaml", "load_data", "dest"], 2, "has no artifact"),
         (["run", "mine.yaml", "--direct", "train.devices=3", "train.tensor_parallel_size=2"], 2, "multiple of"),
     ],

@@ -97,6 +97,43 @@ def test_a_deployed_run_completes_and_the_next_shows_cached_tasks(api: Api) -> N
     assert states[1] == dict.fromkeys(("load_data", "format_prompts", "tokenize_text"), "Cached")
 
 
+TOY = """
+import sys
+from pathlib import Path
+from prefect import flow
+from flows.orchestrate import PrefectLog, PrefectRunner
+from tasks.resolve import Resolver
+from tasks.store import Store
+from tests.flows.toy import CountConfig, WordsConfig, pipeline
+
+@flow(name="toy", flow_run_name=sys.argv[2])
+def toy():
+    store = Store(str(Path(sys.argv[1]) / "store"), Path(sys.argv[1]) / "home")
+    store.prepare()
+    runner = PrefectRunner(store, Resolver(store.home), run="r", listeners=(PrefectLog(),))
+    pipeline(WordsConfig(path=sys.argv[1] + "/words.txt"), CountConfig(least=int(sys.argv[3])), runner)
+
+toy()
+"""
+
+
+def test_a_deferred_stage_shows_when_it_is_wanted_and_hits_are_cached(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("a bb ccc")
+    seen = {}
+    for name, least in (("first", 1), ("again", 1), ("changed", 2)):
+        command = [sys.executable, "-c", TOY, str(tmp_path), name, str(least)]
+        done = subprocess.run(command, cwd=PROJECT, env=api.environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        run = api.post("flow_runs/filter", flow_runs={"name": {"any_": [name]}})[0]
+        seen[name] = api.task_states(run["id"])
+    stages = ("words", "sizes", "warm_up", "count")
+    assert seen["first"] == dict.fromkeys(stages, "Completed")
+    assert seen["again"] == {"words": "Cached", "sizes": "Cached", "count": "Cached"}
+    assert seen["changed"] == dict.fromkeys(stages, "Cached") | {"count": "Completed"}
+    said = [log["message"] for log in api.post("logs/filter", logs={"level": {"ge_": 20}}, limit=200)]
+    assert any("count: ran" in line for line in said)
+
+
 def test_a_failing_stage_fails_its_task_and_the_flow_with_the_reason(api: Api, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\na,x\nb,y\n")
     (tmp_path / "mine.yaml").write_text(
