@@ -149,7 +149,9 @@ def _read(config: DataConfig, source: Source, out: Workdir) -> tuple[Columns, di
     opened = open_source(source)
     for split, files in opened.items():
         if not any(rows.schema.names for rows in files):
-            raise DataError(f"the split {split} is empty: {files[0].name} holds no rows", "give it rows, or leave it out")
+            raise DataError(
+                f"the split {split} is empty: {files[0].name} holds no rows", "give it rows, or leave it out"
+            )
     columns = choose_columns(next(iter(opened.values()))[0], config.text, config.label, config.columns)
     out.scratch.mkdir(parents=True, exist_ok=True)
     return columns, {split: read_split(split, files, columns, out) for split, files in opened.items()}

@@ -101,7 +101,9 @@ def test_a_learning_rate_reruns_train_and_below_and_explain_says_why(done: tuple
 
 def test_intervals_change_nothing(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, _ = done
-    assert set(checkout.actions("plan", "demo", *SMALL, "train.log_every=1", "train.keep_checkpoints=5").values()) == {"hit"}
+    assert set(checkout.actions("plan", "demo", *SMALL, "train.log_every=1", "train.keep_checkpoints=5").values()) == {
+        "hit"
+    }
 
 
 def test_comments_docstrings_and_flow_wiring_rerun_nothing(done: tuple[Checkout, dict[str, Any]]) -> None:

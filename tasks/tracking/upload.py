@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 METRICS_A_CALL = 1000
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # its page opens on models, not on GenAI traces
 ENTRIES_A_CALL = 100
 TAG_LENGTH = 5000
 DIGEST_LENGTH = 36  # of a data set, in MLflow
@@ -104,7 +105,7 @@ class Upload:
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
         found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name, artifact_location=artifacts))
+        return str(found.experiment_id if found else self._client.create_experiment(name, artifacts, KIND))
 
     def _run(self, name: str, at: float, tags: dict[str, str], stage: str) -> str:
         """The run with these tags, made if need be. stage: empty for the parent."""

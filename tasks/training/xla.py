@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
@@ -52,6 +53,7 @@ class XlaEngine:
             self._first, self._second = (self._place_moments(prefix, shapes, stored) for prefix in (FIRST, SECOND))
             self._sums = {n: self._send(torch.zeros(shapes[n]), self._state_specs[n]) for n in self._summed(shapes)}
             self._loss = self._send(torch.zeros(1), (None,))
+        _spell_out_norms(built.model)
         if config.remat:
             _recompute(built.model)
         if config.sequence_parallel:
@@ -314,6 +316,23 @@ def _boxes(name: str, tensor: Tensor, spec: Spec) -> Iterator[Box]:
         if start not in written:  # replicas once
             written.add(start)
             yield Box(name, device, start, whole, shard.data)
+
+
+def _spell_out_norms(model: Any) -> None:
+    """torch_xla lowers layer_norm to a batch norm over merged dimensions, for which GSPMD gathers the whole batch on every
+    device (6 gathers of all activations in a 2-layer BERT). Written out, each device normalises its own rows."""
+    import torch
+
+    def normalised(module: torch.nn.LayerNorm, hidden: Tensor) -> Tensor:
+        wide = hidden.float()
+        centred = wide - wide.mean(-1, keepdim=True)
+        scaled = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + module.eps)
+        scaled = scaled.to(hidden.dtype)
+        return scaled if module.weight is None else scaled * module.weight + (0 if module.bias is None else module.bias)
+
+    for module in model.modules():
+        if type(module) is torch.nn.LayerNorm and len(module.normalized_shape) == 1:
+            module.forward = partial(normalised, module)  # type: ignore[method-assign]
 
 
 def _described(batch: Batch | None) -> list[Meta]:
