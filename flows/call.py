@@ -74,7 +74,7 @@ class Stages(Protocol):
 
 def bind(function: Function, config: StageConfig, inputs: tuple[Value, ...], after: Call | None = None) -> Call:
     """Name the inputs by the function's parameters (after `config`); the last one before `out` may be order-only."""
-    code = function.__code__  # type: ignore[attr-defined]
+    code = function.__code__
     names = [name for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount] if name != "out"]
     order_only = {names[len(inputs)]: after} if after else {}
     if len(names) != len(inputs) + len(order_only):

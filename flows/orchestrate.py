@@ -43,6 +43,10 @@ SESSION: ContextVar[Session] = ContextVar("session")
 class PrefectRunner(Runner):
     """Each stage is a task run that waits for those whose outputs it takes: the drawn graph is the real one."""
 
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._states: dict[str, State[Any]] = {}
+
     def settle(self, call: Call, outcome: Outcome | None) -> Outcome:
         settled: list[Outcome] = []
 
@@ -58,10 +62,6 @@ class PrefectRunner(Runner):
             return settled[0]
         state.result()
         raise RuntimeError(f"the task run of {call.name} ended as {state.name}")
-
-    @property
-    def _states(self) -> dict[str, State[Any]]:
-        return self.__dict__.setdefault("states", {})
 
     def _upstream(self, call: Call) -> list[State[Any]]:
         digests = {item.digest for item in call.inputs.values() if isinstance(item, Artifact)}
