@@ -38,6 +38,16 @@ class Store:
         self._cache = home / "cache" / "blobs"
 
     @property
+    def backend(self) -> Backend:
+        """For what reads the store as a whole: verification, garbage collection."""
+        return self._backend
+
+    @property
+    def cache(self) -> Path:
+        """Where this machine keeps blobs of a remote store, laid out as in the store."""
+        return self._cache
+
+    @property
     def is_local(self) -> bool:
         return self._backend.local is not None
 
@@ -49,7 +59,15 @@ class Store:
                 f"the store {self.root} does not create files exclusively: two runs could overwrite each other's results",
                 "use a local folder, or an object store with conditional puts (S3, GCS, R2, moto)",
             )
-        found = json.loads(self._backend.read("FORMAT.json"))
+        self.check()
+
+    def check(self) -> None:
+        """ConfigError when there is no store at the root, or one of another format. Writes nothing."""
+        try:
+            found = json.loads(self._backend.read("FORMAT.json"))
+        except FileNotFoundError as error:
+            fix = "`trnflow run` makes one; or name another: --store, TRNFLOW_STORE, store.root"
+            raise ConfigError(f"there is no store at {self.root}", fix) from error
         if found != FORMAT:
             raise ConfigError(
                 f"the store {self.root} has format {found}, this trnflow writes {FORMAT}", "choose another store.root"

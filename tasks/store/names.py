@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from tasks.artifact import Meta
 from tasks.errors import StoreError
 from tasks.fingerprint import digest_of
+from tasks.store.backend import Entry
 
 
 def blob_name(digest: str) -> str:
@@ -19,6 +21,14 @@ def blob_name(digest: str) -> str:
 
 def record_name(stage: str, key: str) -> str:
     return f"records/{stage}/{key}.json"
+
+
+def newest_runs(entries: Iterable[Entry]) -> list[str]:
+    """Ids of runs, newest first: they begin with the second they started in; within it, those written later are newer."""
+    told = [
+        (entry.name.split("/")[1].removesuffix(".json"), entry.time) for entry in entries if not is_aside(entry.name)
+    ]
+    return [run for run, _ in sorted(told, key=lambda item: (item[0].split("-")[0], item[1], item[0]), reverse=True)]
 
 
 def is_aside(name: str) -> bool:

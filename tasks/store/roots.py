@@ -23,7 +23,7 @@ from tasks.artifact import Json, Meta
 from tasks.errors import StoreError
 from tasks.fingerprint import digest_of
 from tasks.store.backend import Entry
-from tasks.store.names import blob_name, is_aside, read_manifest
+from tasks.store.names import blob_name, is_aside, newest_runs, read_manifest
 from tasks.store.trash import Trashed
 
 KINDS = ("records", "attempts", "runs", "partial", "blobs")
@@ -143,8 +143,8 @@ class _Marker:
     def _kept_runs(self) -> list[str]:
         """Every recipe's newest runs, whatever came of them, and its newest completed ones: a week of failures drops no model."""
         by_recipe: dict[str, list[tuple[str, Meta]]] = defaultdict(list)
-        for name in sorted(self._view.below("runs"), reverse=True):
-            document = self._document(name)
+        for run in newest_runs(self._view.present[name] for name in self._view.below("runs")):
+            document = self._document(name := f"runs/{run}.json")
             by_recipe[str(document.get("recipe"))].append((name, document))
         kept: list[str] = []
         for runs in by_recipe.values():

@@ -1,8 +1,8 @@
 """Read everything in a store and say what is wrong: every blob is hashed, whatever the memo says, every document parsed.
 
-Costs the bytes of the store, hashed in parallel (remote blobs pass through a temporary folder). With `repair`, what is corrupt goes
-to quarantine, what lies in the trash and is missed comes back, and records whose artifact can't be read go to quarantine too, so that
-the next run makes it anew. Blobs that nothing refers to are counted, not wrong: garbage collection is for them.
+Costs the bytes of the store, hashed in parallel (remote blobs pass through a temporary folder). With `repair`, what is corrupt
+goes to quarantine, what is missed and lies in the trash comes back, and records whose artifact can't be read go to quarantine
+too, so that the next run makes it anew. Blobs that nothing refers to are counted, not wrong: garbage collection is for them.
 """
 
 from __future__ import annotations
