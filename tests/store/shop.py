@@ -9,21 +9,26 @@ A writer runs the toy pipeline with ever changing settings, as `flows.run.execut
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 from pathlib import Path
 
+from flows.call import Outcome
 from flows.stage import Runner, now
 from tasks.errors import BlobLost
 from tasks.resolve import Resolver
 from tasks.store import Store
 from tasks.store.backend import open_backend
 from tasks.store.collect import collect
+from tasks.store.names import blob_name
 from tasks.store.roots import Policy
+from tasks.store.trash import absent
 from tests.flows.toy import CountConfig, WordsConfig, pipeline
 
-WORDS = ("a bb ccc", "x yy zzz", "dddd ee f", "one two three four")
+WORDS = ("a bb ccc", "x yy zzz", "dddd ee f", "one two three four", "u v w", "tt", "seven eight", "nine ten")
 HEALINGS = 20
+PATIENCE = 5.0
 
 
 def main() -> None:
@@ -41,19 +46,36 @@ def write(root: str, folder: Path, project: str, until: float) -> int:
     store.prepare()
     count = 0
     while time.monotonic() < until:
-        run_once(store, folder, project, count)
+        runner = run_once(store, folder, project, count)
+        wait_until_whole(store, runner)
         count += 1
     return count
+
+
+def wait_until_whole(store: Store, runner: Runner) -> None:
+    """The newest run of a project is never garbage: whatever a collection moved, it has to bring back at once."""
+    deadline = time.monotonic() + PATIENCE
+    while lacking := [name for outcome in runner.outcomes.values() for name in _lacking(store, outcome)]:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{runner.run} lost {lacking}")
+
+
+def _lacking(store: Store, outcome: Outcome) -> list[str]:
+    assert outcome.artifact is not None
+    needed = [blob_name(file.digest) for file in outcome.artifact.files]
+    needed += [blob_name(outcome.artifact.digest), f"records/{outcome.stage}/{outcome.key}.json"]
+    return absent(store.backend, needed)
 
 
 def run_once(store: Store, folder: Path, project: str, count: int) -> Runner:
     """The run number `count` of a project; its record is written as `execute` writes one. Settings come back now and then."""
     text = folder / "words.txt"
-    text.write_text(WORDS[count // 2 % len(WORDS)] + (f" {count}" if count % 7 == 3 else ""))
+    dice = random.Random(f"{project} {count}")
+    text.write_text(dice.choice(WORDS))
     runner = Runner(store, Resolver(store.home, memo=store.memo), run=f"{project}-{count:06d}", min_free_gb=0.0)
     for _ in range(HEALINGS):
         try:
-            pipeline(WordsConfig(path=str(text)), CountConfig(least=count % 3), runner)
+            pipeline(WordsConfig(path=str(text)), CountConfig(least=dice.randrange(5)), runner)
             break
         except BlobLost as error:
             runner.lost.add(error.digest)

@@ -367,7 +367,7 @@ def share(root: str, tmp_path: Path, grace: float, seconds: float) -> tuple[list
 
 def test_two_projects_write_while_garbage_is_collected(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
-    runs, counts = share(root, tmp_path, grace=0.5, seconds=6)
+    runs, counts = share(root, tmp_path, grace=0.3, seconds=6)
     assert min(runs) > 10
     assert counts["collections"] > 10
     assert counts["swept"] > counts["restored"]
