@@ -36,15 +36,18 @@ class Family:
 
         Where no record says so: {"artifact", "stage": None}.
         """
+        return self._up(artifact, ())
+
+    def _up(self, artifact: str, below: tuple[str, ...]) -> Meta:
         records = self._made.get(artifact)
-        if not records:
+        if not records or artifact in below:  # a stage may return what it was given
             return {"artifact": artifact, "stage": None}
         record, document = records[0], records[0]["document"]
         return {
             "artifact": artifact,
             **{name: record.get(name) for name in ("stage", "key", "created", "adopted", "attempt")},
             **{part: document[part] for part in ("params", "code", "env", "accel")},
-            "inputs": {name: self._input(value) for name, value in document["inputs"].items()},
+            "inputs": {name: self._input(value, (*below, artifact)) for name, value in document["inputs"].items()},
             "also": [other["key"] for other in records[1:]],
         }
 
@@ -63,9 +66,9 @@ class Family:
             found.append({**node, "down": self._down(made, seen) if is_new else []})
         return found
 
-    def _input(self, value: Json) -> Meta:
+    def _input(self, value: Json, below: tuple[str, ...]) -> Meta:
         if isinstance(value, str) and value.startswith("sha256:"):
-            return self.up(value)
+            return self._up(value, below)
         return {"source": value}
 
 

@@ -41,7 +41,6 @@ def main() -> None:
 
 
 def write(root: str, folder: Path, project: str, until: float) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
     store = Store(root, folder / "home")
     store.prepare()
     count = 0
@@ -69,6 +68,7 @@ def _lacking(store: Store, outcome: Outcome) -> list[str]:
 
 def run_once(store: Store, folder: Path, project: str, count: int) -> Runner:
     """The run number `count` of a project; its record is written as `execute` writes one. Settings come back now and then."""
+    folder.mkdir(parents=True, exist_ok=True)
     text = folder / "words.txt"
     dice = random.Random(f"{project} {count}")
     text.write_text(dice.choice(WORDS))

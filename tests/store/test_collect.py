@@ -319,7 +319,7 @@ class World:
         return roots | young | runs | records | {blob_name(digest) for digest in files}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_what_is_reachable_or_young_is_marked_and_nothing_else(data: st.DataObject) -> None:
     world = World(data)
@@ -367,7 +367,7 @@ def share(root: str, tmp_path: Path, grace: float, seconds: float) -> tuple[list
 
 def test_two_projects_write_while_garbage_is_collected(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
-    runs, counts = share(root, tmp_path, grace=0.3, seconds=6)
+    runs, counts = share(root, tmp_path, grace=0.3, seconds=5)
     assert min(runs) > 10
     assert counts["collections"] > 10
     assert counts["swept"] > counts["restored"]
@@ -383,6 +383,7 @@ def test_two_projects_share_a_bucket_while_garbage_is_collected(s3_root: str, tm
     check_after(s3_root, tmp_path, runs)
 
 
+@pytest.mark.slow
 def test_a_collector_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
     Store(root, tmp_path / "checker").prepare()
