@@ -8,6 +8,7 @@ holds them by now. Whoever comes second brings them back, and nothing leaves the
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from tasks.store.names import blob_name, read_manifest, record_name
 
 THREADS = 8
 TRASH = "trash"
+MANY = 1000
 
 
 class Trashed(NamedTuple):
@@ -78,9 +80,12 @@ def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None)
 
 
 def absent(backend: Backend, names: list[str]) -> list[str]:
-    """Those of `names` that are not there."""
+    """Those of `names` that are not there. Many remote ones cost a listing of their folder, not a request each."""
     if backend.local is not None:
-        return [name for name in names if backend.size(name) is None]
+        return [name for name in names if not os.path.exists(f"{backend.local}/{name}")]
+    if len(names) > MANY:
+        present = {name for top in {name.split("/")[0] for name in names} for name in backend.names(top)}
+        return [name for name in names if name not in present]
     with ThreadPoolExecutor(THREADS) as pool:
         sizes = list(pool.map(backend.size, names))
     return [name for name, size in zip(names, sizes, strict=True) if size is None]

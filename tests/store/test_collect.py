@@ -242,6 +242,21 @@ def test_a_record_published_anew_is_not_overwritten_from_the_trash(store: Store,
     assert store.record("s", record["key"]) == newer
 
 
+def test_what_was_replaced_or_quarantined_goes_for_good_a_grace_period_later(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    store.prepare()
+    artifact = made(store, tmp_path, "one", {"x": b"x"})
+    record = record_of("one", artifact.digest)
+    store.publish(record | {"created": "forced"}, replace=True)
+    store.backend.replace(record_name("s", record["key"]), b"{torn")
+    assert store.record("s", record["key"]) is None
+    aside = [entry for kind in ("trash", "quarantine") for entry in store.backend.entries(kind)]
+    assert len(aside) == 2
+    assert collected(store, Policy(grace=3600)).purged.files == {}
+    assert collected(store).purged.files == {"quarantine": 1, "trash": 1}
+    assert not any(store.backend.size(entry.name) for entry in aside)
+
+
 # Marking, as a property: any store, any references
 
 
