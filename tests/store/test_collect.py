@@ -181,9 +181,10 @@ def test_what_killed_writers_left_aside_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["roots/pins/p.json", "runs/r.json", "attempts/k/a.json"])
-def test_a_root_that_cannot_be_read_stops_it_before_anything_moves(store: Store, tmp_path: Path, name: str) -> None:
+def test_a_root_that_cannot_be_read_stops_it_before_anything_moves(tmp_path: Path, name: str) -> None:
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    store.prepare()
     made(store, tmp_path, "garbage", {"x": b"y"})
-    wait_a_tick(store)
     store.backend.replace(name, b'{"torn":')
     before = names(store)
     for yes in (False, True):
