@@ -16,7 +16,7 @@ import traceback
 from types import FrameType
 from typing import NoReturn
 
-from flows import commands
+from flows import accept, commands, history, upkeep
 from tasks.errors import Interrupted, ProcessFailed, TrnflowError
 
 OVERRIDE = re.compile(r"[A-Za-z_]+(\.[A-Za-z_0-9-]+)*=")
@@ -103,6 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     get.add_argument("stage")
     get.add_argument("dest")
     get.set_defaults(command=commands.get)
+
+    store = history.store_parser(common)
+    history.add_commands(sub, store)
+    upkeep.add_commands(sub, store)
+    accept.add_commands(sub, recipe)
 
     config = sub.add_parser("config", parents=[recipe], help="the resolved recipe")
     config.set_defaults(command=commands.config)

@@ -119,6 +119,11 @@ def highlights(outcome: Outcome, most: int = 4) -> str:
         values = {name: meta[name] for name in ("splits", "longest", "lengths", "parameters", "target") if name in meta}
         if outcome.stage == "precompile":
             values = {"graphs": len(meta.get("graphs", []))}
+    return figures(values, most)
+
+
+def figures(values: Meta, most: int = 4) -> str:
+    """The first few metrics, the telling ones first."""
     names = sorted(values, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
 

@@ -218,6 +218,7 @@ class Runner:
                 )
 
     def _publish(self, call: Call, key: str, document: Meta, artifact: Artifact, journal: Meta) -> Meta:
+        self.store.secure(journal["holds"], artifact)
         record = {
             "schema": 1,
             "stage": call.name,
@@ -253,8 +254,12 @@ class Runner:
     def _journalled(self, call: Call, key: str, journal: Meta) -> Iterator[None]:
         """Write the attempt when it begins and when it ends, however it ends."""
         begun = time.monotonic()
+        # what the run has come by so far is not collected while the attempt is alive
+        made = [outcome for outcome in self.outcomes.values() if outcome.artifact]
+        journal["holds"] = [{"stage": outcome.stage, "key": outcome.key} for outcome in made]
         self.store.write_attempt(key, journal["attempt"], journal)
         try:
+            self.store.secure(journal["holds"])
             yield
             journal["outcome"] = "completed"
         except BaseException as error:
@@ -294,7 +299,8 @@ def recorded(store: Store, call: Call, key: str, lost: set[str]) -> Outcome | No
     if store.missing(artifact) is not None or any(file.digest in lost for file in artifact.files):
         return None
     figures = store.attempt(key, record["attempt"]).get("figures", {})
-    return Outcome(call.name, "hit", f"made {record['created']}", key, artifact, 0.0, figures)
+    why = f"adopted {record['created']}" if "adopted" in record else f"made {record['created']}"
+    return Outcome(call.name, "hit", why, key, artifact, 0.0, figures)
 
 
 def now() -> str:

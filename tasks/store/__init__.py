@@ -6,7 +6,8 @@
 <root>/attempts/<key>/<attempt>.json     journal: host, pid, start, end, outcome, figures, error
 <root>/partial/<key>/step-N/{...,COMMIT} resumable training state of that key; never an output
 <root>/runs/<run id>.json                recipe, stages, keys, attempts, outcome
-<root>/quarantine/...  <root>/trash/...  what was corrupt, what was replaced
+<root>/roots/<kind>/<name>.json          pins and whatever else garbage collection must keep
+<root>/quarantine/...  <root>/trash/...  what was corrupt; what was replaced or collected
 """
 
 from tasks.store.content import Store

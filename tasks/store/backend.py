@@ -12,10 +12,19 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tasks.errors import ConfigError, MissingDependency, StoreError
+
+
+class Entry(NamedTuple):
+    """size: bytes; time: of the last write, seconds since 1970 by the store's clock."""
+
+    name: str
+    size: int
+    time: float
 
 
 class Backend(Protocol):
@@ -31,6 +40,7 @@ class Backend(Protocol):
     def adopt(self, name: str, path: Path) -> None: ...
     def fetch(self, name: str, path: Path) -> None: ...
     def names(self, prefix: str) -> list[str]: ...
+    def entries(self, prefix: str) -> list[Entry]: ...
     def move(self, name: str, to: str) -> None: ...
     def remove(self, prefix: str) -> None: ...
     def sync(self) -> None: ...
@@ -106,6 +116,7 @@ class LocalBackend:
             else:
                 aside = target.with_name(f".{uuid.uuid4().hex}")
                 shutil.copyfile(path, aside)
+            os.utime(aside)  # its age in the store counts from now, whatever it was elsewhere
             aside.chmod(0o444)
             aside.replace(target)
 
@@ -120,6 +131,14 @@ class LocalBackend:
                 inside = os.path.relpath(folder, self._folder)
                 found += [f"{inside}/{file}" for file in files if not file.startswith(".")]
             return sorted(found)
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """All that lies below, what killed writers left aside too."""
+        with _trouble(self.root, prefix, "listing"):
+            return [
+                Entry(path[len(str(self._folder)) + 1 :], size, written)
+                for path, size, written in _walk(self._folder / prefix)
+            ]
 
     def move(self, name: str, to: str) -> None:
         with _trouble(self.root, name, "moving"):
@@ -210,6 +229,17 @@ class RemoteBackend:
                 return []
             return sorted(path.removeprefix(self._base).lstrip("/") for path in found)
 
+    def entries(self, prefix: str) -> list[Entry]:
+        with _trouble(self.root, prefix, "listing"):
+            try:
+                found = self._fs.find(self._path(prefix), detail=True)
+            except FileNotFoundError:
+                return []
+            return [
+                Entry(path.removeprefix(self._base).lstrip("/"), int(told["size"]), _written(told, self.root))
+                for path, told in sorted(found.items())
+            ]
+
     def move(self, name: str, to: str) -> None:
         with _trouble(self.root, name, "moving"):
             self._fs.copy(self._path(name), self._path(to))
@@ -224,6 +254,26 @@ class RemoteBackend:
 
     def _path(self, name: str) -> str:
         return f"{self._base}/{name}"
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, int, float]]:
+    for inside, _, files in os.walk(folder):
+        for file in files:
+            path = f"{inside}/{file}"
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                found = os.stat(path, follow_symlinks=False)
+                yield path, found.st_size, found.st_mtime
+
+
+def _written(told: dict[str, Any], root: str) -> float:
+    """When an object was written last; filesystems name it differently."""
+    for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
+        value = told.get(name)
+        if value is not None:
+            with contextlib.suppress(ValueError):
+                value = datetime.fromisoformat(value) if isinstance(value, str) else value
+                return float(value.timestamp() if isinstance(value, datetime) else value)
+    raise StoreError(f"the store {root} does not say when its objects were written", "use S3, GCS or a local folder")
 
 
 def _filesystem(root: str) -> tuple[Any, str]:

@@ -19,18 +19,12 @@ from tasks.errors import BlobLost, ConfigError, StoreError
 from tasks.fingerprint import canonical, digest_of
 from tasks.memo import Memo, sha256_file, stamp
 from tasks.store.backend import Backend, open_backend
+from tasks.store.names import blob_name
 from tasks.store.partial import PartialState
+from tasks.store.trash import secure
 
 FORMAT = {"format": 1, "hash": "sha256"}
 FETCHES = 8
-
-
-def blob_name(digest: str) -> str:
-    """`sha256:abcd...` -> `blobs/sha256/ab/abcd...`"""
-    kind, _, value = digest.partition(":")
-    if kind != "sha256" or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
-        raise StoreError(f"{digest!r} is no digest", "digests are written sha256:<64 hexadecimal digits>")
-    return f"blobs/sha256/{value[:2]}/{value}"
 
 
 class Store:
@@ -44,6 +38,16 @@ class Store:
         self._cache = home / "cache" / "blobs"
 
     @property
+    def backend(self) -> Backend:
+        """For what reads the store as a whole: verification, garbage collection."""
+        return self._backend
+
+    @property
+    def cache(self) -> Path:
+        """Where this machine keeps blobs of a remote store, laid out as in the store."""
+        return self._cache
+
+    @property
     def is_local(self) -> bool:
         return self._backend.local is not None
 
@@ -55,7 +59,15 @@ class Store:
                 f"the store {self.root} does not create files exclusively: two runs could overwrite each other's results",
                 "use a local folder, or an object store with conditional puts (S3, GCS, R2, moto)",
             )
-        found = json.loads(self._backend.read("FORMAT.json"))
+        self.check()
+
+    def check(self) -> None:
+        """ConfigError when there is no store at the root, or one of another format. Writes nothing."""
+        try:
+            found = json.loads(self._backend.read("FORMAT.json"))
+        except FileNotFoundError as error:
+            fix = "`trnflow run` makes one; or name another: --store, TRNFLOW_STORE, store.root"
+            raise ConfigError(f"there is no store at {self.root}", fix) from error
         if found != FORMAT:
             raise ConfigError(
                 f"the store {self.root} has format {found}, this trnflow writes {FORMAT}", "choose another store.root"
@@ -131,7 +143,9 @@ class Store:
 
     def changed(self, artifact: Artifact) -> File | None:
         """A file of a checked-out artifact whose blob was changed since it was verified, or None. Costs a stat a file."""
-        return next((file for file in artifact.files if not self._is_known(self._local_blob(file.digest), file)), None)
+        return next(
+            (file for file in artifact.files if not self._is_unchanged(self._local_blob(file.digest), file)), None
+        )
 
     # Records, attempts, runs
 
@@ -176,7 +190,15 @@ class Store:
         return {}
 
     def write_run(self, run: str, document: Meta) -> None:
+        """Write what keeps a run's results from being collected, then see that none was collected just before."""
         self._backend.replace(f"runs/{run}.json", _pretty(document))
+        with contextlib.suppress(BlobLost):  # what is lost is made anew by the next run
+            self.secure([stage for stage in document.get("stages", []) if stage.get("artifact")])
+
+    def secure(self, held: list[Meta], artifact: Artifact | None = None) -> None:
+        """See that records ({"stage", "key"} each) and an artifact are there, now that something written names them; bring
+        them back where garbage collection was faster. BlobLost when they are gone. Costs a look a record and a file."""
+        secure(self._backend, held, artifact)
 
     def run(self, run: str) -> Meta | None:
         with contextlib.suppress(FileNotFoundError):
@@ -223,6 +245,10 @@ class Store:
             return bool(self.memo.get("blob", blob, stamp(blob)) == file.digest)
         except FileNotFoundError:
             return False
+
+    def _is_unchanged(self, blob: Path, file: File) -> bool:
+        """A move to trash and back leaves other times on the same bytes: only then they are read."""
+        return self._is_known(blob, file) or (blob.exists() and sha256_file(blob) == file.digest)
 
     def _verified(self, file: File) -> Path:
         """The local path of a blob whose digest was checked once on this machine; fetched from a remote store if need be."""

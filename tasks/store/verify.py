@@ -1,0 +1,239 @@
+"""Read everything in a store and say what is wrong: every blob is hashed, whatever the memo says, every document parsed.
+
+Costs the bytes of the store, hashed in parallel (remote blobs pass through a temporary folder). With `repair`, what is corrupt
+goes to quarantine, what is missed and lies in the trash comes back, and records whose artifact can't be read go to quarantine
+too, so that the next run makes it anew. Blobs that nothing refers to are counted, not wrong: garbage collection is for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.artifact import Json, Meta
+from tasks.errors import StoreError
+from tasks.fingerprint import digest_of
+from tasks.memo import sha256_file
+from tasks.store.backend import Backend, Entry
+from tasks.store.names import blob_name, is_aside, read_manifest, record_name
+from tasks.store.roots import references
+from tasks.store.trash import THREADS, bring_back
+
+DOCUMENTS = ("records", "attempts", "runs", "roots")
+
+
+@dataclass
+class Problem:
+    """what: `corrupt` (a blob or document that is not what its name says), `unusable` (a record or root whose artifact can't be
+    read), or `missing` (a blob that had to be brought back)."""
+
+    what: str
+    name: str
+    detail: str = ""
+    repaired: bool = False
+
+
+@dataclass
+class Verified:
+    """checked: {kind: number}; bytes: hashed; unreferenced: blobs that no record and no root leads to."""
+
+    checked: dict[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    unreferenced: int = 0
+    unreferenced_bytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong, or all that was is repaired."""
+        return all(problem.repaired for problem in self.problems)
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "ok": self.ok,
+            "checked": self.checked,
+            "bytes": self.bytes,
+            "problems": [vars(problem) for problem in self.problems],
+            "unreferenced": {"files": self.unreferenced, "bytes": self.unreferenced_bytes},
+        }
+
+
+def verify(backend: Backend, *, repair: bool = False, cache: Path | None = None) -> Verified:
+    """Check a store, and the cache of its blobs on this machine. A backend's failure is a StoreError, not a finding."""
+    found = _Verifier(backend, repair).verify()
+    if cache is not None:
+        _verify_cache(cache, found, repair=repair)
+    return found
+
+
+class _Verifier:
+    def __init__(self, backend: Backend, repair: bool) -> None:
+        self._backend = backend
+        self._repair = repair
+        self._found = Verified()
+        self._blobs: dict[str, int] = {}
+        self._manifests: dict[str, Meta | None] = {}
+        self._reached: set[str] = set()
+
+    def verify(self) -> Verified:
+        documents = {name: document for kind in DOCUMENTS for name, document in self._documents(kind)}
+        self._hash(_named(self._backend.entries("blobs")))
+        for name, document in documents.items():
+            if name.startswith("records/"):
+                self._record(name, document)
+            elif name.startswith("roots/"):
+                self._root(name, document)
+        spare = {name: size for name, size in self._blobs.items() if name not in self._reached}
+        self._found.unreferenced, self._found.unreferenced_bytes = len(spare), sum(spare.values())
+        return self._found
+
+    def _documents(self, kind: str) -> Iterator[tuple[str, Meta]]:
+        """Those that can be read; the others are problems."""
+        names = [entry.name for entry in _named(self._backend.entries(kind))]
+        self._found.checked[kind] = len(names)
+        with ThreadPoolExecutor(THREADS) as pool:
+            for name, data in zip(names, pool.map(self._read, names), strict=True):
+                why = _fault(name, data) if data is not None else ""
+                if why:
+                    self._corrupt(name, why)
+                elif data is not None:
+                    yield name, json.loads(data)
+
+    def _hash(self, entries: list[Entry]) -> None:
+        """Fill `_blobs` with what is sound."""
+        self._found.checked["blobs"] = len(entries)
+        with tempfile.TemporaryDirectory() as folder:
+            workers = (os.cpu_count() or 1) if self._backend.local else THREADS
+            with ThreadPoolExecutor(workers) as pool:
+                digests = pool.map(lambda entry: self._digest(entry.name, Path(folder)), entries)
+                for entry, digest in zip(entries, digests, strict=True):
+                    self._found.bytes += entry.size
+                    if digest == _digest_in(entry.name):
+                        self._blobs[entry.name] = entry.size
+                    elif digest is not None:
+                        self._corrupt(entry.name, f"its bytes are {digest[:19]}")
+
+    def _digest(self, name: str, folder: Path) -> str | None:
+        """None: gone since it was listed."""
+        try:
+            if self._backend.local is not None:
+                return sha256_file(self._backend.local / name)
+            aside = folder / name.replace("/", "-")
+            self._backend.fetch(name, aside)
+            digest = sha256_file(aside)
+            aside.unlink()
+            return digest
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"reading {name} failed: {error}", "check the disk the store lies on") from error
+
+    def _record(self, name: str, document: Meta) -> None:
+        why = self._lacks(document["artifact"])
+        if why and self._backend.size(name) is not None:  # not collected while this was reading
+            repaired = self._repair and self._quarantine(name)
+            self._found.problems.append(Problem("unusable", name, why, repaired))
+
+    def _root(self, name: str, document: Meta) -> None:
+        """A root that leads nowhere is for a person to mend: only they know what was meant."""
+        for kind, value in references(document):
+            if kind == "run" and self._backend.size(f"runs/{value}.json") is None:
+                self._found.problems.append(Problem("unusable", name, f"there is no run {value}"))
+            why = self._lacks(value) if kind == "artifact" else ""
+            if why:
+                self._found.problems.append(Problem("unusable", name, why))
+
+    def _lacks(self, artifact: str) -> str:
+        """What is wrong with an artifact, or nothing; follows it."""
+        manifest = self._manifest(artifact)
+        if manifest is None:
+            return f"its manifest {artifact[:19]} is missing or corrupt"
+        for path, size, digest in manifest["files"]:
+            if self._blob(digest) != size:
+                return f"{path} ({digest[:19]}) is missing or corrupt"
+        return ""
+
+    def _manifest(self, artifact: str) -> Meta | None:
+        if artifact not in self._manifests:
+            sound = self._blob(artifact) is not None
+            data = self._read(blob_name(artifact)) if sound else None
+            self._manifests[artifact] = read_manifest(data, artifact) if data else None
+        return self._manifests[artifact]
+
+    def _blob(self, digest: str) -> int | None:
+        """The size of a sound blob; None when there is none, not even in the trash (looked for when repairing)."""
+        name = blob_name(digest)
+        if name not in self._reached:
+            self._reached.add(name)
+            if name not in self._blobs and self._repair:
+                self._bring_back(name)
+        return self._blobs.get(name)
+
+    def _bring_back(self, name: str) -> None:
+        if bring_back(self._backend, [name]):
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            if self._digest(name, Path(folder)) == _digest_in(name):
+                self._blobs[name] = self._backend.size(name) or 0
+                self._found.problems.append(Problem("missing", name, "it was in the trash", True))
+
+    def _corrupt(self, name: str, detail: str) -> None:
+        repaired = self._repair and self._quarantine(name)
+        self._found.problems.append(Problem("corrupt", name, detail, repaired))
+
+    def _quarantine(self, name: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):  # a run was faster
+            self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
+        return True
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self._backend.read(name)
+        except FileNotFoundError:
+            return None
+
+
+def _fault(name: str, data: bytes) -> str:
+    """Why the bytes can't be those of a document of this name, or nothing."""
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict):
+            return "it is no JSON object"
+        if not name.startswith("records/"):
+            return ""
+        if record_name(document["stage"], document["key"]) != name:
+            return f"it is the record of {document['stage']} {document['key'][:12]}"
+        if digest_of(document["document"]) != f"sha256:{document['key']}":
+            return "its key document has another key"
+        blob_name(document["artifact"])
+        return ""
+    except (ValueError, KeyError, TypeError, AttributeError, StoreError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _named(entries: list[Entry]) -> list[Entry]:
+    return [entry for entry in entries if not is_aside(entry.name)]
+
+
+def _digest_in(name: str) -> str:
+    return f"sha256:{name.rsplit('/', 1)[1]}"
+
+
+def _verify_cache(cache: Path, found: Verified, *, repair: bool) -> None:
+    """Blobs of a remote store that lie on this machine: corrupt ones are fetched again when needed."""
+    paths = sorted(path for path in cache.glob("blobs/sha256/??/*") if not path.name.startswith("."))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for path, digest in zip(paths, pool.map(sha256_file, paths), strict=True):
+            found.bytes += path.stat().st_size
+            if digest != _digest_in(str(path)):
+                if repair:
+                    path.unlink(missing_ok=True)
+                found.problems.append(Problem("corrupt", str(path), "in the cache on this machine", repair))
+    found.checked["cached"] = len(paths)
