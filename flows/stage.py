@@ -22,9 +22,13 @@ from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import BlobLost, DataError, Interrupted, TrnflowError
 from tasks.fingerprint import key_document, key_of
+from tasks.proof import permit_for
 from tasks.resolve import Resolver
 from tasks.stage import Workdir
 from tasks.store import Store
+from tasks.witness import Permit, unwatched, watch
+
+Emit = Callable[[Meta], None]
 
 KEPT_LOGS = 200
 
@@ -166,19 +170,22 @@ class Runner:
             inputs[name] = self._lay_out(artifact, work / "in" / name)
 
         def emit(event: Meta) -> None:
-            figures.update(event.get("figures", {}))
-            for listener in self.listeners:
-                listener.event(call.name, event)
+            with unwatched():
+                figures.update(event.get("figures", {}))
+                for listener in self.listeners:
+                    listener.event(call.name, event)
 
         (work / "out").mkdir()
         (work / "scratch").mkdir()
+        permit = permit_for(call.stage, inputs.values(), (self.store.home, self.store.root), self.store.memo)
         if call.stage.process:
-            return self._perform_apart(call, key, work, inputs, emit)
+            return self._perform_apart(call, key, work, inputs, emit, permit)
         out = Workdir(work / "out", work / "scratch", emit)
-        return call.stage.function(call.config, **inputs, out=out)
+        with watch(permit):
+            return call.stage.function(call.config, **inputs, out=out)
 
     def _perform_apart(
-        self, call: Call, key: str, work: Path, inputs: dict[str, Input | Source], emit: Callable[[Meta], None]
+        self, call: Call, key: str, work: Path, inputs: dict[str, Input | Source], emit: Emit, permit: Permit
     ) -> Meta:
         from tasks.launch.job import JobSpec
         from tasks.launch.local import run_job
@@ -192,6 +199,7 @@ class Runner:
             log=self._log(work.name),
             partial={"root": self.store.root, "home": str(self.store.home), "key": key},
             environ=call.stage.environ(call.config) | self.launch.environment,
+            permit=permit,
         )
         return run_job(job, emit, grace_seconds=self.launch.grace_seconds)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from tasks.artifact import Json, Meta
 from tasks.config import StageConfig
+from tasks.errors import ConfigError
 from tasks.memo import Memo, stamp
 from tasks.stage import Keyed, Stage
 
@@ -110,11 +111,11 @@ def digest_of(value: Json) -> str:
 
 def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -> Meta:
     """The typed document whose digest is the stage's key for this config and these inputs."""
-    code, env = closure(stage.function.__module__, memo)
+    _, env = closure(stage.function.__module__, memo)
     return {
         "schema": SCHEMA,
         "stage": stage.name,
-        "code": code,
+        "code": code_of(stage, memo),
         "params": stage.params(config),
         "inputs": stage.inputs(config, inputs),
         "env": env,
@@ -127,10 +128,28 @@ def key_of(document: Meta) -> str:
     return digest_of(document).removeprefix("sha256:")
 
 
+def code_of(stage: Stage, memo: Memo) -> dict[str, str]:
+    """What the key says of code: {module: hash or schema}, and {path: digest} of the declared assets. ConfigError without one."""
+    code, _ = closure(stage.function.__module__, memo)
+    folder = project_folder(stage.function.__module__.split(".")[0])
+    for asset in stage.assets:
+        if not (folder / asset).is_file():
+            raise ConfigError(
+                f"{stage.name} declares the asset {asset}, and {folder} has no such file", "mend its @stage"
+            )
+        code[asset] = memo.digest(folder / asset)
+    return code
+
+
+def project_folder(package: str) -> Path:
+    """The folder that holds a top-level package: that of a checkout, or site-packages."""
+    return Path(next(iter(import_module(package).__path__))).parent
+
+
 def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
     """({first-party module: code hash or schema}, {distribution: version}) of all that `module` imports, at any depth."""
     top = module.split(".")[0]
-    locate = _locator({top, "tasks"})
+    locate = locator({top, "tasks"})
     code: dict[str, str] = {}
     foreign: set[str] = set()
     pending = [module]
@@ -150,8 +169,8 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
     return dict(sorted(code.items())), _environment(foreign, memo)
 
 
-def _locator(roots: set[str]) -> Callable[[str], Path | None]:
-    folders = {root: Path(next(iter(import_module(root).__path__))) for root in roots}
+def locator(roots: set[str]) -> Callable[[str], Path | None]:
+    folders = {root: project_folder(root) / root for root in roots}
 
     def locate(name: str) -> Path | None:
         """The file of a first-party module, or None: found on disk, nothing is imported."""
