@@ -46,8 +46,9 @@ DISTRIBUTIONS = {
 }
 """Import names whose distribution is called otherwise."""
 
-FRIENDS = {"datasets": ("pyarrow",), "transformers": ("tokenizers", "safetensors")}
-"""Distributions that do part of another's work."""
+FRIENDS = {"datasets": ("pyarrow",)}
+"""Distributions that do part of another's work. transformers' own are none: who tokenizes imports tokenizers itself, and
+safetensors reads tensors to the bit."""
 
 
 def canonical(value: Json) -> str:

@@ -1,0 +1,28 @@
+"""Flags that reach a compiler through the environment: they change results, so they stand in the key, in a canonical form."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+
+from tasks.artifact import Meta
+
+FLAGS = ("XLA_FLAGS", "NEURON_CC_FLAGS")
+
+
+def flags_around(names: tuple[str, ...] = FLAGS) -> Meta:
+    """The flags in this process's environment, by variable; without those that are empty."""
+    given = {name: canonical_flags(os.environ.get(name, "")) for name in names}
+    return {name: flags for name, flags in given.items() if flags}
+
+
+def canonical_flags(text: str) -> list[str]:
+    """Flags with their values, sorted by name: their order says nothing, but among those of one name."""
+    flags: list[str] = []
+    for word in shlex.split(text):
+        if word.startswith("-") or not flags:
+            flags.append(word)
+        else:
+            flags[-1] += f" {word}"
+    return sorted(flags, key=lambda flag: re.split("[= ]", flag, maxsplit=1)[0])
