@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from flows.plan import Planner
 from flows.run import Options, execute, look
 from flows.settings import Recipe
 from tasks.artifact import Artifact, Meta
-from tasks.compilers import canonical_flags
+from tasks.compilers import FLAGS, canonical_flags
 from tasks.errors import ConfigError
 from tasks.export_neuron import ExportConfig, accelerator
 from tasks.fingerprint import closure, key_of
@@ -51,6 +53,9 @@ class Project:
 
     def __init__(self, folder: Path, root: str) -> None:
         self.folder, self.root = folder, root
+        self.home = folder / "home"
+
+    def make(self) -> None:
         self.write_rows("good", "bad")
         self.store().prepare()
         assert execute(self.recipe(), self.store(), Options(until="pack_chunks")).error is None
@@ -67,9 +72,8 @@ class Project:
         return settings.load("demo", [data, "tokenize.train.vocab_size=90", *overrides])
 
     def store(self) -> Store:
-        """Opened as by another process: it remembers nothing."""
-        self.homes = getattr(self, "homes", 0) + 1
-        return Store(self.root, self.folder / f"home-{self.homes}")
+        """Opened as by another process."""
+        return Store(self.root, self.home)
 
     def look(self, *overrides: str) -> Planner:
         return look(self.recipe(*overrides), self.store())
@@ -96,21 +100,35 @@ class Project:
         return artifact
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    Project(folder, str(folder / "store")).make()
+    return folder
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.slow)])
 def project(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    for name in ("XLA_FLAGS", "NEURON_CC_FLAGS"):
+    for name in FLAGS:
         monkeypatch.delenv(name, raising=False)
-    return Project(tmp_path, request.getfixturevalue("s3_root") if request.param == "s3" else str(tmp_path / "store"))
+    if request.param == "local":
+        shutil.copytree(request.getfixturevalue("made"), tmp_path, dirs_exist_ok=True)
+        return Project(tmp_path, str(tmp_path / "store"))
+    project = Project(tmp_path, request.getfixturevalue("s3_root"))
+    project.make()
+    return project
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Say that another version of a distribution is installed."""
+def install(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Say that other versions of distributions are installed; what is remembered of them is forgotten."""
     installed = importlib.metadata.version
 
     def pretend(**versions: str) -> None:
         told = {name.replace("_", "-"): version for name, version in versions.items()}
         monkeypatch.setattr(importlib.metadata, "version", lambda name: told.get(name) or installed(name))
+        with sqlite3.connect(project.home / "memo.db") as connection:
+            connection.execute("delete from memo where kind = 'versions'")
 
     return pretend
 
