@@ -162,7 +162,7 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
         if name in PLUMBING:
             code[name] = f"schema:{_schema(name)}"
             continue
-        analysed = _analyse(path, memo)
+        analysed = analyse(path, memo)
         code[name] = analysed["hash"]
         foreign.update(analysed["foreign"])
         pending.extend(analysed["imports"])
@@ -196,12 +196,12 @@ def _schema(name: str) -> int:
     return int(getattr(import_module(name), "SCHEMA", 1))
 
 
-def _analyse(path: Path, memo: Memo) -> Meta:
+def analyse(path: Path, memo: Memo) -> Meta:
     """{"hash", "imports" (dotted names that may be modules), "foreign" (top-level names)} of one file."""
     now = stamp(path)
     known = memo.get("code", path, now)
     if known is None:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        tree = _parsed(path)
         imports = sorted(set(_imports(tree)))
         known = {
             "hash": code_hash(tree),
@@ -210,6 +210,15 @@ def _analyse(path: Path, memo: Memo) -> Meta:
         }
         memo.put("code", path, now, known)
     return dict(known)
+
+
+def hash_file(path: Path) -> str:
+    """`code_hash` of a file as it is now."""
+    return code_hash(_parsed(path))
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def code_hash(tree: ast.Module) -> str:

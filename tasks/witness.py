@@ -4,7 +4,8 @@ A stage's key holds the modules it imports with statements, at any depth, and it
 below the project's folder (a module imported by name, a template beside the code) would change results behind the key's
 back. So an audit hook sees every file that is opened while the stage runs, compiled modules included, and refuses those that
 its `Permit` lacks: with CodeError on the spot, so that hours of training are not spent first, and again at the end, should
-the stage have caught it. Modules that were loaded before the stage began are watched for being used.
+the stage have caught it. Modules that were loaded before the stage began are watched for being used, and one that is loaded
+must be what was hashed: an edit in between is an error too.
 
 Seen: Python's own opens, in this process; threads that the stage starts; script files handed to a subprocess. Not seen: files
 that native libraries open themselves (pyarrow, tokenizers, safetensors), and what a subprocess reads.
@@ -22,12 +23,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import source_from_cache
+from pathlib import Path
 from threading import get_ident
 from types import ModuleType
 from typing import Any
 
 from tasks.artifact import Json, Meta
 from tasks.errors import CodeError, Interrupted
+from tasks.memo import stamp
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,18 @@ class Permit:
     """What a stage may read of the project. All paths are absolute, folders end with a separator.
 
     roots: (folder, the folder that its files are named from): the project's; files: those that the key knows, and inputs;
-    exempt: folders below the roots that hold no code: the store, the environment, inputs."""
+    exempt: folders below the roots that hold no code: the store, the environment, inputs; code: path -> (stamp, code hash),
+    as the key has it."""
 
     stage: str
     roots: tuple[tuple[str, str], ...]
     files: frozenset[str]
     exempt: tuple[str, ...]
+    code: dict[str, tuple[str, str]]
 
     def refused(self, path: str) -> str | None:
         """The name of a file of the project that the key does not know; None for any other file, and for what is none.
         Hidden folders hold no code (.git, .venv, .trnflow, caches)."""
-        path = _source(path)
         if path in self.files or path.startswith(self.exempt):
             return None
         for root, base in self.roots:
@@ -54,13 +58,23 @@ class Permit:
                 return None if hidden or not os.path.isfile(path) else path[len(base) :]
         return None
 
+    def edited(self, path: str) -> bool:
+        """Whether a module is no longer what was hashed. Its code is read only when its stamp says that it may be."""
+        known = self.code.get(path)
+        if known is None or stamp(path) == known[0]:
+            return False
+        from tasks.fingerprint import hash_file
+
+        return hash_file(Path(path)) != known[1]
+
     def to_json(self) -> Meta:
         return {**asdict(self), "files": sorted(self.files)}
 
     @classmethod
     def from_json(cls, document: Json) -> Permit:
         roots = tuple((root, base) for root, base in document["roots"])
-        return cls(document["stage"], roots, frozenset(document["files"]), tuple(document["exempt"]))
+        code = {path: (then, found) for path, (then, found) in document["code"].items()}
+        return cls(document["stage"], roots, frozenset(document["files"]), tuple(document["exempt"]), code)
 
 
 class Witness:
@@ -69,21 +83,39 @@ class Witness:
     def __init__(self, permit: Permit) -> None:
         self.permit = permit
         self.offences: list[CodeError] = []
+        self._looking: set[int] = set()  # threads that read a module only to see whether it was edited
 
     def opened(self, path: Any) -> None:
         """CodeError unless the permit allows it. Showing a line of source in a traceback is no use of it."""
-        name = self.permit.refused(_absolute(path))
-        if name is not None and not _is_traceback():
-            self._refuse(name)
+        source = _source(_absolute(path))
+        name = self.permit.refused(source)
+        if (name is None and source not in self.permit.code) or get_ident() in self._looking or _is_traceback():
+            return
+        if name is not None:
+            self._refuse(_unknown(self.permit.stage, name))
+        self._looking.add(get_ident())
+        try:
+            if self.permit.edited(source):
+                self._refuse(edited(self.permit.stage, source))
+        finally:
+            self._looking.discard(get_ident())
 
     def used(self, module: ModuleType) -> None:
         name = self.permit.refused(_file(module))
         if name is not None:
-            self._refuse(name)
+            self._refuse(_unknown(self.permit.stage, name))
 
-    def _refuse(self, name: str) -> None:
-        self.offences.append(_error(self.permit.stage, name))
-        raise self.offences[-1]
+    def _refuse(self, error: CodeError) -> None:
+        self.offences.append(error)
+        raise error
+
+
+def edited(stage: str, what: str) -> CodeError:
+    """A module is not, or no longer, what the key says."""
+    return CodeError(
+        f"{what} was edited while this run was going: what {stage} would run is not what its key says, so nothing is published",
+        "run again (training goes on from its last checkpoint if you undo the edit)",
+    )
 
 
 @contextmanager
@@ -140,7 +172,7 @@ def _told(witness: Witness) -> Iterator[None]:
         raise witness.offences[0]
 
 
-def _error(stage: str, name: str) -> CodeError:
+def _unknown(stage: str, name: str) -> CodeError:
     if name.endswith(".py"):
         module = name.removesuffix(".py").removesuffix(f"{os.sep}__init__").replace(os.sep, ".")
         return CodeError(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,8 @@ from tasks.artifact import Source
 from tasks.errors import CodeError, ConfigError
 from tasks.resolve import Resolver
 from tasks.store import Store
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 STAGES = """
 import importlib, os, subprocess, sys, threading
@@ -70,6 +75,16 @@ def shown(path, out):
 def local_state(path, out):
     return (HERE.parent / ".cache/state").read_text(), (HERE.parent / "store/FORMAT.json").read_text()
 
+def edited(path, out):
+    (HERE / "lazy.py").write_text("VALUE = 9")
+    from house.lazy import VALUE
+    return VALUE
+
+def touched(path, out):
+    (HERE / "lazy.py").write_text("# the same\\nfrom house.deep import VALUE")
+    from house.lazy import VALUE
+    return VALUE
+
 def spoken(path, out):
     out.info("load something")
     return 1
@@ -84,6 +99,8 @@ WAYS = {
     "writes": lambda path, out: (HERE.parent / "made.txt").write_text("x"),
     "probes": lambda path, out: Path("setup.cfg").exists() or (HERE / "nothing.txt").exists(),
     "spoken": spoken,
+    "touched": touched,
+    "edited": edited,
     "import_module": lambda path, out: importlib.import_module("house.other").VALUE,
     "__import__": lambda path, out: __import__("house.other").other.VALUE,
     "sys.modules": lambda path, out: sys.modules.get("house.other", importlib).VALUE,
@@ -106,7 +123,7 @@ def apart(config: Config, source: Source, out: Workdir) -> Meta:
     return make(config, source, out)
 """
 
-ALLOWED = ("known", "lazy", "input", "asset", "shown", "local state", "writes", "probes", "spoken")
+ALLOWED = ("known", "lazy", "input", "asset", "shown", "local state", "writes", "probes", "spoken", "touched")
 MODULE = ("import_module", "__import__", "run", "swallowed", "script")
 FILE = ("file", "descriptor", "relative", "renamed", "pooled")
 
@@ -220,6 +237,12 @@ def test_a_process_of_its_own_publishes_nothing_either(project: Project, how: st
     refused(project, "apart", how, file)
 
 
+@pytest.mark.parametrize("stage", ["here", "apart"])
+def test_a_module_edited_before_it_is_loaded_is_not_what_the_key_says(project: Project, stage: str) -> None:
+    assert "run again" in refused(project, stage, "edited", r"house/lazy\.py was edited")
+    assert project.run(stage, "edited") == "ran"  # now it is
+
+
 def test_the_fix_is_the_fix(project: Project) -> None:
     refused(project, "here", "import_module", r"house/other\.py")
     source = project.folder / "house/stages.py"
@@ -251,6 +274,47 @@ def test_what_listeners_load_meanwhile_is_not_the_stages_doing(project: Project)
     heard: list[tuple[int, str]] = []
     assert project.run("here", "spoken", Curious()) == "ran"
     assert heard == [(3, "Dear all")]
+
+
+EDITS = """
+import json, sys
+from pathlib import Path
+from flows import settings
+from flows.run import Options, execute
+from flows.stage import Listener
+from tasks.store import Store
+
+class Editor(Listener):
+    def stage_ended(self, outcome):
+        if outcome.stage == sys.argv[1]:
+            path = Path("tasks/text/packers.py")
+            path.write_text(path.read_text() + "EDITED = 1\\n")
+
+store = Store("store", Path("home"))
+store.prepare()
+recipe = settings.load("demo", ["data.limit=40", "tokenize.train.vocab_size=200"])
+result = execute(recipe, store, Options(until="pack_chunks"), listeners=(Editor(),))
+print(json.dumps([{outcome.stage: outcome.action for outcome in result.outcomes}, str(result.error or "")]))
+"""
+
+
+def test_an_edit_while_the_run_is_going_publishes_nothing_under_the_new_code_s_key(tmp_path: Path) -> None:
+    """pack_chunks was loaded when the run began; its helper is edited while load_data runs."""
+    for name in ("flows", "tasks", "conf"):
+        shutil.copytree(PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def run(edit_after: str) -> Any:
+        environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", EDITS, edit_after], cwd=tmp_path, env=environ, capture_output=True)
+        return json.loads(done.stdout), done.stderr
+
+    (stages, error), _ = run("load_data")
+    assert list(stages.values()) == ["ran"] * 3
+    assert "tasks.text.packers was edited while this run was going" in error
+    assert not (tmp_path / "store/records/pack_chunks").exists()
+    (stages, error), _ = run("")
+    assert (list(stages.values()), error) == (["hit"] * 3 + ["ran"], "")
+    assert list(run("")[0][0].values()) == ["hit"] * 4
 
 
 def test_afterwards_nothing_is_watched(project: Project) -> None:
