@@ -178,13 +178,17 @@ class Runner:
 
         (work / "out").mkdir()
         (work / "scratch").mkdir()
-        places = (self.store.home, self.store.root)
-        permit = permit_for(call.stage, document["code"], inputs.values(), places, self.store.memo)
+        permit = permit_for(call.stage, document["code"], inputs.values(), self._places(), self.store.memo)
         if call.stage.process:
             return self._perform_apart(call, key_of(document), work, inputs, emit, permit)
         out = Workdir(work / "out", work / "scratch", emit)
         with watch(permit):
             return call.stage.function(call.config, **inputs, out=out)
+
+    def _places(self) -> list[Path]:
+        """Folders of data, never of code, wherever the home and the store lie (it may be the project's own folder)."""
+        store, home = Path(self.store.root.removeprefix("file://")), self.store.home
+        return [home, home / "work", home / "cache", store, store / "blobs", store / "partial"]
 
     def _perform_apart(
         self, call: Call, key: str, work: Path, inputs: dict[str, Input | Source], emit: Emit, permit: Permit

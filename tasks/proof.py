@@ -30,7 +30,7 @@ def permit_for(
 ) -> Permit:
     """code: that of the key; inputs: those of this call; places: folders that hold no code (the home, the store).
 
-    CodeError when a module is no longer what the key says, or not what this process has loaded and would run. Costs about a
+    CodeError when a module is no longer what the key says, or not what this process has loaded and would run. Costs a
     millisecond, memoised."""
     top = stage.function.__module__.split(".")[0]
     bases = sorted({str(form) for name in (top, "tasks") for form in _forms(project_folder(name))})

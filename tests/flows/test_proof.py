@@ -21,6 +21,7 @@ from tasks.artifact import Source
 from tasks.errors import CodeError, ConfigError
 from tasks.resolve import Resolver
 from tasks.store import Store
+from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 -- fixtures
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +30,7 @@ import importlib, os, subprocess, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
-from tasks.artifact import Meta, Source
+from tasks.artifact import Input, Meta, Source
 from tasks.config import NOT_KEYED, StageConfig
 from tasks.stage import Workdir, stage
 from house import known
@@ -121,6 +122,16 @@ def here(config: Config, source: Source, out: Workdir) -> Meta:
 @stage(kind="texts", assets=("house/template.txt",), process=True)
 def apart(config: Config, source: Source, out: Workdir) -> Meta:
     return make(config, source, out)
+
+@stage(kind="texts")
+def here_again(config: Config, texts: Input, out: Workdir) -> Meta:
+    (out.path / "text").write_text((texts.path / "made.txt").read_text())
+    (out.path / "real").write_text((texts.path / "made.txt").resolve().read_text())
+    return {}
+
+@stage(kind="texts", process=True)
+def apart_again(config: Config, texts: Input, out: Workdir) -> Meta:
+    return here_again(config, texts, out)
 """
 
 ALLOWED = ("known", "lazy", "input", "asset", "shown", "local state", "writes", "probes", "spoken", "touched")
@@ -131,9 +142,10 @@ FILE = ("file", "descriptor", "relative", "renamed", "pooled")
 class Project:
     """A checkout with the package `house`, its store within."""
 
-    def __init__(self, folder: Path, root: str | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.root = root or str(folder / "store")
+        self.home = folder / "home"
+        self.root = str(folder / "store")
         files = {
             "pyproject.toml": "", "rows.txt": "rows", ".cache/state": "warm", "house/__init__.py": "",
             "house/stages.py": STAGES, "house/template.txt": "Dear {{ name }}", "house/letter.txt": "Dear all",
@@ -147,7 +159,7 @@ class Project:
         self.store().prepare()
 
     def store(self) -> Store:
-        return Store(self.root, self.folder / "home")
+        return Store(self.root, self.home)
 
     @property
     def stages(self) -> ModuleType:
@@ -251,6 +263,33 @@ def test_the_fix_is_the_fix(project: Project) -> None:
     assert project.run("here", "import_module") == "hit"
     (project.folder / "house/other.py").write_text("VALUE = 4\n")
     assert project.plan("here", "import_module") == ("run", "code of house.other changed")
+
+
+def test_a_shared_store_is_told_nothing_either(project: Project, request: pytest.FixtureRequest) -> None:
+    project.root = request.getfixturevalue("s3_root")
+    project.store().prepare()
+    for stage, how in (("here", "import_module"), ("apart", "file")):
+        with pytest.raises(CodeError, match="house/"):
+            project.run(stage, how)
+        assert project.published(stage) == []
+        assert project.plan(stage, how)[0] == "run"
+        assert [project.run(stage, "lazy"), project.run(stage, "lazy")] == ["ran", "hit"]
+
+
+def test_the_project_may_be_home_and_store_itself(project: Project) -> None:
+    """Inputs laid out below it are no files of the project."""
+    project.home, project.root = project.folder, str(project.folder)
+    project.store().prepare()
+    first = project.store().ingest(made(project.folder / "out", "made.txt"), "texts", {})
+    for stage in ("here", "apart"):
+        runner = Runner(project.store(), Resolver(project.home), run="r", min_free_gb=0.0)
+        assert runner(getattr(project.stages, f"{stage}_again"), project.stages.Config(how=""), first).files
+
+
+def made(folder: Path, name: str) -> Path:
+    folder.mkdir()
+    (folder / name).write_text("made")
+    return folder
 
 
 def test_an_asset_counts_as_code(project: Project) -> None:
