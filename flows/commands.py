@@ -63,7 +63,8 @@ def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
     if idle:
         out.write(f"nothing to do: every stage of {recipe.name} was a hit ({result.seconds:.2f} s)\n")
     elif result.error is None:
-        out.write(f"{recipe.name} done in {report.seconds(result.seconds)} s; run {result.run}\n")
+        cost = f" (${result.dollars:.2f} on {recipe.hardware.name})" if result.dollars else ""
+        out.write(f"{recipe.name} done in {report.seconds(result.seconds)} s{cost}; run {result.run}\n")
     out.write(_pages(recipe))
 
 

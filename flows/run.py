@@ -29,7 +29,7 @@ HEALINGS = 10
 
 @dataclass
 class Result:
-    """A finished run. outcomes in the pipeline's order; seconds: of the whole run."""
+    """A finished run. outcomes in the pipeline's order; seconds: of the whole run; price_per_hour: USD, of the hardware."""
 
     run: str
     recipe: str
@@ -37,6 +37,12 @@ class Result:
     outcomes: list[Outcome]
     notes: list[str] = field(default_factory=list)
     error: TrnflowError | None = None
+    price_per_hour: float = 0.0
+
+    @property
+    def dollars(self) -> float:
+        """What this run's time cost on its hardware, USD."""
+        return self.seconds / 3600 * self.price_per_hour
 
     def to_json(self) -> dict[str, Json]:
         document: dict[str, Json] = {
@@ -44,6 +50,7 @@ class Result:
             "run": self.run,
             "recipe": self.recipe,
             "seconds": round(self.seconds, 3),
+            "dollars": round(self.dollars, 4),
             "stages": [_stage_json(outcome) for outcome in self.outcomes],
             "notes": self.notes,
         }
@@ -128,21 +135,24 @@ def execute(
         until=options.until,
         force=options.force,
     )
-    result = Result(runner.run, recipe.name, 0.0, [])
+    result = Result(runner.run, recipe.name, 0.0, [], price_per_hour=recipe.hardware.price_per_hour)
+    stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
     try:
         _run_healing(recipe, runner)
     except TrnflowError as error:
         result.error = error
     except KeyboardInterrupt:
-        result.error = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
-    result.outcomes = sorted(
-        [*runner.outcomes.values(), *(runner.skipped() if result.error is None and not options.until else [])],
-        key=lambda outcome: STAGES.index(outcome.stage),
-    )
-    result.notes = runner.notes
-    result.seconds = time.monotonic() - begun
-    store.memo.save()
-    store.write_run(result.run, run_record(recipe, result, options))
+        result.error = stopped
+    except BaseException:  # Prefect's own signals, and what nobody foresaw: on record, and not ours to stop
+        result.error = stopped
+        raise
+    finally:
+        skipped = runner.skipped() if result.error is None else []
+        result.outcomes = _until([*runner.outcomes.values(), *skipped], options.until)
+        result.notes = runner.notes
+        result.seconds = time.monotonic() - begun
+        store.memo.save()
+        store.write_run(result.run, run_record(recipe, result, options))
     return result
 
 

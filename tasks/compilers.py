@@ -9,6 +9,8 @@ import shlex
 from tasks.artifact import Meta
 
 FLAGS = ("XLA_FLAGS", "NEURON_CC_FLAGS")
+PLACES = ("--cache_dir", "--xla_dump_to")
+"""Flags that only say where files go."""
 
 
 def flags_around(names: tuple[str, ...] = FLAGS) -> Meta:
@@ -18,11 +20,15 @@ def flags_around(names: tuple[str, ...] = FLAGS) -> Meta:
 
 
 def canonical_flags(text: str) -> list[str]:
-    """Flags with their values, sorted by name: their order says nothing, but among those of one name."""
+    """Flags with their values, sorted by name: their order says nothing, but among those of one name. Without PLACES."""
     flags: list[str] = []
     for word in shlex.split(text):
         if word.startswith("-") or not flags:
             flags.append(word)
         else:
             flags[-1] += f" {word}"
-    return sorted(flags, key=lambda flag: re.split("[= ]", flag, maxsplit=1)[0])
+    return sorted((flag for flag in flags if _name(flag) not in PLACES), key=_name)
+
+
+def _name(flag: str) -> str:
+    return re.split("[= ]", flag, maxsplit=1)[0]

@@ -30,10 +30,13 @@ def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
 def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """Write `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops, bytes}]}, sorted by name and length.
 
-    On device neuron the graphs are compiled as well, by `neuron_parallel_compile`; that path was never run here."""
-    from tasks.training.inventory import inventory
+    On device neuron they are compiled as well, by `neuron_parallel_compile`, into `neuron-cache/`; that was never run here."""
+    if config.device == "neuron":
+        from tasks.training.neuron import compile_graphs as listed
+    else:
+        from tasks.training.inventory import inventory as listed
 
-    graphs = inventory(config, model, packed, out)
+    graphs = listed(config, model, packed, out)
     document = {"engine": config.engine, "graphs": graphs}
     write_json(out.path / "graphs.json", document)
     brief = [{name: graph[name] for name in ("name", "length", "hash")} for graph in graphs]

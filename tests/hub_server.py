@@ -1,4 +1,4 @@
-"""A hub of one dataset, `me/set`, on this machine: enough of the hub's interface for the real client libraries."""
+"""A hub of one repository, `me/set`, on this machine: enough of the hub's interface for the real client libraries."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 COMMIT = "a" * 40
-_API = "/api/datasets/me/set"
 
 
 class Hub(ThreadingHTTPServer):
-    """files: path -> bytes."""
+    """files: path -> bytes; kind: `datasets` or `models`."""
 
     files: dict[str, bytes]
+    kind: str
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -26,16 +26,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
-        resolved = re.fullmatch(r"/datasets/me/set/resolve/[^/]+/(.+)", path)
-        if path == f"{_API}/revision/main" or path == f"{_API}/revision/{COMMIT}":
+        api = f"/api/{self.server.kind}/me/set"
+        resolved = re.fullmatch(r"(?:/datasets)?/me/set/resolve/[^/]+/(.+)", path)
+        if path == f"{api}/revision/main" or path == f"{api}/revision/{COMMIT}":
             siblings = [{"rfilename": name} for name in self.server.files]
             self._json({"id": "me/set", "sha": COMMIT, "private": False, "tags": [], "siblings": siblings})
-        elif path.startswith(f"{_API}/revision/"):
+        elif path.startswith(f"{api}/revision/"):
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        elif path.startswith("/api/datasets/secret/"):
+        elif path.startswith(f"/api/{self.server.kind}/secret/"):
             self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
-        elif path.startswith(f"{_API}/tree/{COMMIT}"):
-            self._json(self._tree(path.removeprefix(f"{_API}/tree/{COMMIT}").strip("/")))
+        elif path.startswith(f"{api}/tree/{COMMIT}"):
+            self._json(self._tree(path.removeprefix(f"{api}/tree/{COMMIT}").strip("/")))
         elif resolved and resolved[1] in self.server.files:
             body = self.server.files[resolved[1]]
             self._send(200, body, {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": COMMIT})
@@ -73,10 +74,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serve(files: dict[str, bytes]) -> Iterator[str]:
+def serve(files: dict[str, bytes], kind: str = "datasets") -> Iterator[str]:
     """The hub's address while it stands."""
     hub = Hub(("127.0.0.1", 0), Handler)
-    hub.files = files
+    hub.files, hub.kind = files, kind
     thread = threading.Thread(target=hub.serve_forever)
     thread.start()
     try:

@@ -139,10 +139,12 @@ def environ(config: TrainConfig) -> dict[str, str]:
     """Variables that torch, XLA and malloc read as they start."""
     threads = str(config.resolved_threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    variables = {**dict.fromkeys(names, threads), "TOKENIZERS_PARALLELISM": "false"}
+    variables = {**dict.fromkeys(names, threads), "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     if config.engine == "native":
-        # activations come and go by the megabyte: keep the pages rather than fault them in again at every step
-        return {**variables, "USE_TORCH_XLA": "0", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+        # short spins: on a machine that others use too, waiting for a descheduled thread costs four times the work;
+        # and activations come and go by the megabyte: keep the pages rather than fault them in again at every step
+        memory = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+        return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
     if config.device == "neuron":
         return {
             **variables,

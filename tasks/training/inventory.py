@@ -28,6 +28,7 @@ class Ledger:
     allow: bool = False
     met: dict[Key, Meta] = field(default_factory=dict)
     compiled: int = 0
+    counted: int | None = None
     compile_seconds: float = 0.0
     unlisted: list[str] = field(default_factory=list)
 
@@ -56,18 +57,24 @@ class Ledger:
     @contextmanager
     def running(self, name: str, length: int, *, first: bool, compiles: Callable[[], int]) -> Iterator[None]:
         """Around a graph's execution. compiles: how many graphs this process has compiled so far. CompileError when
-        anything but the first execution compiles."""
+        anything but the first execution compiles, such as saving or evaluating in between."""
         before, start = compiles(), time.perf_counter()
+        if self.counted not in (None, before):
+            self._defect("something beside the steps was compiled")
         yield
-        compiled = compiles() - before
-        self.compiled += compiled
+        self.counted = compiles()
+        self.compiled += self.counted - before
         if first:
             self.compile_seconds += time.perf_counter() - start
-        elif compiled and not self.allow:
-            raise CompileError(
-                f"the graph {name} of length {length or 'any'} was compiled again after its first run",
-                "this is a defect of trnflow: report it with the recipe (train.allow_recompile=true goes on regardless)",
+        elif self.counted > before:
+            self._defect(f"the graph {name} of length {length or 'any'} was compiled again after its first run")
+
+    def _defect(self, what: str) -> None:
+        if not self.allow:
+            fix = (
+                "this is a defect of trnflow: report it with the recipe (train.allow_recompile=true goes on regardless)"
             )
+            raise CompileError(what, fix)
 
 
 def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:

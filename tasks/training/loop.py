@@ -29,6 +29,7 @@ from tasks.training.engine import Engine, Handle, make_engine
 from tasks.training.flops import flops_per_row, mfu
 from tasks.training.inventory import Ledger
 from tasks.training.model import Built, build
+from tasks.training.neuron import use_cache
 from tasks.training.optim import scalars
 
 SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
@@ -64,6 +65,8 @@ class Meter:
 def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
     """Train from the newest state in `out.partial`, or the start; write the artifact; return its metadata."""
     check_device(config)
+    if config.device == "neuron":
+        use_cache(graphs, out)
     train, validation = Split(packed, "train"), Split(packed, "validation")
     schedule = Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch)
     built = build(model, packed, seed=config.seed, weights=True)

@@ -9,6 +9,7 @@ alone leaves no mark. Each (name, length) compiles once; `Ledger` sees to it. SP
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,9 @@ class XlaEngine:
         import torch
 
         self._config, self._built, self._ledger = config, built, ledger
-        self._tracing = next(built.model.parameters()).is_meta
+        # neuron_parallel_compile extracts the graphs that are executed: its trial run executes on zeros
+        extracting = "NEURON_EXTRACT_GRAPHS_ONLY" in os.environ
+        self._tracing = next(built.model.parameters()).is_meta and not extracting
         self._mesh = Mesh(config.data_parallel, config.tensor_parallel_size)
         shapes = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
         plan = {} if config.tensor_parallel_size == 1 else dict(getattr(built.model, "tp_plan", None) or {})
@@ -272,8 +275,6 @@ class XlaEngine:
 
 def _start(mesh: Mesh, config: TrainConfig) -> tuple[Any, Any]:
     """(the torch device, the device mesh or None for a single one). ModelError when the devices are not there."""
-    import os
-
     import numpy as np
     import torch_xla
     import torch_xla.distributed.spmd as xs

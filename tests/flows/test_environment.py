@@ -218,6 +218,7 @@ def test_the_loop_is_not_what_is_compiled_nor_the_engines_what_is_consolidated(t
         ("--a=1 --a=2", "--a=2 --a=1", False),
         ("--a=1", "--a=2", False),
         ("--a b", "--a --b", False),
+        ("-O1 --cache_dir=/here", "--cache_dir /there -O1", True),
     ],
 )
 def test_the_canonical_form_of_flags(one: str, other: str, same: bool) -> None:
