@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, ValidationError
+from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, ValidationError, field_validator
 
 from flows.recipes import Origins, nearest, origin_of, read_recipe
+from tasks.compilers import FLAGS
 from tasks.config import StageConfig
 from tasks.consolidate import ConsolidateConfig
 from tasks.errors import ConfigError
@@ -23,7 +24,7 @@ from tasks.load_data import DataConfig
 from tasks.model_source import ModelConfig
 from tasks.pack_chunks import PackConfig
 from tasks.tokenize_text import TokenizeConfig
-from tasks.train import TrainConfig
+from tasks.training.config import TrainConfig
 
 
 class HardwareConfig(StageConfig):
@@ -46,6 +47,14 @@ class LaunchConfig(StageConfig):
     kind: Literal["local"] = "local"
     grace_seconds: PositiveFloat = 30.0
     environment: dict[str, str] = {}
+
+    @field_validator("environment")
+    @classmethod
+    def _changes_no_result(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in FLAGS:
+            if name in value:
+                raise ValueError(f"{name} changes results: set it around the command, where the key sees it")
+        return value
 
 
 class TrackingConfig(StageConfig):

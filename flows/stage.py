@@ -22,9 +22,13 @@ from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import BlobLost, DataError, Interrupted, TrnflowError
 from tasks.fingerprint import key_document, key_of
+from tasks.proof import note_loaded, permit_for
 from tasks.resolve import Resolver
 from tasks.stage import Workdir
 from tasks.store import Store
+from tasks.witness import Permit, unwatched, watch
+
+Emit = Callable[[Meta], None]
 
 KEPT_LOGS = 200
 
@@ -61,6 +65,7 @@ class Runner:
         self.outcomes: dict[str, Outcome] = {}
         self.lost: set[str] = set()
         self.notes: list[str] = []
+        note_loaded(store.memo)
         self._reserve = int(min_free_gb * 1e9)
         self._until = until
         self._force = force
@@ -105,7 +110,7 @@ class Runner:
         journal = _journal(self.run, call.name)
         with self._journalled(call, key, journal), self._workplace(journal["attempt"]) as work:
             self.store.check_space(self._expected_bytes(call), self._reserve)
-            meta = self._perform(call, key, work, journal["figures"])
+            meta = self._perform(call, document, work, journal["figures"])
             self._check_inputs(call)
             artifact = self.store.ingest(work / "out", call.stage.kind, meta)
             journal |= {"artifact": artifact.digest, "bytes": artifact.size}
@@ -158,7 +163,7 @@ class Runner:
     def _key(self, call: Call) -> str:
         return key_of(key_document(call.stage, call.config, call.inputs, self.store.memo))
 
-    def _perform(self, call: Call, key: str, work: Path, figures: Meta) -> Meta:
+    def _perform(self, call: Call, document: Meta, work: Path, figures: Meta) -> Meta:
         """Run the stage's function on its inputs laid out below `work`; figures collects what it says of this run."""
         inputs = {name: self._lay_out(item, work / "in" / name) for name, item in call.inputs.items()}
         for name, needed in call.after.items():
@@ -166,19 +171,27 @@ class Runner:
             inputs[name] = self._lay_out(artifact, work / "in" / name)
 
         def emit(event: Meta) -> None:
-            figures.update(event.get("figures", {}))
-            for listener in self.listeners:
-                listener.event(call.name, event)
+            with unwatched():
+                figures.update(event.get("figures", {}))
+                for listener in self.listeners:
+                    listener.event(call.name, event)
 
         (work / "out").mkdir()
         (work / "scratch").mkdir()
+        permit = permit_for(call.stage, document["code"], inputs.values(), self._places(), self.store.memo)
         if call.stage.process:
-            return self._perform_apart(call, key, work, inputs, emit)
+            return self._perform_apart(call, key_of(document), work, inputs, emit, permit)
         out = Workdir(work / "out", work / "scratch", emit)
-        return call.stage.function(call.config, **inputs, out=out)
+        with watch(permit):
+            return call.stage.function(call.config, **inputs, out=out)
+
+    def _places(self) -> list[Path]:
+        """Folders of data, never of code, wherever the home and the store lie (it may be the project's own folder)."""
+        store, home = Path(self.store.root.removeprefix("file://")), self.store.home
+        return [home, home / "work", home / "cache", store, store / "blobs", store / "partial"]
 
     def _perform_apart(
-        self, call: Call, key: str, work: Path, inputs: dict[str, Input | Source], emit: Callable[[Meta], None]
+        self, call: Call, key: str, work: Path, inputs: dict[str, Input | Source], emit: Emit, permit: Permit
     ) -> Meta:
         from tasks.launch.job import JobSpec
         from tasks.launch.local import run_job
@@ -192,6 +205,7 @@ class Runner:
             log=self._log(work.name),
             partial={"root": self.store.root, "home": str(self.store.home), "key": key},
             environ=call.stage.environ(call.config) | self.launch.environment,
+            permit=permit,
         )
         return run_job(job, emit, grace_seconds=self.launch.grace_seconds)
 

@@ -7,7 +7,6 @@ unexpected or different.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import re
@@ -22,6 +21,7 @@ from tasks.artifact import Input, Json, Meta
 from tasks.config import StageConfig
 from tasks.errors import ModelError
 from tasks.stage import Workdir, read_json, stage, write_json
+from tasks.training.names import PARAMETER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,19 +47,14 @@ class ConsolidateConfig(StageConfig):
         return value
 
 
-def accelerator(config: ConsolidateConfig) -> Meta:
-    return {"versions": {"transformers": importlib.metadata.version("transformers")}}
-
-
 def environ(config: ConsolidateConfig) -> dict[str, str]:
     return {"USE_TORCH_XLA": "0", "TOKENIZERS_PARALLELISM": "false"}
 
 
-@stage(kind="model", process=True, accel=accelerator, environ=environ)
+@stage(kind="model", process=True, environ=environ)
 def consolidate(config: ConsolidateConfig, shards: Input, out: Workdir) -> Meta:
     """Write `config.json`, `model*.safetensors`, the tokenizer and, for a language model, `generation_config.json`."""
     from tasks.training.checkpoint import Reader
-    from tasks.training.engine import PARAMETER
 
     reader = Reader(shards.path)
     names = [name.removeprefix(PARAMETER) for name in reader.names]
@@ -85,8 +80,6 @@ def consolidate(config: ConsolidateConfig, shards: Input, out: Workdir) -> Meta:
 def _tensors(reader: Reader, names: list[str], dtype: str, out: Workdir) -> Iterator[tuple[str, Tensor]]:
     import torch
 
-    from tasks.training.engine import PARAMETER
-
     for done, name in enumerate(names, start=1):
         yield name, reader.tensor(PARAMETER + name).to(getattr(torch, dtype))
         out.progress(done, len(names), "tensors")
@@ -109,8 +102,6 @@ def _grouped(sizes: dict[str, int], config: ConsolidateConfig) -> list[list[str]
 def _write_shards(
     folder: Path, groups: list[list[str]], reader: Reader, tensors: Iterator[tuple[str, Tensor]], dtype: str
 ) -> None:
-    from tasks.training.engine import PARAMETER
-
     files = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     if len(groups) == 1:
         files = ["model.safetensors"]
@@ -150,8 +141,6 @@ def _verify(folder: Path, task: str, reader: Reader, dtype: str) -> None:
     """ModelError unless the folder loads with each parameter as the checkpoint has it."""
     import torch
     import transformers
-
-    from tasks.training.engine import PARAMETER
 
     kind: Any = transformers.AutoModelForCausalLM
     if task == "classification":

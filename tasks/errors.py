@@ -5,6 +5,7 @@ TrnflowError
 ├── DataError            a row, file, column or label is wrong                           exit 1
 ├── ModelError           a model, tokenizer or layout does not fit                       exit 1
 ├── CompileError         a graph that precompile did not list, or one that failed        exit 1
+├── CodeError            a stage used code or a file that its key does not know          exit 1
 ├── NonFiniteLoss        the loss left the numbers; the weights were not touched         exit 1
 ├── MissingDependency    an optional package or compiler is not installed                exit 1
 ├── ProcessFailed        a stage's process died without saying why                       exit 1
@@ -55,6 +56,10 @@ class ModelError(TrnflowError):
 
 
 class CompileError(TrnflowError):
+    pass
+
+
+class CodeError(TrnflowError):
     pass
 
 

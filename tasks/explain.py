@@ -31,6 +31,8 @@ def difference(before: Meta, after: Meta) -> list[Change]:
     for part in PARTS:
         old, new = (dict(_leaves(document.get(part, {}))) for document in (before, after))
         for name in sorted(old.keys() | new.keys()):
+            if _is_filled(name, old, new) or _is_filled(name, new, old):
+                continue
             if name not in old or name not in new or not _same(old[name], new[name]):
                 changes.append(Change(part, name, old.get(name), new.get(name)))
     return changes
@@ -49,6 +51,13 @@ def _leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
             yield from _leaves(item, f"{name}.{key}" if name else key)
     else:
         yield name, value
+
+
+def _is_filled(name: str, empty: Meta, other: Meta) -> bool:
+    """Whether `name` is an empty table here and holds entries there: these say it all."""
+    return empty.get(name) == {} and any(
+        found.startswith(f"{name}." if name else "") for found in other if found != name
+    )
 
 
 def _same(one: Json, other: Json) -> bool:

@@ -60,7 +60,16 @@ def environ(config: ExportConfig) -> dict[str, str]:
     return {**EAGER, **ENVIRON} if config.target == "stablehlo" else EAGER
 
 
-@stage(kind="exported", process=True, environ=environ)
+def accelerator(config: ExportConfig) -> Meta:
+    """StableHLO is made by libraries that the key names anyway, under flags of our own; a NEFF by AWS's compiler."""
+    if config.target == "stablehlo":
+        return {}
+    from tasks.neuron import compiler
+
+    return compiler(config)
+
+
+@stage(kind="exported", process=True, accel=accelerator, environ=environ)
 def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
     """A Hugging Face folder -> graphs of static shape [batch, length] from input_ids and attention_mask to logits."""
     lengths = _lengths(config, weights)

@@ -21,6 +21,7 @@ from typing import Any
 
 from tasks.artifact import Json, Meta
 from tasks.config import StageConfig
+from tasks.errors import ConfigError
 from tasks.memo import Memo, stamp
 from tasks.stage import Keyed, Stage
 
@@ -45,8 +46,9 @@ DISTRIBUTIONS = {
 }
 """Import names whose distribution is called otherwise."""
 
-FRIENDS = {"datasets": ("pyarrow",), "transformers": ("tokenizers", "safetensors")}
-"""Distributions that do part of another's work."""
+FRIENDS = {"datasets": ("pyarrow",)}
+"""Distributions that do part of another's work. transformers' own are none: who tokenizes imports tokenizers itself, and
+safetensors reads tensors to the bit."""
 
 
 def canonical(value: Json) -> str:
@@ -110,11 +112,11 @@ def digest_of(value: Json) -> str:
 
 def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -> Meta:
     """The typed document whose digest is the stage's key for this config and these inputs."""
-    code, env = closure(stage.function.__module__, memo)
+    _, env = closure(stage.function.__module__, memo)
     return {
         "schema": SCHEMA,
         "stage": stage.name,
-        "code": code,
+        "code": code_of(stage, memo),
         "params": stage.params(config),
         "inputs": stage.inputs(config, inputs),
         "env": env,
@@ -127,10 +129,28 @@ def key_of(document: Meta) -> str:
     return digest_of(document).removeprefix("sha256:")
 
 
+def code_of(stage: Stage, memo: Memo) -> dict[str, str]:
+    """What the key says of code: {module: hash or schema}, and {path: digest} of the declared assets. ConfigError without one."""
+    code, _ = closure(stage.function.__module__, memo)
+    folder = project_folder(stage.function.__module__.split(".")[0])
+    for asset in stage.assets:
+        if not (folder / asset).is_file():
+            raise ConfigError(
+                f"{stage.name} declares the asset {asset}, and {folder} has no such file", "mend its @stage"
+            )
+        code[asset] = memo.digest(folder / asset)
+    return code
+
+
+def project_folder(package: str) -> Path:
+    """The folder that holds a top-level package: that of a checkout, or site-packages."""
+    return Path(next(iter(import_module(package).__path__))).parent
+
+
 def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
     """({first-party module: code hash or schema}, {distribution: version}) of all that `module` imports, at any depth."""
     top = module.split(".")[0]
-    locate = _locator({top, "tasks"})
+    locate = locator({top, "tasks"})
     code: dict[str, str] = {}
     foreign: set[str] = set()
     pending = [module]
@@ -142,7 +162,7 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
         if name in PLUMBING:
             code[name] = f"schema:{_schema(name)}"
             continue
-        analysed = _analyse(path, memo)
+        analysed = analyse(path, memo)
         code[name] = analysed["hash"]
         foreign.update(analysed["foreign"])
         pending.extend(analysed["imports"])
@@ -150,8 +170,8 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
     return dict(sorted(code.items())), _environment(foreign, memo)
 
 
-def _locator(roots: set[str]) -> Callable[[str], Path | None]:
-    folders = {root: Path(next(iter(import_module(root).__path__))) for root in roots}
+def locator(roots: set[str]) -> Callable[[str], Path | None]:
+    folders = {root: project_folder(root) / root for root in roots}
 
     def locate(name: str) -> Path | None:
         """The file of a first-party module, or None: found on disk, nothing is imported."""
@@ -176,12 +196,12 @@ def _schema(name: str) -> int:
     return int(getattr(import_module(name), "SCHEMA", 1))
 
 
-def _analyse(path: Path, memo: Memo) -> Meta:
+def analyse(path: Path, memo: Memo) -> Meta:
     """{"hash", "imports" (dotted names that may be modules), "foreign" (top-level names)} of one file."""
     now = stamp(path)
     known = memo.get("code", path, now)
     if known is None:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        tree = _parsed(path)
         imports = sorted(set(_imports(tree)))
         known = {
             "hash": code_hash(tree),
@@ -190,6 +210,15 @@ def _analyse(path: Path, memo: Memo) -> Meta:
         }
         memo.put("code", path, now, known)
     return dict(known)
+
+
+def hash_file(path: Path) -> str:
+    """`code_hash` of a file as it is now."""
+    return code_hash(_parsed(path))
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def code_hash(tree: ast.Module) -> str:

@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Input
+from tasks.artifact import Input, Meta
+from tasks.compilers import flags_around
 from tasks.errors import CompileError, MissingDependency
 from tasks.evaluation.models import load_model
 from tasks.model_source import TOKENIZER_FILES
@@ -22,6 +23,7 @@ from tasks.stage import Workdir
 if TYPE_CHECKING:
     from tasks.export_neuron import ExportConfig
 
+COMPILER = ("libneuronxla", "neuronx-cc", "optimum-neuron", "torch-neuronx")
 TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -44,6 +46,20 @@ def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out
         else:
             _trace(config, weights, length, folder)
     out.progress(len(lengths), len(lengths), "graphs")
+
+
+def compiler(config: ExportConfig) -> Meta:
+    """What decides the compiled graphs besides config and weights: the versions in the environment that compiles, and flags."""
+    from importlib.metadata import distributions
+
+    folders = sys.path
+    if config.neuron_python:
+        folders = [
+            str(path) for path in Path(config.neuron_python).absolute().parents[1].glob("lib*/python*/site-packages")
+        ]
+    found = {name: next(iter(distributions(name=name, path=folders)), None) for name in COMPILER}
+    versions = {name: item.version if item else None for name, item in found.items()}
+    return {"versions": versions, "flags": flags_around(("NEURON_CC_FLAGS",))}
 
 
 def optimum_command(config: ExportConfig) -> list[str] | None:

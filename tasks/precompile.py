@@ -11,7 +11,7 @@ from __future__ import annotations
 from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.config import graph_params
 from tasks.stage import Keyed, Workdir, stage, write_json
-from tasks.train import TrainConfig, compiler, environ
+from tasks.training.config import TrainConfig, compiler, environ
 
 SCHEMA = 1
 

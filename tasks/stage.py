@@ -78,7 +78,8 @@ class Workdir:
 @dataclass(frozen=True)
 class Stage:
     """name: the function's; kind: of its artifact; params, inputs, accel: the parts of its key, from config and inputs;
-    process: whether it runs in a process of its own (all that import torch do); environ: that process's variables."""
+    process: whether it runs in a process of its own (all that import torch do); environ: that process's variables;
+    assets: files it reads beside the code (templates), hashed like code: paths from the folder that holds its package."""
 
     name: str
     kind: str
@@ -88,6 +89,7 @@ class Stage:
     accel: Callable[[Any], Meta]
     process: bool
     environ: Callable[[Any], dict[str, str]]
+    assets: tuple[str, ...] = ()
 
 
 def identities(config: StageConfig, inputs: Keyed) -> Meta:
@@ -103,11 +105,12 @@ def stage(
     inputs: Callable[[Any, Keyed], Meta] = identities,
     accel: Callable[[Any], Meta] = lambda config: {},
     environ: Callable[[Any], dict[str, str]] = lambda config: {},
+    assets: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
     """Mark a function as a stage; the description is its attribute `stage` (see `of`)."""
 
     def mark(function: Function) -> Function:
-        described = Stage(function.__name__, kind, function, params, inputs, accel, process, environ)
+        described = Stage(function.__name__, kind, function, params, inputs, accel, process, environ, assets)
         function.stage = described  # type: ignore[attr-defined]
         return function
 

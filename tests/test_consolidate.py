@@ -12,8 +12,9 @@ from tasks.consolidate import ConsolidateConfig, consolidate
 from tasks.errors import ModelError
 from tasks.stage import read_json, write_json
 from tasks.training.checkpoint import write
-from tasks.training.engine import PARAMETER, Box
+from tasks.training.engine import Box
 from tasks.training.model import build
+from tasks.training.names import PARAMETER
 from tests.training.run_stage import files_of, run_stage
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 

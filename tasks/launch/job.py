@@ -17,6 +17,7 @@ from typing import Any
 
 from tasks.artifact import Input, Json, Meta, Source
 from tasks.config import StageConfig
+from tasks.witness import Permit
 
 Inputs = Mapping[str, Input | Source]
 
@@ -27,7 +28,8 @@ class JobSpec:
 
     out: the folder that becomes the artifact; scratch: removed afterwards by the caller; beside it stand this spec and
     the result. log: takes the process's stdout and stderr. partial: {"root", "home", "key"} of resumable state;
-    environ: variables of the process; search: folders put on its `sys.path`, where the function's package lies.
+    environ: variables of the process; permit: what it may read of the project (None: not watched); search: folders put
+    on its `sys.path`, where the function's package lies.
     """
 
     function: str
@@ -40,6 +42,7 @@ class JobSpec:
     after: dict[str, Input | Source] = field(default_factory=dict)
     partial: dict[str, str] | None = None
     environ: dict[str, str] = field(default_factory=dict)
+    permit: Permit | None = None
     search: tuple[str, ...] = ()
 
     @classmethod
@@ -55,6 +58,7 @@ class JobSpec:
         after: Inputs | None = None,
         partial: dict[str, str] | None = None,
         environ: Mapping[str, str] | None = None,
+        permit: Permit | None = None,
     ) -> JobSpec:
         """The spec of `function(config, **inputs, **after, out=Workdir(...))`; log: else beside scratch."""
         return cls(
@@ -68,6 +72,7 @@ class JobSpec:
             after=dict(after or {}),
             partial=partial,
             environ=dict(environ or {}),
+            permit=permit,
             search=_search(function),
         )
 
@@ -99,6 +104,7 @@ class JobSpec:
             "after": {name: _encoded(item) for name, item in self.after.items()},
             "partial": self.partial,
             "environ": self.environ,
+            "permit": self.permit.to_json() if self.permit else None,
             "search": list(self.search),
         }
         self.file.touch(mode=0o600)
@@ -115,6 +121,7 @@ class JobSpec:
                 "log": Path(document["log"]),
                 "inputs": {name: _decoded(item) for name, item in document["inputs"].items()},
                 "after": {name: _decoded(item) for name, item in document["after"].items()},
+                "permit": Permit.from_json(document["permit"]) if document["permit"] else None,
                 "search": tuple(document["search"]),
             }
         )

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +23,7 @@ from tasks.errors import Interrupted, ProcessFailed, TrnflowError
 from tasks.launch.guard import WORKER_EVENTS
 from tasks.launch.job import JobSpec, resolve
 from tasks.stage import Partial, Workdir
+from tasks.witness import watch_process
 
 
 def run(file: str) -> None:
@@ -40,7 +42,9 @@ def main(file: str) -> int:
     sys.path[:0] = [folder for folder in spec.search if folder not in sys.path]
     status = 0
     try:
-        text = json.dumps({"meta": _run(spec)}, allow_nan=False)
+        with watch_process(spec.permit) if spec.permit else nullcontext():
+            meta = _run(spec)
+        text = json.dumps({"meta": meta}, allow_nan=False)
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         text = json.dumps({"error": _described(error, spec), "details": traceback.format_exc()})

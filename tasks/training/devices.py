@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from tasks.errors import MissingDependency, ModelError
-from tasks.train import TrainConfig
+from tasks.training.config import TrainConfig
 
 
 def check_device(config: TrainConfig) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tasks.train import TrainConfig
 from tasks.training.batches import Batch
+from tasks.training.config import TrainConfig
 from tasks.training.inventory import Ledger
 from tasks.training.model import Built
 from tasks.training.optim import Scalars
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tasks.training.checkpoint import Reader
 
 Handle = Any  # numbers on the device, not waited for
-
-PARAMETER, FIRST, SECOND = "parameter/", "first/", "second/"  # prefixes of the names of stored tensors
 
 
 class Box(NamedTuple):

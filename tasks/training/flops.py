@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.artifact import Meta
-from tasks.train import TrainConfig
+from tasks.training.config import TrainConfig
 from tasks.training.model import Built
 
 # dense bf16 FLOPs per second of a device, by a part of its name, as published

@@ -15,7 +15,7 @@ from typing import Any
 from tasks.artifact import Input, Meta, Source
 from tasks.errors import CompileError
 from tasks.stage import Workdir, read_json
-from tasks.train import TrainConfig
+from tasks.training.config import TrainConfig
 
 Key = tuple[str, int]
 

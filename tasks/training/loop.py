@@ -21,9 +21,9 @@ from typing import Any
 from tasks.artifact import Input, Meta, Source
 from tasks.errors import Interrupted, NonFiniteLoss
 from tasks.stage import Workdir, write_json
-from tasks.train import TrainConfig, compiler
 from tasks.training import checkpoint
 from tasks.training.batches import Schedule, Split
+from tasks.training.config import TrainConfig, compiler
 from tasks.training.devices import check_device
 from tasks.training.engine import Engine, Handle, make_engine
 from tasks.training.flops import flops_per_row, mfu

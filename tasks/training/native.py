@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
-from tasks.train import TrainConfig
 from tasks.training.batches import Batch
-from tasks.training.engine import FIRST, PARAMETER, SECOND, Box
+from tasks.training.config import TrainConfig
+from tasks.training.engine import Box
 from tasks.training.inventory import Ledger
 from tasks.training.model import Built, checkpointed_layers, correct, logits_of, loss_sum
+from tasks.training.names import FIRST, PARAMETER, SECOND
 from tasks.training.optim import INFINITE_NORM, Scalars, decays
 
 if TYPE_CHECKING:

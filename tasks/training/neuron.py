@@ -18,7 +18,7 @@ from pathlib import Path
 from tasks.artifact import Input, Meta, Source
 from tasks.errors import CompileError, MissingDependency
 from tasks.stage import Workdir, read_json, write_json
-from tasks.train import TrainConfig
+from tasks.training.config import TrainConfig
 from tasks.training.devices import check_device
 from tasks.training.inventory import inventory
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.train import TrainConfig
+from tasks.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
 from tasks.errors import ModelError
-from tasks.train import TrainConfig
 from tasks.training.batches import Batch
-from tasks.training.engine import FIRST, PARAMETER, SECOND, Box
+from tasks.training.config import TrainConfig
+from tasks.training.engine import Box
 from tasks.training.inventory import Ledger
 from tasks.training.model import Built, checkpointed_layers, correct, logits_of, loss_sum
+from tasks.training.names import FIRST, PARAMETER, SECOND
 from tasks.training.optim import Scalars, adamw, clipped
 from tasks.training.plan import Mesh, Spec, parameter_specs, state_spec
 

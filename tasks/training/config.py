@@ -1,0 +1,177 @@
+"""What a training run is asked for, which compilers and flags decide its graphs, and what its process needs around it.
+
+Apart from `tasks.train`, so that `precompile`, which shares it, is not keyed by the code of the loop.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from tasks.artifact import Meta
+from tasks.compilers import flags_around
+from tasks.config import GRAPH, NOT_KEYED, StageConfig
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrainConfig(StageConfig):
+    """devices: in all, data parallel x tensor_parallel_size; global_batch: sequences per update; micro_batch: sequences per
+    replica and forward pass (None: all of a replica's share at once); the rest of a global batch is accumulated.
+
+    zero1: the optimizer's state is sharded over the data axis. remat: activations are computed again in the backward pass.
+    max_steps: updates, instead of `epochs`. max_grad_norm: of all gradients together (None: no clipping).
+    dtype: of the forward and backward pass; the weights that are updated, and their state, are always fp32.
+    threads: of the CPU (None: every core this process may use); another number changes the last bit.
+    compile: torch.compile, engine native alone. last_batch: what happens to an epoch's rows that fill no batch of their
+    length: "pad" trains on them in a smaller batch, "drop" leaves them out of that epoch.
+    log_every, checkpoint_every: in steps. allow_recompile: go on with a graph that precompile did not list.
+    """
+
+    engine: Annotated[Literal["xla", "native"], GRAPH] = "xla"
+    device: Annotated[Literal["cpu", "cuda", "neuron"], GRAPH] = "cpu"
+    devices: Annotated[PositiveInt, GRAPH] = 1
+    tensor_parallel_size: Annotated[PositiveInt, GRAPH] = 1
+    zero1: Annotated[bool, GRAPH] = False
+    sequence_parallel: Annotated[bool, GRAPH] = False
+    remat: Annotated[bool, GRAPH] = False
+    global_batch: Annotated[PositiveInt, GRAPH] = 32
+    micro_batch: Annotated[PositiveInt | None, GRAPH] = None
+    dtype: Annotated[Literal["float32", "bfloat16"], GRAPH] = "float32"
+    compile: Annotated[bool, GRAPH] = False
+    epochs: PositiveInt = 3
+    max_steps: PositiveInt | None = None
+    learning_rate: PositiveFloat = 5e-5
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup_ratio: Fraction = 0.0
+    weight_decay: NonNegativeFloat = 0.01
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: PositiveFloat = 1e-8
+    max_grad_norm: PositiveFloat | None = 1.0
+    seed: NonNegativeInt = 0
+    last_batch: Literal["drop", "pad"] = "pad"
+    eval_every_epoch: bool = True
+    threads: Annotated[PositiveInt | None, NOT_KEYED] = None  # its resolved value is keyed, through `accelerator`
+    log_every: Annotated[PositiveInt, NOT_KEYED] = 10
+    checkpoint_every: Annotated[PositiveInt, NOT_KEYED] = 500
+    keep_checkpoints: Annotated[PositiveInt, NOT_KEYED] = 2
+    allow_recompile: Annotated[bool, NOT_KEYED] = False
+
+    @property
+    def data_parallel(self) -> int:
+        return self.devices // self.tensor_parallel_size
+
+    @property
+    def replica_batch(self) -> int:
+        """Sequences per replica and forward pass."""
+        return self.micro_batch or self.global_batch // self.data_parallel
+
+    @property
+    def micro_rows(self) -> int:
+        """Sequences per forward pass, all replicas together."""
+        return self.replica_batch * self.data_parallel
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes per update."""
+        return self.global_batch // self.micro_rows
+
+    @property
+    def resolved_threads(self) -> int:
+        return self.threads or _cores()
+
+    @model_validator(mode="after")
+    def _divides(self) -> TrainConfig:
+        if self.devices % self.tensor_parallel_size:
+            raise ValueError(
+                f"devices ({self.devices}) must be a multiple of tensor_parallel_size ({self.tensor_parallel_size})"
+            )
+        unit = (self.micro_batch or 1) * self.data_parallel
+        if self.global_batch % unit:
+            raise ValueError(
+                f"global_batch ({self.global_batch}) must be a multiple of micro_batch x data parallel "
+                f"({self.micro_batch or 1} x {self.data_parallel} = {unit})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_engine(self) -> TrainConfig:
+        if self.sequence_parallel and self.tensor_parallel_size == 1:
+            raise ValueError(
+                "sequence_parallel shards activations over the tensor parallel axis: set tensor_parallel_size > 1"
+            )
+        if self.engine == "native" and self.devices > 1:
+            raise ValueError(f"engine native drives one device, not {self.devices}: set devices=1, or engine=xla")
+        if self.engine == "native" and self.device == "neuron":
+            raise ValueError("engine native does not drive device neuron: set engine=xla")
+        if self.engine == "xla" and self.device == "cuda":
+            raise ValueError("engine xla drives cpu and neuron here: set engine=native for device cuda")
+        if self.engine == "xla" and self.compile:
+            raise ValueError("compile is torch.compile, for engine native; engine xla always compiles")
+        return self
+
+
+def compiler(config: TrainConfig) -> Meta:
+    """What decides a graph besides config and shapes: the device's kind, and versions and flags of what traces and compiles."""
+    packages = ["torch", "transformers"]
+    if config.engine == "xla":
+        packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])
+    versions = {name: _version(name) for name in packages}
+    return {
+        "device": _device_kind(config),
+        "versions": versions,
+        "flags": flags_around() if config.engine == "xla" else {},
+    }
+
+
+def accelerator(config: TrainConfig) -> Meta:
+    """What decides the last bit of a result besides config and inputs."""
+    return {**compiler(config), "threads": config.resolved_threads}
+
+
+def environ(config: TrainConfig) -> dict[str, str]:
+    """Variables that torch, XLA and malloc read as they start."""
+    threads = str(config.resolved_threads)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    variables = {**dict.fromkeys(names, threads), "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    if config.engine == "native":
+        # short spins: on a machine that others use too, waiting for a descheduled thread costs four times the work;
+        # and activations come and go by the megabyte: keep the pages rather than fault them in again at every step
+        memory = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+        return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
+    if config.device == "neuron":
+        return {
+            **variables,
+            "PJRT_DEVICE": "NEURON",
+            "NEURON_RT_NUM_CORES": str(config.devices),
+            "MALLOC_ARENA_MAX": "64",
+        }
+    return {**variables, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(config.devices)}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _version(package: str) -> str | None:
+    """Without importing it; None when it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _device_kind(config: TrainConfig) -> str:
+    if config.device != "cuda":
+        return f"{config.device} {platform.machine()}"
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        return next(
+            (line.partition(":")[2].strip() for line in file.read_text().splitlines() if "Model:" in line), "cuda"
+        )
+    return "cuda"

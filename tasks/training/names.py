@@ -1,0 +1,4 @@
+"""How the tensors of a checkpoint are named: apart, so that what reads checkpoints is not keyed by the engines."""
+
+PARAMETER, FIRST, SECOND = "parameter/", "first/", "second/"
+"""Prefixes: of the parameters, and of their first and second moments."""

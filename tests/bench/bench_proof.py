@@ -1,0 +1,71 @@
+"""What the proof of the code closure costs: the permit of a stage, an audit event, an opened file (seconds of the processor)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+
+from flows import finetune
+from tasks.fingerprint import code_of
+from tasks.memo import Memo
+from tasks.proof import permit_for
+from tasks.stage import of
+from tasks.witness import Permit, watch
+
+COUNT = 20_000
+
+
+def best(what: Callable[[], object], number: int) -> float:
+    """Seconds a call, the best of five."""
+    return min(timeit.repeat(what, number=number, repeat=5, timer=time.process_time)) / number
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder))
+
+
+def measure(folder: Path) -> None:
+    memo = Memo(folder / "memo.db")
+    (folder / "outside").write_text("x")
+    known = Path(finetune.__file__).parents[1] / "tasks/tokenize_text.py"
+    stage = of(finetune.tokenize_text)
+    code = code_of(stage, memo)
+
+    def event() -> None:
+        sys.audit("trnflow.bench")
+
+    def outside() -> None:
+        os.close(os.open(folder / "outside", os.O_RDONLY))
+
+    def inside() -> None:
+        os.close(os.open(known, os.O_RDONLY))
+
+    def permit() -> Permit:
+        return permit_for(stage, code, (), (folder,), memo)
+
+    def watched() -> None:
+        with watch(permitted):
+            pass
+
+    def round_trip() -> list[float]:
+        return [1e6 * best(what, COUNT) for what in (event, outside, inside)]
+
+    permitted = permit()
+    rounds = {"before any stage": round_trip()}  # the hook is not yet in
+    print(f"permit of tokenize_text ({len(code)} modules, memoised): {1e3 * best(permit, 50):.2f} ms")
+    print(f"begin and end to watch ({len(sys.modules)} modules loaded): {1e3 * best(watched, 50):.2f} ms")
+    rounds["between stages"] = round_trip()
+    with watch(permitted):
+        rounds["while a stage is watched"] = round_trip()
+    for when, (one, two, three) in rounds.items():
+        print(f"{when}: an audit event {one:.2f} us, a file opened {two:.2f}, a file of the project opened {three:.2f}")
+
+
+if __name__ == "__main__":
+    main()

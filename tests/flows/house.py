@@ -1,0 +1,176 @@
+"""A project with one package, `house`: a stage that does as its setting `how` says, in this process (`here`) and in its own."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flows.plan import Planner
+from flows.stage import Listener, Runner
+from tasks.artifact import Source
+from tasks.resolve import Resolver
+from tasks.store import Store
+
+STAGES = """
+import importlib, os, subprocess, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated
+from tasks.artifact import Input, Meta, Source
+from tasks.config import NOT_KEYED, StageConfig
+from tasks.stage import Workdir, stage
+from house import known
+
+HERE = Path(__file__).parent
+
+class Config(StageConfig):
+    how: str
+
+def make(config, source, out):
+    text = WAYS[config.how](Path(source.location["path"]), out)
+    (out.path / "text").write_text(str(text))
+    return {}
+
+def lazily(path, out):
+    from house.lazy import VALUE
+    return VALUE
+
+def swallowed(path, out):
+    try:
+        return importlib.import_module("house.other").VALUE
+    except Exception:
+        return "fallback"
+
+def renamed(path, out):
+    try:
+        return (HERE / "letter.txt").read_text()
+    except Exception as error:
+        raise RuntimeError("no letter") from error
+
+def pooled(path, out):
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda name: (HERE / name).read_text(), ["letter.txt"]))
+
+def shown(path, out):
+    import linecache, traceback
+    linecache.clearcache()
+    try:
+        known.fail()
+    except ValueError:
+        return len(traceback.format_exc()) + len(linecache.getlines(str(HERE / "other.py")))
+
+def local_state(path, out):
+    return (HERE.parent / ".cache/state").read_text(), (HERE.parent / "store/FORMAT.json").read_text()
+
+def edited(path, out):
+    (HERE / "lazy.py").write_text("VALUE = 9")
+    from house.lazy import VALUE
+    return VALUE
+
+def touched(path, out):
+    (HERE / "lazy.py").write_text("# the same\\nfrom house.deep import VALUE")
+    from house.lazy import VALUE
+    return VALUE
+
+def spoken(path, out):
+    out.info("load something")
+    return 1
+
+WAYS = {
+    "known": lambda path, out: known.VALUE,
+    "lazy": lazily,
+    "input": lambda path, out: path.read_text(),
+    "asset": lambda path, out: (HERE / "template.txt").read_text(),
+    "shown": shown,
+    "local state": local_state,
+    "writes": lambda path, out: (HERE.parent / "made.txt").write_text("x"),
+    "probes": lambda path, out: Path("setup.cfg").exists() or (HERE / "nothing.txt").exists(),
+    "spoken": spoken,
+    "touched": touched,
+    "edited": edited,
+    "import_module": lambda path, out: importlib.import_module("house.other").VALUE,
+    "__import__": lambda path, out: __import__("house.other").other.VALUE,
+    "sys.modules": lambda path, out: sys.modules.get("house.other", importlib).VALUE,
+    "run": lambda path, out: __import__("runpy").run_path(str(HERE / "other.py"))["VALUE"],
+    "swallowed": swallowed,
+    "file": lambda path, out: (HERE / "letter.txt").read_text(),
+    "descriptor": lambda path, out: os.read(os.open(HERE / "letter.txt", os.O_RDONLY), 9),
+    "relative": lambda path, out: open("house/../house/letter.txt").read(),
+    "renamed": renamed,
+    "pooled": pooled,
+    "script": lambda path, out: subprocess.check_output([sys.executable, str(HERE / "other.py")]),
+}
+
+@stage(kind="texts", assets=("house/template.txt",))
+def here(config: Config, source: Source, out: Workdir) -> Meta:
+    return make(config, source, out)
+
+@stage(kind="texts", assets=("house/template.txt",), process=True)
+def apart(config: Config, source: Source, out: Workdir) -> Meta:
+    return make(config, source, out)
+
+@stage(kind="texts")
+def here_again(config: Config, texts: Input, out: Workdir) -> Meta:
+    (out.path / "text").write_text((texts.path / "made.txt").read_text())
+    (out.path / "real").write_text((texts.path / "made.txt").resolve().read_text())
+    return {}
+
+@stage(kind="texts", process=True)
+def apart_again(config: Config, texts: Input, out: Workdir) -> Meta:
+    return here_again(config, texts, out)
+"""
+
+
+class Project:
+    """A checkout with the package `house`, its store within."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.root = str(folder / "store")
+        files = {
+            "pyproject.toml": "", "rows.txt": "rows", ".cache/state": "warm", "house/__init__.py": "",
+            "house/stages.py": STAGES, "house/template.txt": "Dear {{ name }}", "house/letter.txt": "Dear all",
+            "house/known.py": "VALUE = 1\ndef fail():\n    raise ValueError\n",
+            "house/lazy.py": "from house.deep import VALUE\n", "house/deep.py": "VALUE = 2\n",
+            "house/other.py": "VALUE = 3\n",
+        }  # fmt: skip
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        self.store().prepare()
+
+    def store(self) -> Store:
+        return Store(self.root, self.home)
+
+    @property
+    def stages(self) -> ModuleType:
+        return importlib.import_module("house.stages")
+
+    def run(self, stage: str, how: str, *listeners: Listener) -> str:
+        """What became of the one stage."""
+        store = self.store()
+        runner = Runner(store, Resolver(store.home), run="r", min_free_gb=0.0, listeners=listeners)
+        self._call(runner, stage, how)
+        return runner.outcomes[stage].action
+
+    def plan(self, stage: str, how: str) -> tuple[str, str]:
+        """(action, why)"""
+        planner = Planner(self.store(), Resolver(self.folder / "home", offline=True))
+        self._call(planner, stage, how)
+        return planner.outcomes[stage].action, planner.outcomes[stage].why
+
+    def _call(self, stages: Any, stage: str, how: str) -> None:
+        source = Source(
+            "data", {"digest": "sha256:rows"}, {"files": [{"path": str(self.folder / "rows.txt")}]} | self.at
+        )
+        stages(getattr(self.stages, stage), self.stages.Config(how=how), source)
+
+    @property
+    def at(self) -> dict[str, str]:
+        return {"path": str(self.folder / "rows.txt")}
+
+    def published(self, stage: str) -> list[Any]:
+        return self.store().records(stage)
