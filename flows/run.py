@@ -102,6 +102,7 @@ def nothing_to_do(recipe: Recipe, store: Store, options: Options) -> Result | No
     outcomes = _until(list(planner.outcomes.values()), options.until)
     if any(outcome.action not in ("hit", "skip") for outcome in outcomes):
         return None
+    store.sweep()
     result = Result(new_run_id(), recipe.name, time.monotonic() - begun, outcomes, planner.notes)
     store.write_run(result.run, run_record(recipe, result, options))
     return result
@@ -125,10 +126,12 @@ def execute(
         listeners=listeners,
         launch=recipe.launch,
         min_free_gb=recipe.store.min_free_gb,
+        lease_ttl=recipe.store.lease_ttl_seconds,
         until=options.until,
         force=options.force,
     )
     result = Result(runner.run, recipe.name, 0.0, [])
+    store.sweep()
     try:
         _run_healing(recipe, runner)
     except TrnflowError as error:
