@@ -18,6 +18,7 @@ from flows.finetune import STAGES, finetune
 from flows.plan import Planner
 from flows.settings import Recipe, home_folder, store_root
 from flows.stage import Listener, Runner, now
+from flows.workplace import clean
 from tasks.artifact import Json, Meta
 from tasks.errors import BlobLost, ConfigError, Interrupted, StoreError, TrnflowError
 from tasks.resolve import Resolver
@@ -102,7 +103,7 @@ def nothing_to_do(recipe: Recipe, store: Store, options: Options) -> Result | No
     outcomes = _until(list(planner.outcomes.values()), options.until)
     if any(outcome.action not in ("hit", "skip") for outcome in outcomes):
         return None
-    store.sweep()
+    clean(store)
     result = Result(new_run_id(), recipe.name, time.monotonic() - begun, outcomes, planner.notes)
     store.write_run(result.run, run_record(recipe, result, options))
     return result
@@ -131,7 +132,7 @@ def execute(
         force=options.force,
     )
     result = Result(runner.run, recipe.name, 0.0, [])
-    store.sweep()
+    clean(store)
     try:
         _run_healing(recipe, runner)
     except TrnflowError as error:

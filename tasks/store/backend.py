@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tasks.errors import ConfigError, MissingDependency, StoreError
 
-PLACINGS = 8
+PLACINGS = 16
 """How often a file is written anew when its folder vanishes under the writer."""
 
 
@@ -35,7 +35,7 @@ class Backend(Protocol):
     def fetch(self, name: str, path: Path) -> None: ...
     def names(self, prefix: str) -> list[str]: ...
     def folders(self, prefix: str) -> list[str]: ...
-    def tidy(self, prefix: str) -> None: ...
+    def tidy(self, prefix: str, *, asides: bool = False) -> None: ...
     def move(self, name: str, to: str) -> None: ...
     def remove(self, prefix: str) -> None: ...
     def sync(self) -> None: ...
@@ -128,12 +128,12 @@ class LocalBackend:
             except FileNotFoundError:
                 return []
 
-    def tidy(self, prefix: str) -> None:
-        """Remove a folder that holds nothing but what writers left aside (a living one writes anew)."""
+    def tidy(self, prefix: str, *, asides: bool = False) -> None:
+        """Remove an empty folder; with `asides` also what killed writers left in it aside (a living one writes anew)."""
         folder = self._folder / prefix
         with contextlib.suppress(OSError):  # not empty, gone, or another's business
             for entry in os.scandir(folder):
-                if entry.name.startswith("."):
+                if asides and entry.name.startswith("."):
                     os.unlink(entry)
             os.rmdir(folder)
 
@@ -262,7 +262,7 @@ class RemoteBackend:
                 return []
             return sorted(path.rstrip("/").rsplit("/", 1)[1] for path in found)
 
-    def tidy(self, prefix: str) -> None:
+    def tidy(self, prefix: str, *, asides: bool = False) -> None:
         """Object stores have no folders."""
 
     def move(self, name: str, to: str) -> None:

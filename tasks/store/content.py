@@ -195,7 +195,7 @@ class Store:
         """This process's turn at making `key`; ttl in seconds."""
         return Waiter(self._backend, key, run=run, attempt=attempt, ttl=ttl)
 
-    def sweep(self) -> None:
+    def sweep_leases(self) -> None:
         """Remove the leases that killed runs left. Costs one listing; failing is no one's concern."""
         with contextlib.suppress(StoreError, FileNotFoundError):
             sweep_leases(self._backend)

@@ -195,6 +195,7 @@ def sweep_leases(backend: Backend) -> int:
             lease = Waiter(backend, key, run="sweep", attempt="sweep", ttl=SWEEP_SECONDS).take()
             if lease is not None:
                 lease.release()
+                backend.tidy(_folder(key), asides=True)
                 swept += 1
     return swept
 
