@@ -19,7 +19,7 @@ from tasks.store import Store
 from tests.flows.forks import Forks, OnceConfig, forks, once, until
 from tests.flows.toy import CountConfig, WordsConfig, pipeline
 from tests.launch.processes import alive
-from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 
 SHORT = 1.0
 
