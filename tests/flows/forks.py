@@ -22,8 +22,10 @@ from flows.call import Call
 from flows.stage import Listener, Runner
 from tasks.artifact import Meta
 from tasks.config import NOT_KEYED, StageConfig
+from tasks.errors import Interrupted
+from tasks.fingerprint import key_document
 from tasks.resolve import Resolver
-from tasks.stage import Workdir, stage
+from tasks.stage import Workdir, of, stage
 from tasks.store import Store
 from tests.flows.toy import CountConfig, WordsConfig, pipeline
 
@@ -44,14 +46,39 @@ class OnceConfig(StageConfig):
 
 @stage(kind="once")
 def once(config: OnceConfig, out: Workdir) -> Meta:
-    with open(config.journal, "a") as journal:
-        journal.write(f"{os.getpid()}\n")
+    _note(config, str(os.getpid()))
     while config.gate and not Path(config.gate).exists():
         time.sleep(0.01)
         if not config.mute:
             out.progress(0, 1)
     (out.path / "made.txt").write_text(f"{config.number}{config.salt}")
     return {}
+
+
+@stage(kind="apart", process=True)
+def apart(config: OnceConfig, out: Workdir) -> Meta:
+    """As training does: on SIGTERM it saves its state, slowly, and leaves; begun again it goes on from there."""
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    assert out.partial is not None
+    found = out.partial.newest()
+    _note(config, f"begins at step {found[0] if found else 0}")
+    while not found and not stopped:
+        time.sleep(0.01)
+    if stopped:
+        time.sleep(0.5)
+        (out.scratch / "state").mkdir()
+        (out.scratch / "state" / "weights").write_text("half trained")
+        out.partial.commit(7, out.scratch / "state")
+        _note(config, "saved")
+        raise Interrupted("stopped at step 7", "run it again to resume")
+    (out.path / "made.txt").write_text("trained")
+    return {}
+
+
+def _note(config: OnceConfig, text: str) -> None:
+    with open(config.journal, "a") as journal:
+        journal.write(f"{text}\n")
 
 
 class Log(Listener):
@@ -73,7 +100,7 @@ class Log(Listener):
 
 
 def obey(order: Meta) -> None:
-    """Run the stage `once`, or the toy pipeline on a text, as the order says; the result goes to `<folder>/<name>.json`."""
+    """Run a stage, or the toy pipeline on a text, as the order says; the result goes to `<folder>/<name>.json`."""
     folder = Path(order["folder"])
     store = Store(order["root"], folder / "home")
     runner = Runner(
@@ -91,7 +118,7 @@ def obey(order: Meta) -> None:
         if "text" in order:
             pipeline(WordsConfig(path=order["text"]), CountConfig(), runner)
         else:
-            runner(once, OnceConfig(**order["once"]))
+            runner({"once": once, "apart": apart}[order.get("stage", "once")], OnceConfig(**order["once"]))
     except KeyboardInterrupt:
         result["interrupted"] = True
     sys.setprofile(None)
@@ -182,7 +209,10 @@ class Forks:
 @contextlib.contextmanager
 def forks(folder: Path, root: str) -> Iterator[Forks]:
     """Whatever was started is gone afterwards."""
-    Store(root, folder / "home").prepare()
+    store = Store(root, folder / "home")
+    store.prepare()
+    key_document(of(once), OnceConfig(journal=""), {}, store.memo)  # what all of them would compute at once
+    store.memo.save()
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.flows.forks"],
         cwd=PROJECT,
