@@ -54,7 +54,8 @@ class PrefectRunner(Runner):
         def run_stage() -> Any:
             settled.append(outcome or self.execute(call))
             _show(self.store, settled[0])
-            return Completed(name="Cached", message=settled[0].why) if outcome else settled[0].stage
+            cached = settled[0].action == "hit"  # on record, or made meanwhile by another run
+            return Completed(name="Cached", message=settled[0].why) if cached else settled[0].stage
 
         state = run_stage(return_state=True, wait_for=self._upstream(call))
         self._states[call.name] = state

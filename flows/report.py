@@ -25,6 +25,7 @@ class Progress(Listener):
         self._bar: Any = None
 
     def stage_started(self, call: Call, key: str) -> None:
+        self._close_bar()  # of a try that another run superseded
         if self._stream.isatty():
             self._open_bars()
             self._bar = self._bars.add_task(call.name, total=None, note="")

@@ -18,6 +18,7 @@ from flows.finetune import STAGES, finetune
 from flows.plan import Planner
 from flows.settings import Recipe, home_folder, store_root
 from flows.stage import Listener, Runner, now
+from flows.workplace import clean
 from tasks.artifact import Json, Meta
 from tasks.errors import BlobLost, ConfigError, Interrupted, StoreError, TrnflowError
 from tasks.resolve import Resolver
@@ -109,6 +110,7 @@ def nothing_to_do(recipe: Recipe, store: Store, options: Options) -> Result | No
     outcomes = _until(list(planner.outcomes.values()), options.until)
     if any(outcome.action not in ("hit", "skip") for outcome in outcomes):
         return None
+    clean(store)
     result = Result(new_run_id(), recipe.name, time.monotonic() - begun, outcomes, planner.notes)
     store.write_run(result.run, run_record(recipe, result, options))
     return result
@@ -132,11 +134,13 @@ def execute(
         listeners=listeners,
         launch=recipe.launch,
         min_free_gb=recipe.store.min_free_gb,
+        lease_ttl=recipe.store.lease_ttl_seconds,
         until=options.until,
         force=options.force,
     )
     result = Result(runner.run, recipe.name, 0.0, [], price_per_hour=recipe.hardware.price_per_hour)
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
+    clean(store)
     try:
         _run_healing(recipe, runner)
     except TrnflowError as error:

@@ -35,10 +35,12 @@ class HardwareConfig(StageConfig):
 
 
 class StoreConfig(StageConfig):
-    """root: a folder or an fsspec URL, `<home>/store` when not set; min_free_gb: left free on the disk, 10^9 bytes."""
+    """root: a folder or an fsspec URL, `<home>/store` when not set; min_free_gb: left free on the disk, 10^9 bytes;
+    lease_ttl_seconds: after so long without a sign of life another run takes over a stage that one began."""
 
     root: str | None = None
     min_free_gb: NonNegativeFloat = 1.0
+    lease_ttl_seconds: PositiveFloat = 60.0
 
 
 class LaunchConfig(StageConfig):

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.call import Call, Function, Outcome, Stop, Value, bind
+from flows.flight import maker, single_flight
 from flows.settings import LaunchConfig
+from flows.workplace import workplace
 from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import BlobLost, DataError, Interrupted, TrnflowError
@@ -26,6 +28,8 @@ from tasks.proof import note_loaded, permit_for
 from tasks.resolve import Resolver
 from tasks.stage import Workdir
 from tasks.store import Store
+from tasks.store.lease import Lease, LeaseLost
+from tasks.store.process import ATTEMPT
 from tasks.witness import Permit, unwatched, watch
 
 Emit = Callable[[Meta], None]
@@ -54,6 +58,7 @@ class Runner:
         listeners: tuple[Listener, ...] = (),
         launch: LaunchConfig | None = None,
         min_free_gb: float = 1.0,
+        lease_ttl: float = 60.0,
         until: str | None = None,
         force: frozenset[str] = frozenset(),
     ) -> None:
@@ -67,6 +72,7 @@ class Runner:
         self.notes: list[str] = []
         note_loaded(store.memo)
         self._reserve = int(min_free_gb * 1e9)
+        self._lease_ttl = lease_ttl
         self._until = until
         self._force = force
         self._deferred: list[Call] = []
@@ -102,23 +108,57 @@ class Runner:
         return outcome or self.execute(call)
 
     def execute(self, call: Call) -> Outcome:
-        """Run the stage, verify, commit. On failure the attempt says why and nothing is published."""
+        """Run the stage, verify, commit; or, when another run makes the same key meanwhile, adopt what that one made.
+
+        On failure the attempt says why and nothing is published.
+        """
         document = key_document(call.stage, call.config, call.inputs, self.store.memo)
         key = key_of(document)
+        mine: list[str] = []
+        outcome = single_flight(
+            lambda: self.store.waiter(key, run=self.run, attempt=_attempt(self.run, call.name), ttl=self._lease_ttl),
+            made=partial(self._made_meanwhile, call, key),
+            make=partial(self._make, call, key, document, mine),
+            say=partial(self._say, call),
+        )
+        if outcome.action == "hit" and outcome.artifact is not None:
+            for digest in mine:
+                self._compare(call.name, digest, outcome.artifact.digest)
+        return outcome
+
+    def _make(self, call: Call, key: str, document: Meta, mine: list[str], lease: Lease) -> Outcome:
+        """mine: gets the digest of what this run made, published or not."""
         for listener in self.listeners:
             listener.stage_started(call, key)
-        journal = _journal(self.run, call.name)
-        with self._journalled(call, key, journal), self._workplace(journal["attempt"]) as work:
+        journal = _journal(self.run, call.name, lease.attempt)
+        with self._journalled(call, key, journal), workplace(self.store.home, journal["attempt"]) as work:
             self.store.check_space(self._expected_bytes(call), self._reserve)
-            meta = self._perform(call, document, work, journal["figures"])
+            meta = self._perform(call, document, work, journal["figures"], lease)
             self._check_inputs(call)
             artifact = self.store.ingest(work / "out", call.stage.kind, meta)
             journal |= {"artifact": artifact.digest, "bytes": artifact.size}
+            mine.append(artifact.digest)
+            lease.check()
         record = self._publish(call, key, document, artifact, journal)
         self.store.partial(key).prune(0)
         if record["artifact"] != artifact.digest:
             artifact = self.store.artifact(record["artifact"])
         return Outcome(call.name, "ran", "", key, artifact, journal["seconds"], journal["figures"])
+
+    def _made_meanwhile(self, call: Call, key: str, superseded: bool) -> Outcome | None:
+        """What another run published since this one looked. A forced stage takes it only from a run that took over from it."""
+        if call.name in self._force and not superseded:
+            return None
+        outcome = recorded(self.store, call, key, self.lost)
+        if outcome is not None:
+            outcome.why = f"made meanwhile by {maker(self.store, call.name, key)}"
+            if superseded:
+                self.store.partial(key).prune(0)
+        return outcome
+
+    def _say(self, call: Call, text: str) -> None:
+        for listener in self.listeners:
+            listener.event(call.name, {"info": text})
 
     def restart(self) -> None:
         """Forget what the pipeline did so far: it runs again from the top (forced stages are not forced twice)."""
@@ -163,7 +203,7 @@ class Runner:
     def _key(self, call: Call) -> str:
         return key_of(key_document(call.stage, call.config, call.inputs, self.store.memo))
 
-    def _perform(self, call: Call, document: Meta, work: Path, figures: Meta) -> Meta:
+    def _perform(self, call: Call, document: Meta, work: Path, figures: Meta, lease: Lease) -> Meta:
         """Run the stage's function on its inputs laid out below `work`; figures collects what it says of this run."""
         inputs = {name: self._lay_out(item, work / "in" / name) for name, item in call.inputs.items()}
         for name, needed in call.after.items():
@@ -172,6 +212,7 @@ class Runner:
 
         def emit(event: Meta) -> None:
             with unwatched():
+                lease.heed()  # ends the stage: another makes it
                 figures.update(event.get("figures", {}))
                 for listener in self.listeners:
                     listener.event(call.name, event)
@@ -180,7 +221,7 @@ class Runner:
         (work / "scratch").mkdir()
         permit = permit_for(call.stage, document["code"], inputs.values(), self._places(), self.store.memo)
         if call.stage.process:
-            return self._perform_apart(call, key_of(document), work, inputs, emit, permit)
+            return self._perform_apart(call, key_of(document), work, inputs, emit, permit, lease.attempt)
         out = Workdir(work / "out", work / "scratch", emit)
         with watch(permit):
             return call.stage.function(call.config, **inputs, out=out)
@@ -191,7 +232,14 @@ class Runner:
         return [home, home / "work", home / "cache", store, store / "blobs", store / "partial"]
 
     def _perform_apart(
-        self, call: Call, key: str, work: Path, inputs: dict[str, Input | Source], emit: Emit, permit: Permit
+        self,
+        call: Call,
+        key: str,
+        work: Path,
+        inputs: dict[str, Input | Source],
+        emit: Emit,
+        permit: Permit,
+        attempt: str,
     ) -> Meta:
         from tasks.launch.job import JobSpec
         from tasks.launch.local import run_job
@@ -204,7 +252,7 @@ class Runner:
             scratch=work / "scratch",
             log=self._log(work.name),
             partial={"root": self.store.root, "home": str(self.store.home), "key": key},
-            environ=call.stage.environ(call.config) | self.launch.environment,
+            environ=call.stage.environ(call.config) | self.launch.environment | {ATTEMPT: attempt},
             permit=permit,
         )
         return run_job(job, emit, grace_seconds=self.launch.grace_seconds)
@@ -247,11 +295,15 @@ class Runner:
             return published
         if call.name in self._force or self._unusable(published):
             return self.store.publish(record, replace=True)
-        self.notes.append(
-            f"{call.name} is not deterministic: this run made {artifact.digest[:19]}, "
-            f"the record says {published['artifact'][:19]}; the record counts"
-        )
+        self._compare(call.name, artifact.digest, published["artifact"])
         return published
+
+    def _compare(self, stage: str, made: str, published: str) -> None:
+        if made != published:
+            self.notes.append(
+                f"{stage} is not deterministic: this run made {made[:19]}, "
+                f"the record says {published[:19]}; the record counts"
+            )
 
     def _unusable(self, record: Meta) -> bool:
         try:
@@ -277,28 +329,12 @@ class Runner:
             yield
             journal["outcome"] = "completed"
         except BaseException as error:
-            stopped = isinstance(error, Interrupted | KeyboardInterrupt)
-            journal["outcome"] = "interrupted" if stopped else "failed"
+            journal["outcome"] = _ending(error)
             journal["error"] = {"type": type(error).__name__, "message": str(error)}
             raise
         finally:
             journal |= {"ended": now(), "seconds": round(time.monotonic() - begun, 3)}
             self.store.write_attempt(key, journal["attempt"], journal)
-
-    @contextlib.contextmanager
-    def _workplace(self, attempt: str) -> Iterator[Path]:
-        """A folder of this attempt's own, removed afterwards; those that killed runs left behind go too."""
-        base = self.store.home / "work"
-        base.mkdir(parents=True, exist_ok=True)
-        for left in base.iterdir():
-            if not _is_alive(left.name.split("-", 1)[0]):
-                shutil.rmtree(left, ignore_errors=True)
-        work = base / f"{os.getpid()}-{attempt}"
-        work.mkdir()
-        try:
-            yield work
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
 
 
 def recorded(store: Store, call: Call, key: str, lost: set[str]) -> Outcome | None:
@@ -322,10 +358,14 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _journal(run: str, stage: str) -> dict[str, Json]:
+def _attempt(run: str, stage: str) -> str:
+    return f"{run}-{stage}-{time.monotonic_ns() % 10**6}"
+
+
+def _journal(run: str, stage: str, attempt: str) -> dict[str, Json]:
     return {
         "schema": 1,
-        "attempt": f"{run}-{stage}-{time.monotonic_ns() % 10**6}",
+        "attempt": attempt,
         "run": run,
         "stage": stage,
         "host": socket.gethostname(),
@@ -336,11 +376,7 @@ def _journal(run: str, stage: str) -> dict[str, Json]:
     }
 
 
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def _ending(error: BaseException) -> str:
+    if isinstance(error, LeaseLost):
+        return "superseded"
+    return "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"

@@ -11,12 +11,15 @@ import ctypes
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tasks.errors import ConfigError, MissingDependency, StoreError
+
+PLACINGS = 16
+"""How often a file is written anew when its folder vanishes under the writer."""
 
 
 class Entry(NamedTuple):
@@ -35,12 +38,14 @@ class Backend(Protocol):
 
     def read(self, name: str) -> bytes: ...
     def create(self, name: str, data: bytes) -> bool: ...
-    def replace(self, name: str, data: bytes) -> None: ...
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None: ...
     def size(self, name: str) -> int | None: ...
     def adopt(self, name: str, path: Path) -> None: ...
     def fetch(self, name: str, path: Path) -> None: ...
     def names(self, prefix: str) -> list[str]: ...
     def entries(self, prefix: str) -> list[Entry]: ...
+    def folders(self, prefix: str) -> list[str]: ...
+    def tidy(self, prefix: str, *, asides: bool = False) -> None: ...
     def move(self, name: str, to: str) -> None: ...
     def remove(self, prefix: str) -> None: ...
     def sync(self) -> None: ...
@@ -86,18 +91,12 @@ class LocalBackend:
 
     def create(self, name: str, data: bytes) -> bool:
         with _trouble(self.root, name, "creating"):
-            aside = self._write_aside(name, data)
-            try:
-                os.link(aside, self._folder / name)
-            except FileExistsError:
-                return False
-            finally:
-                aside.unlink()
-            return True
+            return self._place(name, data, _linked)
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """durable: whether it must outlive a power cut."""
         with _trouble(self.root, name, "writing"):
-            self._write_aside(name, data).replace(self._folder / name)
+            self._place(name, data, _renamed, durable=durable)
 
     def size(self, name: str) -> int | None:
         with _trouble(self.root, name, "looking at"):
@@ -140,6 +139,23 @@ class LocalBackend:
                 for path, size, written in _walk(self._folder / prefix)
             ]
 
+    def folders(self, prefix: str) -> list[str]:
+        """Names of the folders directly below, empty ones too."""
+        with _trouble(self.root, prefix, "listing"):
+            try:
+                return sorted(entry.name for entry in os.scandir(self._folder / prefix) if entry.is_dir())
+            except FileNotFoundError:
+                return []
+
+    def tidy(self, prefix: str, *, asides: bool = False) -> None:
+        """Remove an empty folder; with `asides` also what killed writers left in it aside (a living one writes anew)."""
+        folder = self._folder / prefix
+        with contextlib.suppress(OSError):  # not empty, gone, or another's business
+            for entry in os.scandir(folder):
+                if asides and entry.name.startswith("."):
+                    os.unlink(entry)
+            os.rmdir(folder)
+
     def move(self, name: str, to: str) -> None:
         with _trouble(self.root, name, "moving"):
             target = self._folder / to
@@ -149,10 +165,10 @@ class LocalBackend:
     def remove(self, prefix: str) -> None:
         with _trouble(self.root, prefix, "removing"):
             path = self._folder / prefix
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            while path.is_dir():
+                with contextlib.suppress(FileNotFoundError):  # another removes it too
+                    shutil.rmtree(path)
+            path.unlink(missing_ok=True)
 
     def sync(self) -> None:
         """One barrier for all files written so far (an fsync each is five times slower for many small files)."""
@@ -166,15 +182,43 @@ class LocalBackend:
             finally:
                 os.close(handle)
 
-    def _write_aside(self, name: str, data: bytes) -> Path:
+    def _place(self, name: str, data: bytes, put: Callable[[Path, Path], bool], *, durable: bool = True) -> bool:
+        """Write aside, then `put` under its name; anew when another process tidied the folder away meanwhile."""
         target = self._folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = target.with_name(f".{uuid.uuid4().hex}")
-        with aside.open("xb") as handle:
-            handle.write(data)
-            handle.flush()
+        for chance in range(PLACINGS):
+            aside = target.with_name(f".{uuid.uuid4().hex}")
+            try:
+                os.makedirs(target.parent, exist_ok=True)
+                _write(aside, data, durable=durable)
+                return put(aside, target)
+            except (FileNotFoundError, FileExistsError):
+                if chance == PLACINGS - 1:
+                    raise
+            finally:
+                aside.unlink(missing_ok=True)
+        raise AssertionError("unreachable")
+
+
+def _write(path: Path, data: bytes, *, durable: bool) -> None:
+    with path.open("xb") as handle:
+        handle.write(data)
+        handle.flush()
+        if durable:
             os.fsync(handle.fileno())
-        return aside
+
+
+def _linked(aside: Path, target: Path) -> bool:
+    """Exclusive: False when the name is taken."""
+    try:
+        os.link(aside, target)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _renamed(aside: Path, target: Path) -> bool:
+    aside.replace(target)
+    return True
 
 
 class RemoteBackend:
@@ -202,7 +246,7 @@ class RemoteBackend:
                 raise
             return True
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
         with _trouble(self.root, name, "writing"):
             self._fs.pipe_file(self._path(name), data)
 
@@ -239,6 +283,17 @@ class RemoteBackend:
                 Entry(path.removeprefix(self._base).lstrip("/"), int(told["size"]), _written(told, self.root))
                 for path, told in sorted(found.items())
             ]
+
+    def folders(self, prefix: str) -> list[str]:
+        with _trouble(self.root, prefix, "listing"):
+            try:
+                found = self._fs.ls(self._path(prefix), detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted(path.rstrip("/").rsplit("/", 1)[1] for path in found)
+
+    def tidy(self, prefix: str, *, asides: bool = False) -> None:
+        """Object stores have no folders."""
 
     def move(self, name: str, to: str) -> None:
         with _trouble(self.root, name, "moving"):

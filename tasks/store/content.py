@@ -19,6 +19,7 @@ from tasks.errors import BlobLost, ConfigError, StoreError
 from tasks.fingerprint import canonical, digest_of
 from tasks.memo import Memo, sha256_file, stamp
 from tasks.store.backend import Backend, open_backend
+from tasks.store.lease import Waiter, sweep_leases
 from tasks.store.names import blob_name
 from tasks.store.partial import PartialState
 from tasks.store.trash import secure
@@ -211,6 +212,15 @@ class Store:
 
     def partial(self, key: str) -> PartialState:
         return PartialState(self._backend, self.home / "cache" / "partial" / key[:16], key)
+
+    def waiter(self, key: str, *, run: str, attempt: str, ttl: float) -> Waiter:
+        """This process's turn at making `key`; ttl in seconds."""
+        return Waiter(self._backend, key, run=run, attempt=attempt, ttl=ttl)
+
+    def sweep_leases(self) -> None:
+        """Remove the leases that killed runs left. Costs one listing; failing is no one's concern."""
+        with contextlib.suppress(StoreError, FileNotFoundError):
+            sweep_leases(self._backend)
 
     def check_space(self, needed: int, reserve: int) -> None:
         """StoreError unless the local disk has room for `needed` bytes and `reserve` bytes stay free."""

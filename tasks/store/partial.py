@@ -5,7 +5,9 @@ A local store takes the folder by rename; a remote one by upload, and hands it b
 
 from __future__ import annotations
 
+import errno
 import shutil
+import uuid
 from pathlib import Path
 
 from tasks.store.backend import Backend, open_backend
@@ -35,17 +37,39 @@ class PartialState:
 
     def commit(self, step: int, folder: Path) -> None:
         target = self._folder(step)
-        self._backend.remove(target)  # an incomplete one, of an earlier kill
+        if self._backend.size(f"{target}/COMMIT") is not None:
+            shutil.rmtree(folder)  # the same key and step: the same state
+            return
         if self._backend.local is not None:
-            destination = self._backend.local / target
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(folder, destination)
+            self._move_in(folder, self._backend.local / target)
             self._backend.sync()
         else:
-            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-                self._backend.adopt(f"{target}/{path.relative_to(folder).as_posix()}", path)
-            shutil.rmtree(folder)
+            self._upload(folder, target)
         self._backend.replace(f"{target}/COMMIT", b"")
+
+    def _move_in(self, folder: Path, destination: Path) -> None:
+        """All of it at once, so that a superseded run that still writes, or a kill, leaves no mixture."""
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        aside = destination.with_name(f".{uuid.uuid4().hex}")
+        shutil.move(folder, aside)
+        while True:
+            try:
+                aside.rename(destination)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            shutil.rmtree(destination, ignore_errors=True)  # an incomplete one, of an earlier kill
+
+    def _upload(self, folder: Path, target: str) -> None:
+        files = {
+            f"{target}/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()
+        }
+        for left in set(self._backend.names(target)) - files.keys():
+            self._backend.remove(left)
+        for name, path in sorted(files.items()):
+            self._backend.adopt(name, path)
+        shutil.rmtree(folder)
 
     def prune(self, keep: int) -> None:
         steps = self._steps()

@@ -1,0 +1,38 @@
+"""The folder a stage works in, `<home>/work/<process>~<attempt>`: removed afterwards, or by the next run after a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.store import Store
+from tasks.store.process import lives_on, read_tag, this_process
+
+
+@contextlib.contextmanager
+def workplace(home: Path, attempt: str) -> Iterator[Path]:
+    """A folder of this attempt's own."""
+    _clear(home / "work")
+    work = home / "work" / f"{this_process().tag}~{attempt}"
+    work.mkdir(parents=True)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def clean(store: Store) -> None:
+    """Remove what killed runs left: folders of work, leases. Costs two listings when there is nothing."""
+    _clear(store.home / "work")
+    store.sweep_leases()
+
+
+def _clear(base: Path) -> None:
+    """Remove the folders of dead processes; those of another machine that shares the home stay."""
+    for left in base.iterdir() if base.is_dir() else ():
+        tag, _, attempt = left.name.partition("~")
+        process = read_tag(tag)
+        if process is None or (process.is_dead() and not lives_on(attempt)):
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,243 @@
+"""Runs in real processes that start in milliseconds: forked from a process that has imported everything.
+
+As a program: a JSON order a line on stdin, the pid of the process that obeys it a line on stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+from flows.call import Call
+from flows.stage import Listener, Runner
+from tasks.artifact import Meta
+from tasks.config import NOT_KEYED, StageConfig
+from tasks.errors import Interrupted
+from tasks.fingerprint import key_document
+from tasks.resolve import Resolver
+from tasks.stage import Workdir, of, stage
+from tasks.store import Store
+from tests.flows.toy import CountConfig, WordsConfig, pipeline
+
+PROJECT = Path(__file__).resolve().parents[2]
+COUNTED = ("/tasks/store/", "/flows/stage.py", "/flows/flight.py", "/flows/workplace.py", "/tests/flows/toy.py")
+PATIENCE = 60.0
+
+
+class OnceConfig(StageConfig):
+    """number: keyed; journal: gets a line an execution; gate: the stage ends when this file exists; salt: spoils determinism."""
+
+    number: int = 0
+    journal: Annotated[str, NOT_KEYED]
+    gate: Annotated[str, NOT_KEYED] = ""
+    salt: Annotated[str, NOT_KEYED] = ""
+    mute: Annotated[bool, NOT_KEYED] = True
+
+
+@stage(kind="once")
+def once(config: OnceConfig, out: Workdir) -> Meta:
+    _note(config, str(os.getpid()))
+    while config.gate and not Path(config.gate).exists():
+        time.sleep(0.01)
+        if not config.mute:
+            out.progress(0, 1)
+    (out.path / "made.txt").write_text(f"{config.number}{config.salt}")
+    return {}
+
+
+@stage(kind="apart", process=True)
+def apart(config: OnceConfig, out: Workdir) -> Meta:
+    """As training does: on SIGTERM it saves its state, slowly, and leaves; begun again it goes on from there."""
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    assert out.partial is not None
+    found = out.partial.newest()
+    _note(config, f"begins at step {found[0] if found else 0}")
+    while not found and not stopped:
+        time.sleep(0.01)
+    if stopped:
+        time.sleep(0.5)
+        (out.scratch / "state").mkdir()
+        (out.scratch / "state" / "weights").write_text("half trained")
+        out.partial.commit(7, out.scratch / "state")
+        _note(config, "saved")
+        raise Interrupted("stopped at step 7", "run it again to resume")
+    (out.path / "made.txt").write_text("trained")
+    return {}
+
+
+def _note(config: OnceConfig, text: str) -> None:
+    with open(config.journal, "a") as journal:
+        journal.write(f"{text}\n")
+
+
+class Log(Listener):
+    """What a run says to its user, a line each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def stage_started(self, call: Call, key: str) -> None:
+        self._add(f"started {call.name}")
+
+    def event(self, stage: str, event: Meta) -> None:
+        if "info" in event:
+            self._add(event["info"])
+
+    def _add(self, text: str) -> None:
+        with self._path.open("a") as log:
+            log.write(f"{text}\n")
+
+
+def obey(order: Meta) -> None:
+    """Run a stage, or the toy pipeline on a text, as the order says; the result goes to `<folder>/<name>.json`."""
+    folder = Path(order["folder"])
+    store = Store(order["root"], folder / "home")
+    runner = Runner(
+        store,
+        Resolver(store.home),
+        run=order["name"],
+        listeners=(Log(folder / f"{order['name']}.log"),),
+        min_free_gb=0.0,
+        lease_ttl=order.get("ttl", 60.0),
+        force=frozenset(order.get("force", ())),
+    )
+    calls = count_calls(order.get("kill_at"))
+    result: Meta = {}
+    try:
+        if "text" in order:
+            pipeline(WordsConfig(path=order["text"]), CountConfig(), runner)
+        else:
+            runner({"once": once, "apart": apart}[order.get("stage", "once")], OnceConfig(**order["once"]))
+    except KeyboardInterrupt:
+        result["interrupted"] = True
+    sys.setprofile(None)
+    outcomes = {name: [outcome.action, outcome.why] for name, outcome in runner.outcomes.items()}
+    digests = {name: outcome.artifact.digest for name, outcome in runner.outcomes.items() if outcome.artifact}
+    result |= {"outcomes": outcomes, "digests": digests, "notes": runner.notes, "calls": calls[0]}
+    aside = folder / f".{order['name']}"
+    aside.write_text(json.dumps(result))
+    aside.rename(folder / f"{order['name']}.json")
+
+
+def count_calls(kill_at: int | None) -> list[int]:
+    """Count each call and return in the machinery from now on; SIGKILL this process at the `kill_at`-th."""
+    calls = [0]
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        if any(part in frame.f_code.co_filename for part in COUNTED):
+            calls[0] += 1
+            if calls[0] == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(count)
+    sys.setprofile(count)
+    return calls
+
+
+def main() -> None:
+    with contextlib.suppress(ImportError):
+        import s3fs  # noqa: F401 - once, for all that are forked
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            status = 1
+            try:
+                obey(json.loads(line))
+                status = 0
+            finally:
+                sys.stderr.flush()
+                sys.excepthook(*sys.exc_info()) if status else None  # type: ignore[arg-type]
+                os._exit(status)
+        print(pid, flush=True)
+
+
+class Forks:
+    """Starts runs and looks at what they left in `folder`."""
+
+    def __init__(self, folder: Path, root: str, server: subprocess.Popen[str]) -> None:
+        self.folder = folder
+        self.root = root
+        self.journal = folder / "journal"
+        self._server = server
+
+    def start(
+        self, name: str, *, gate: str = "", salt: str = "", mute: bool = True, number: int = 0, **order: Any
+    ) -> int:
+        """A run of `once` (or of the toy pipeline, when `text` is given); returns its pid."""
+        config = {"journal": str(self.journal), "number": number, "salt": salt, "mute": mute}
+        config["gate"] = str(self.folder / gate) if gate else ""
+        order |= {"name": name, "folder": str(self.folder), "root": self.root, "once": config}
+        assert self._server.stdin and self._server.stdout
+        self._server.stdin.write(f"{json.dumps(order)}\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def open(self, gate: str) -> None:
+        (self.folder / gate).touch()
+
+    def executions(self) -> list[int]:
+        """The pid of each process that executed `once`, in order."""
+        return [int(line) for line in self.journal.read_text().split()] if self.journal.exists() else []
+
+    def said(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def result(self, name: str) -> Meta:
+        path = self.folder / f"{name}.json"
+        until(path.exists)
+        return dict(json.loads(path.read_text()))
+
+    def store(self) -> Store:
+        return Store(self.root, self.folder / "home")
+
+
+@contextlib.contextmanager
+def forks(folder: Path, root: str) -> Iterator[Forks]:
+    """Whatever was started is gone afterwards."""
+    store = Store(root, folder / "home")
+    store.prepare()
+    key_document(of(once), OnceConfig(journal=""), {}, store.memo)  # what all of them would compute at once
+    store.memo.save()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.flows.forks"],
+        cwd=PROJECT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert server.stdout and server.stdout.readline() == "ready\n"
+        yield Forks(folder, root, server)
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.communicate()
+
+
+def until(holds: Any) -> None:
+    """Wait for what must come."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    from tests.flows.forks import main as run  # so that `once` belongs to this module, not to __main__
+
+    run()

@@ -1,0 +1,62 @@
+"""A real S3 server process, as fixtures to import: one for a whole session, since fsspec keeps its filesystems that long."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> str:
+    """A moto server process on a free port; credentials and endpoint stand in the environment, as a user's would."""
+    return _server()
+
+
+@pytest.fixture
+def s3_root(s3_endpoint: str) -> str:
+    import boto3
+
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3", endpoint_url=s3_endpoint).create_bucket(Bucket=bucket)
+    return f"s3://{bucket}/store"
+
+
+@functools.cache
+def _server() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    atexit.register(process.kill)
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL": url,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }  # fmt: skip
+    _wait(url, process)
+    return url
+
+
+def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the S3 server died"
+        try:
+            urllib.request.urlopen(url, timeout=1)
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("the S3 server did not answer within 60 s")

@@ -1,0 +1,253 @@
+"""Leases: one holder, takeover only from the dead and the silent, and a holder that was superseded finds out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.store import Store
+from tasks.store.backend import Backend
+from tasks.store.lease import Lease, LeaseLost, Waiter, newest_holder
+from tasks.store.process import ATTEMPT, Process, read_tag, this_process
+
+KEY = "k" * 64
+LONG = 1000.0
+SHORT = 0.05
+
+
+def waiter(backend: Backend, ttl: float = LONG, key: str = KEY) -> Waiter:
+    return Waiter(backend, key, run="r", attempt="a", ttl=ttl)
+
+
+def taken(backend: Backend, ttl: float = LONG) -> Lease:
+    lease = waiter(backend, ttl).take()
+    assert lease is not None
+    return lease
+
+
+def awaited(turn: Waiter) -> Lease:
+    """The lease, as soon as the turn gives it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        lease = turn.take()
+        if lease is not None:
+            return lease
+        time.sleep(0.01)
+    raise AssertionError(f"{turn.holder} still holds")
+
+
+def left_by(backend: Backend, process: Process, ttl: float = LONG, attempt: str = "a", since: str = "") -> None:
+    """A lease as a process leaves it that did not release it."""
+    mine = taken(backend, ttl)
+    name = f"leases/{KEY}/1.json"
+    document = json.loads(backend.read(name)) | {"process": process._asdict(), "attempt": attempt}
+    backend.replace(name, json.dumps(document | ({"since": since} if since else {})).encode())
+    del mine
+
+
+def elsewhere() -> Process:
+    return Process("another-machine", "another-boot", "1", 1, 1)
+
+
+def ended() -> Process:
+    """A process that was: its pid is free, or another's by now."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return this_process()._replace(pid=child.pid, start=1)
+
+
+def test_one_holds_and_the_next_gets_it_when_it_is_released(store: Store) -> None:
+    backend = store._backend
+    second = waiter(backend)
+    with taken(backend):
+        assert second.take() is None
+        assert second.holder is not None
+        assert (second.holder.process, second.holder.run, second.holder.fence) == (this_process(), "r", 1)
+        assert f"pid {os.getpid()}" in str(second.holder)
+    with awaited(second):
+        assert waiter(backend).take() is None
+    assert backend.names("leases") == []
+    assert backend.folders("leases") == []
+
+
+def test_of_many_at_once_one_gets_it_also_at_a_takeover(store: Store) -> None:
+    for ttl, leave in ((LONG, False), (LONG, True)):
+        if leave:
+            left_by(store._backend, ended())
+        won: list[Lease] = []
+        barrier = threading.Barrier(8)
+
+        def race(won: list[Lease] = won, barrier: threading.Barrier = barrier, ttl: float = ttl) -> None:
+            barrier.wait()
+            lease = waiter(store._backend, ttl).take()
+            if lease is not None:
+                won.append(lease)
+
+        threads = [threading.Thread(target=race) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(won) == 1
+        won[0].check()
+        won[0].release()
+        assert store._backend.names("leases") == []
+
+
+def test_a_silent_holder_of_another_machine_is_over_after_its_ttl_and_the_fence_grows(store: Store) -> None:
+    left_by(store._backend, elsewhere(), SHORT)
+    turn = waiter(store._backend)
+    assert turn.take() is None  # it may live: it was seen only once
+    lease = awaited(turn)
+    assert store._backend.names(f"leases/{KEY}") == [f"leases/{KEY}/1.json", f"leases/{KEY}/2.json"]
+    lease.release()
+    assert store._backend.names("leases") == []
+
+
+def test_a_holder_that_beats_is_never_over_however_slow_the_waiter_looks(store: Store) -> None:
+    left_by(store._backend, elsewhere(), SHORT)
+    turn = waiter(store._backend)
+    token = json.loads(store._backend.read(f"leases/{KEY}/1.json"))["token"]
+    for count in range(5):
+        store._backend.replace(f"leases/{KEY}/1.{token}", json.dumps({"beat": count}).encode())
+        assert turn.take() is None
+        time.sleep(SHORT)
+    awaited(turn).release()
+
+
+def test_a_held_lease_beats(store: Store) -> None:
+    with taken(store._backend, 0.15):
+        seen = set()
+        deadline = time.monotonic() + 60
+        while len(seen) < 3 and time.monotonic() < deadline:
+            holder = newest_holder(store._backend, KEY)
+            assert holder is not None
+            seen.add(holder.beat)
+        assert len(seen) >= 3
+    assert store._backend.names("leases") == []
+
+
+def test_the_lease_of_a_dead_process_is_taken_at_once(store: Store) -> None:
+    left_by(store._backend, ended())
+    taken(store._backend).release()
+    left_by(store._backend, this_process()._replace(start=1))  # its pid is another's by now
+    taken(store._backend).release()
+    left_by(store._backend, this_process()._replace(boot="an earlier boot"))
+    taken(store._backend).release()
+    left_by(store._backend, elsewhere(), since="2026-01-01T00:00:00Z")  # silent for long by its own clock
+    taken(store._backend).release()
+    assert store._backend.names("leases") == []
+
+
+def test_a_dead_run_whose_stage_still_saves_holds_until_that_has_ended(tmp_path: Path) -> None:
+    store = Store(str(tmp_path), tmp_path / "home")
+    attempt = f"attempt-{os.getpid()}"
+    left_by(store._backend, ended(), attempt=attempt)
+    child = subprocess.Popen(["sleep", "600"], env=os.environ | {ATTEMPT: attempt})
+    try:
+        assert waiter(store._backend).take() is None
+    finally:
+        child.kill()
+        child.wait()
+    taken(store._backend).release()
+
+
+def test_a_superseded_holder_finds_out_and_leaves_the_new_one_alone(store: Store) -> None:
+    old = taken(store._backend, SHORT)  # never beats: it is paused
+    old.check()
+    new = awaited(waiter(store._backend))
+    with pytest.raises(LeaseLost, match=f"pid {os.getpid()} .*took over"):
+        old.check()
+    with pytest.raises(LeaseLost):
+        old.heed()
+    old.release()
+    new.check()
+    new.release()
+    with pytest.raises(LeaseLost, match="another run took over"):
+        old.check()
+    assert store._backend.names("leases") == []
+
+
+def test_a_holder_that_wakes_hears_of_it_by_its_heartbeat(store: Store) -> None:
+    old = taken(store._backend, SHORT)
+    new = awaited(waiter(store._backend))
+    with old, pytest.raises(LeaseLost):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            old.heed()
+            time.sleep(0.01)
+    new.check()
+    new.release()
+
+
+def test_sweeping_removes_what_the_dead_left_and_nothing_else(store: Store) -> None:
+    left_by(store._backend, ended())
+    store._backend.replace(f"leases/{'o' * 64}/1.orphan", b"{}")
+    living = waiter(store._backend, key="l" * 64).take()
+    assert living is not None
+    store.sweep_leases()
+    assert store._backend.folders("leases") == ["l" * 64]
+    living.check()
+    living.release()
+    assert store._backend.names("leases") == []
+
+
+def test_an_empty_folder_and_what_was_written_aside_are_swept(tmp_path: Path) -> None:
+    store = Store(str(tmp_path), tmp_path / "home")
+    (tmp_path / "leases" / KEY).mkdir(parents=True)
+    (tmp_path / "leases" / KEY / ".aside").write_text("half")
+    store.sweep_leases()
+    assert list((tmp_path / "leases").iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{half", "[]", '{"token": 1}', '{"process": {"pid": "x"}, "ttl": "soon"}'])
+def test_a_lease_that_can_not_be_read_is_waited_for(store: Store, text: str) -> None:
+    store._backend.replace(f"leases/{KEY}/3.json", text.encode())
+    turn = waiter(store._backend)
+    assert turn.take() is None
+    assert turn.holder is not None and turn.holder.fence == 3
+
+
+def test_strange_names_are_no_leases(store: Store) -> None:
+    for name in ("07.json", "x.json", "-1.json", "1.tmp", "٣.json"):
+        store._backend.replace(f"leases/{KEY}/{name}", b"{}")
+    lease = taken(store._backend)
+    lease.release()
+    assert store._backend.names("leases") == []
+
+
+def test_a_process_is_known_by_its_tag() -> None:
+    me = this_process()
+    assert read_tag(me.tag) == me
+    assert not me.is_dead()
+    assert read_tag("999999999-dead") is None
+    assert read_tag(ended().tag).is_dead()  # type: ignore[union-attr]
+    assert not elsewhere().is_dead()
+
+
+def test_writers_and_tidying_do_not_meet_in_an_error(tmp_path: Path) -> None:
+    """A folder removed under the writer's hands is made again."""
+    backend = Store(str(tmp_path), tmp_path / "home")._backend
+    left = threading.Event()
+
+    def tidy() -> None:
+        while not left.is_set():
+            backend.tidy("leases/x")
+
+    thread = threading.Thread(target=tidy)
+    thread.start()
+    try:
+        for number in range(30):
+            assert backend.create(f"leases/x/{number}.json", b"{}")
+            assert not backend.create(f"leases/x/{number}.json", b"{}")
+            backend.remove(f"leases/x/{number}.json")
+    finally:
+        left.set()
+        thread.join()
