@@ -17,10 +17,8 @@ from tasks.precompile import precompile
 from tasks.tokenize_text import tokenize_text
 from tasks.train import train
 
-STAGES = (
-    "load_data", "format_prompts", "tokenize_text", "pack_chunks", "precompile", "train", "consolidate", "export_neuron",
-    "evaluate_model",
-)  # fmt: skip
+DATA_STAGES = ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
+STAGES = (*DATA_STAGES, "precompile", "train", "consolidate", "export_neuron", "evaluate_model")
 
 
 def finetune(recipe: Recipe, stage: Stages) -> Any:
