@@ -18,7 +18,7 @@ from tasks.artifact import Meta
 from tasks.errors import BlobLost
 from tasks.lineage import Family, compare, leaves, nearest_run, unique
 from tasks.store import Store
-from tasks.store.names import newest_runs, read_manifest
+from tasks.store.names import SHARD, newest_runs, read_manifest
 
 ACTED = ("hit", "ran", "skip")
 
@@ -56,8 +56,9 @@ def store_of(options: Namespace) -> Store:
 
 
 def all_records(store: Store) -> list[Meta]:
-    """The records of every stage, newest first."""
+    """The records of every stage, newest first; those of shards are named in their stage's, and there may be thousands."""
     stages = sorted({name.split("/")[1] for name in store.backend.names("records")})
+    stages = [stage for stage in stages if not stage.endswith(SHARD)]
     found = [record for stage in stages for record in store.records(stage)]
     return sorted(found, key=lambda record: str(record["created"]), reverse=True)
 
