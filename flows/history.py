@@ -158,6 +158,8 @@ def _up_lines(node: Meta, indent: str, name: str = "") -> Iterator[str]:
     below = f"{indent}  "
     yield f"{below}params: {_told(node['params'])}"
     yield f"{below}code: {len(node['code'])} modules; env: {_told(node['env'])}"
+    if node["shards"]:
+        yield f"{below}put together from shards: {node['shards']}"
     for other in node["also"]:
         yield f"{below}also made under key {other[:12]}"
     for inner, item in node["inputs"].items():
