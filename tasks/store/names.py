@@ -10,6 +10,9 @@ from tasks.errors import StoreError
 from tasks.fingerprint import digest_of
 from tasks.store.backend import Entry
 
+SHARD = ".shard"
+"""What follows a stage's name in that of its shards: `records/tokenize_text.shard/`."""
+
 
 def blob_name(digest: str) -> str:
     """`sha256:abcd...` -> `blobs/sha256/ab/abcd...`"""

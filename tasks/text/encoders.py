@@ -35,7 +35,10 @@ class Encoded(NamedTuple):
 
 
 class ClassEncoder:
-    """Texts as the tokenizer frames them ([CLS] text [SEP]); when cut, the frame stays."""
+    """Texts as the tokenizer frames them ([CLS] text [SEP]); when cut, the frame stays. extra, extra_type: what comes with
+    the ids, and its dtype."""
+
+    extra, extra_type = "labels", "<i4"
 
     def __init__(self, loaded: FastTokenizer, max_length: int, overlong: str) -> None:
         self._tokenizer = loaded.tokenizer
@@ -57,6 +60,8 @@ class ClassEncoder:
 
 class CausalEncoder:
     """prefix (bos, or nothing), the joined parts, eos."""
+
+    extra, extra_type = "loss_mask", "|u1"
 
     def __init__(self, loaded: FastTokenizer, max_length: int, overlong: str, add_eos: bool) -> None:
         import numpy as np
