@@ -26,7 +26,7 @@ def finetune(recipe: Recipe, stage: Stages) -> Any:
     source = stage.resolve(data_source, recipe.data)
     model = stage.resolve(model_source, recipe.model)
     rows = stage(load_data, recipe.data, source)
-    texts = stage(format_prompts, recipe.format, rows)
+    texts = stage(format_prompts, recipe.format, rows, model)
     tokens = stage(tokenize_text, recipe.tokenize, texts, model)
     packed = stage(pack_chunks, recipe.pack, tokens)
     graphs = stage.later(precompile, recipe.train, model, packed)

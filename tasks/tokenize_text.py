@@ -1,10 +1,11 @@
 """Turn texts into token ids, with a mask of what is trained on; or train the tokenizer first.
 
 A causal text is tokenised whole, as at inference, and the mask follows from character offsets: a token is trained on if it
-holds a trained character. bos stands first if the tokenizer puts it there; eos is appended. Rows without any supervised
-token teach nothing: dropped and counted. Rows are cut into shards of 2 MiB of text, each kept by itself, so that changed
-data tokenises only the shards it changed; memory is a shard, tokenised in batches of 1,024 rows over all cores. The bytes
-depend neither on the cuts nor on the number of cores. Keyed by the tokenizer's files alone, never by weights.
+holds a trained character. bos stands first if the tokenizer puts it there; eos is appended (a chat template writes both
+itself). Rows without any supervised token teach nothing: dropped and counted. Rows are cut into shards of 2 MiB of text,
+each kept by itself, so that changed data tokenises only the shards it changed; memory is a shard, tokenised in batches of
+1,024 rows over all cores. The bytes depend neither on the cuts nor on the number of cores. Keyed by the tokenizer's files
+alone, never by weights.
 Fails with DataError for an overlong row when `overlong` is "error", ModelError for an unreadable or padless tokenizer.
 """
 
@@ -71,7 +72,7 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
     special = loaded.meta()
     identity = _identity(config, texts, out)
     encoder: Encoder = (
-        CausalEncoder(loaded, config.max_length, config.overlong, config.add_eos)
+        CausalEncoder(loaded, config.max_length, config.overlong, add_eos=config.add_eos, framed=texts.meta["framed"])
         if causal
         else ClassEncoder(loaded, config.max_length, config.overlong)
     )
@@ -141,7 +142,7 @@ def _texts(path: Path) -> Iterator[str]:
 
 def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
     """What a shard's tokens depend on besides its rows. A trained tokenizer is what came of training, not how it was trained."""
-    params = {"task": texts.meta["task"], **keyed_params(config)}
+    params = {"task": texts.meta["task"], "framed": texts.meta["framed"], **keyed_params(config)}
     tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
     del params["train"]
     return {"params": params, "inputs": {"tokenizer": tokenizer}}

@@ -82,7 +82,8 @@ class Shelf:
         made.mkdir(parents=True)
         causal = bool(rows) and "parts" in rows[0]
         pq.write_table(pa.Table.from_pylist(rows, PARTS if causal else SCHEMA), made / "train.parquet")
-        meta = {"task": "causal_lm" if causal else "classification", "labels": None, "splits": {"train": len(rows)}}
+        task, splits = "causal_lm" if causal else "classification", {"train": len(rows)}
+        meta = {"task": task, "labels": None, "splits": splits, "framed": False}
         artifact = store.ingest(made, "texts", meta)
         shutil.rmtree(made)
         hold(store.backend, artifact.digest[7:19], {"artifact": artifact.digest})

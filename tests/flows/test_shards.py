@@ -145,7 +145,7 @@ def test_what_changes_tokens_changes_every_shard_and_nothing_else_does(shelf: Sh
     assert again.key != trained.key
     assert counts(shelf.run(rows, train={**TRAIN, "vocab_size": 262})) == (made, 0)
     documents = [record["document"] for record in shelf.shards()]
-    assert {*documents[0]["params"]} == {"task", "max_length", "overlong", "add_eos"}
+    assert {*documents[0]["params"]} == {"task", "framed", "max_length", "overlong", "add_eos"}
     assert {*documents[0]["inputs"]} == {"tokenizer", "rows"}
     assert "tasks.text.encoders" in documents[0]["code"]
     assert all(record["key"] == key_of(record["document"]) for record in shelf.shards())
