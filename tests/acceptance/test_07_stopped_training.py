@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGKILL while a model trains: no process stays, and the same command goes on to the same bits."""
+"""7. Ctrl-C, SIGTERM and SIGKILL while a model trains: no process stays, and the same command goes on to the same bits."""
 
 from __future__ import annotations
 

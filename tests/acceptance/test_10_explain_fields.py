@@ -1,4 +1,4 @@
-"""Explaining a miss names the one field that was changed, of any stage of a real recipe, and only in the stages it reaches."""
+"""10. Explaining a miss names the one field that changed, of any stage of a real recipe, and only in the stages it reaches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHANGES: list[tuple[str, tuple[str, ...], str, Any, Any]] = [
     ("pack.chunk_length=128", ("pack_chunks",), "params.chunk_length", 64, 128),
     ("train.learning_rate=3e-5", ("train",), "params.learning_rate", 1e-3, 3e-5),
     ("train.epochs=3", ("train",), "params.epochs", 2, 3),
-    ("train.max_steps=null", ("train",), "params.max_steps", 80, None),
+    ("train.max_steps=80", ("train",), "params.max_steps", None, 80),
     ("train.schedule=cosine", ("train",), "params.schedule", "linear", "cosine"),
     ("train.weight_decay=0", ("train",), "params.weight_decay", 0.01, 0.0),
     ("train.seed=1", ("train",), "params.seed", 0, 1),
@@ -54,7 +54,7 @@ CHANGES: list[tuple[str, tuple[str, ...], str, Any, Any]] = [
     ("train.dtype=bfloat16", TRAINING, "params.dtype", "float32", "bfloat16"),
     ("train.threads=63", ("train",), "accel.threads", None, 63),
     ("model.config.hidden_size=256", TRAINING, f"{MODEL}.hidden_size", 128, 256),
-    ("model.overrides={hidden_dropout_prob: 0.0}", TRAINING, f"{MODEL}.hidden_dropout_prob", 0.1, 0.0),
+    ("model.overrides={hidden_dropout_prob: 0.1}", TRAINING, f"{MODEL}.hidden_dropout_prob", 0.0, 0.1),
     ("consolidate.dtype=bfloat16", ("consolidate",), "params.dtype", "float32", "bfloat16"),
     ("export.batch=4", ("export_neuron",), "params.batch", 1, 4),
     ("export.length=32", ("export_neuron",), "params.length", None, 32),
