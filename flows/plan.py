@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flows.call import Call, Function, Outcome, Unknown, Value, bind
+from flows.damage import usable
 from flows.stage import recorded
 from tasks.artifact import Artifact, Meta, Source
 from tasks.config import StageConfig
@@ -71,8 +72,9 @@ class Planner:
         return Outcome(call.name, "run", why, key, seconds=self._past_seconds(call.name))
 
     def _why(self, stage: str, key: str, document: Meta) -> str:
-        if self.store.record(stage, key) is not None:
-            return "its artifact is damaged or gone"
+        record = self.store.record(stage, key)
+        if record is not None:
+            return f"its artifact is damaged or gone: {usable(self.store, record, set())}"
         near = nearest_record(self.store.records(stage)[:RECENT], document)
         if near is None:
             return "never ran in this store"
