@@ -130,8 +130,7 @@ class LocalBackend:
             if os.stat(path).st_dev == os.stat(target.parent).st_dev and not path.is_symlink():
                 aside = path
             else:
-                aside = target.with_name(f".{uuid.uuid4().hex}")
-                shutil.copyfile(path, aside)
+                aside = _copied(path, target.with_name(f".{uuid.uuid4().hex}"))
             os.utime(aside)  # its age in the store counts from now, whatever it was elsewhere
             aside.chmod(0o444)
             aside.replace(target)
@@ -214,6 +213,15 @@ class LocalBackend:
             finally:
                 aside.unlink(missing_ok=True)
         raise AssertionError("unreachable")
+
+
+def _copied(path: Path, aside: Path) -> Path:
+    try:
+        shutil.copyfile(path, aside)
+    except OSError:  # a full disk is not left fuller
+        aside.unlink(missing_ok=True)
+        raise
+    return aside
 
 
 def _write(path: Path, data: bytes, *, durable: bool) -> None:
