@@ -12,6 +12,7 @@ from typing import Any
 from flows.call import Call, Function, Outcome, Unknown, Value, bind
 from flows.damage import usable
 from flows.stage import recorded
+from flows.unfinished import outlook
 from tasks.artifact import Artifact, Meta, Source
 from tasks.config import StageConfig
 from tasks.explain import nearest_record
@@ -69,6 +70,8 @@ class Planner:
         if found is not None:
             return found
         why = self._why(call.name, key, document)
+        if call.stage.process:
+            why = "; ".join(filter(None, (why, outlook(self.store, call.name, key, document))))
         return Outcome(call.name, "run", why, key, seconds=self._past_seconds(call.name))
 
     def _why(self, stage: str, key: str, document: Meta) -> str:

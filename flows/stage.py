@@ -20,6 +20,7 @@ from flows.call import Call, Function, Outcome, Stop, Value, bind
 from flows.damage import usable
 from flows.flight import maker, single_flight
 from flows.settings import LaunchConfig
+from flows.unfinished import outlook
 from flows.workplace import workplace
 from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
@@ -132,6 +133,9 @@ class Runner:
         for listener in self.listeners:
             listener.stage_started(call, key)
         journal = _journal(self.run, call.name, lease.attempt)
+        if call.stage.process:  # it may leave partial state, which is told apart by what made it
+            self._say(call, outlook(self.store, call.name, key, document))
+            journal["document"] = document
         with self._journalled(call, key, journal), workplace(self.store.home, journal["attempt"]) as work:
             self.store.check_space(self._expected_bytes(call), self._reserve)
             meta = self._perform(call, document, work, journal["figures"], lease)
@@ -158,7 +162,7 @@ class Runner:
         return outcome
 
     def _say(self, call: Call, text: str) -> None:
-        for listener in self.listeners:
+        for listener in self.listeners if text else ():
             listener.event(call.name, {"info": text})
 
     def restart(self) -> None:
