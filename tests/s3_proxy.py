@@ -106,6 +106,7 @@ def main() -> None:
     Handler.target, Handler.troubles = sys.argv[1], Path(sys.argv[2])
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    server.handle_error = lambda request, address: None  # a client that lost its patience
     print(server.server_port, flush=True)
     server.serve_forever()
 

@@ -86,7 +86,8 @@ def _told(error: Exception, root: str, name: str, doing: str) -> StoreError:
     if denied:
         return StoreError(
             f"no permission for {doing} {name} in the store {root}: {said}",
-            "check the folder's owner or the credentials, or choose another store: store.root=... or TRNFLOW_STORE",
+            "check the folder's owner or the credentials (and the clock: S3 refuses requests that are 15 minutes off), or choose "
+            "another store: store.root=... or TRNFLOW_STORE",
         )
     return StoreError(
         f"{doing} {name} in the store {root} failed: {type(error).__name__}: {said}",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from flows.plan import Planner
+from flows.stage import Listener
 from tasks.errors import BlobLost, ReadOnlyStore, StoreError
 from tasks.resolve import Resolver
 from tasks.store.collect import collect
@@ -72,6 +73,14 @@ def machine(proxy: Proxy, s3_root: str, tmp_path: Path) -> Machine:
     return Machine(s3_root, tmp_path / "machine")
 
 
+class Said(Listener):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def event(self, stage: str, event: dict[str, Any]) -> None:
+        self.texts += [event["info"]] if "info" in event else []
+
+
 def plan(machine: Machine, least: int) -> dict[str, str]:
     planner = Planner(machine.store(), Resolver(machine.folder / "home", offline=True))
     pipeline(WordsConfig(path=str(machine.folder / "words.txt")), CountConfig(least=least), planner)
@@ -104,7 +113,7 @@ def test_what_can_not_be_read_is_an_error_and_not_a_miss(proxy: Proxy, machine: 
             assert not isinstance(caught.value, BlobLost | ReadOnlyStore)
             assert part in caught.value.message
             assert caught.value.fix
-            assert trouble != "skewed clock" or "RequestTimeTooSkewed" in caught.value.message
+            assert trouble != "skewed clock" or "clock" in caught.value.fix
     proxy.set()
     assert actions(machine.run(least=2)) == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "ran"}
     assert machine.run(least=2).outcomes["count"].metrics == {"total": 5}
@@ -141,9 +150,10 @@ def test_what_can_not_be_written_fails_the_run_and_is_made_by_the_next(
         machine.run(least=2)
     assert isinstance(caught.value, ReadOnlyStore) is (TROUBLES[trouble].get("status") == 403)
     proxy.set()
-    assert machine.store().record("count", "0" * 64) is None
     runner = machine.run(least=2)
-    assert (actions(runner)["count"], runner.outcomes["count"].metrics) == ("ran", {"total": 5})
+    # what stalled was written all the same, after this side had given up
+    assert actions(runner)["count"] in (("ran", "hit") if (part, trouble) == ("records/", "stalls") else ("ran",))
+    assert runner.outcomes["count"].metrics == {"total": 5}
     check_ending(machine.store(), lambda: machine.actions(least=2))
 
 
@@ -161,10 +171,12 @@ def test_a_hiccup_costs_nothing(proxy: Proxy, machine: Machine, trouble: dict[st
         *(
             {"methods": methods, "part": part, "times": 1} | trouble
             for methods in ("GET", "PUT")
-            for part in ("records/", "blobs/")
+            for part in ("leases/", "records/", "blobs/")
         )
     )
-    runner = machine.run(least=2)
+    listener = Said()
+    runner = machine.run(2, listener)
+    assert listener.texts == []  # above all, it does not wait for itself
     assert (actions(runner)["count"], runner.outcomes["count"].metrics) == ("ran", {"total": 5})
     assert runner.notes == []
     proxy.set()
