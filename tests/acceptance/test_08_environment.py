@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from flows import finetune, settings
+from flows.call import bind
 from flows.plan import Planner
 from flows.run import Options, execute, look
 from flows.settings import Recipe
 from tasks.artifact import Artifact, Meta
 from tasks.compilers import FLAGS
-from tasks.fingerprint import key_of
+from tasks.fingerprint import key_document, key_of
 from tasks.stage import of
 from tasks.store import Store
-from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 -- fixtures
+from tests.acceptance.ending import check_ending
 
 DATA = ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
 BELOW = ("precompile", "train", "consolidate", "export_neuron", "evaluate_model")
@@ -118,6 +119,23 @@ def install(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return pretend
 
 
+def check_end(project: Project) -> None:
+    """As the environment was at first, everything is there."""
+
+    def again() -> dict[str, str]:
+        result = execute(project.recipe(), project.store(), Options())
+        assert result.error is None
+        return {outcome.stage: outcome.action for outcome in result.outcomes}
+
+    check_ending(project.store(), again)
+
+
+def export_key(project: Project, weights: Artifact) -> str:
+    """Of the export of these weights, whatever train's key is."""
+    call = bind(finetune.export_neuron, project.recipe().export, (weights,))
+    return key_of(key_document(call.stage, call.config, call.inputs, project.store().memo))
+
+
 def plan(**actions: str) -> dict[str, str]:
     return {stage: actions.get(stage, "hit") for stage in (*DATA, *BELOW)}
 
@@ -128,15 +146,20 @@ MAYBE = dict.fromkeys(("consolidate", "export_neuron", "evaluate_model"), "maybe
 def test_other_libraries_rerun_what_they_reach(project: Project, install: Callable[..., None]) -> None:
     assert project.actions() == plan()
     before = project.keys()
+    weights = project.look().outcomes["consolidate"].artifact
+    assert weights is not None
+    assert export_key(project, weights) == before["export_neuron"]
 
     install(tokenizers="99.0")
     assert project.actions() == plan(
         tokenize_text="run", **dict.fromkeys(("pack_chunks", "precompile", "train"), "maybe"), **MAYBE
     )
     assert project.look().outcomes["tokenize_text"].why.startswith("env.tokenizers: ")
+    assert export_key(project, weights) == before["export_neuron"]
 
     install(torch_xla="99.0")
     assert project.actions() == plan(precompile="run", train="run", **MAYBE)
+    assert export_key(project, weights) != before["export_neuron"]
     install(jinja2="99.0")
     assert project.actions()["load_data"] == "hit"
     assert project.actions()["format_prompts"] == "run"
@@ -144,6 +167,7 @@ def test_other_libraries_rerun_what_they_reach(project: Project, install: Callab
     assert project.actions() == plan(evaluate_model="run")
     install(prefect="99.0", mlflow="99.0", fsspec="99.0", rich="99.0", pydantic="99.0", huggingface_hub="99.0")
     assert project.keys() == before
+    check_end(project)
 
 
 def test_flags_count_and_their_order_does_not(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,12 +182,15 @@ def test_flags_count_and_their_order_does_not(project: Project, monkeypatch: pyt
     assert project.keys() == before
     monkeypatch.setenv("XLA_FLAGS", "--two=2 --one=3")
     assert project.keys()["precompile"] != before["precompile"]
+    monkeypatch.delenv("XLA_FLAGS")
+    check_end(project)
 
 
 def test_how_it_runs_changes_nothing(project: Project) -> None:
     how = ("train.log_every=1", "train.checkpoint_every=7", "train.keep_checkpoints=9", "launch.grace_seconds=3",
            "launch.environment={A: b}", "tracking.enabled=false", "hardware.price_per_hour=9", "store.min_free_gb=0")  # fmt: skip
     assert project.actions(*how) == plan()
+    check_end(project)
 
 
 def test_other_data_of_the_same_shapes_compiles_nothing(project: Project) -> None:
@@ -176,3 +203,5 @@ def test_other_data_of_the_same_shapes_compiles_nothing(project: Project) -> Non
     assert after["precompile"] == before["precompile"]
     assert project.keys("train.learning_rate=1")["precompile"] == before["precompile"]
     assert project.keys("train.global_batch=64")["precompile"] != before["precompile"]
+    project.write_rows("good", "bad")
+    check_end(project)

@@ -53,8 +53,7 @@ def why(machine: Machine, stage: str) -> str:
     ("data", "says"),
     [(b'{"format": 2, "hash": "sha256"}', "has format"), (b'{"form', "damaged"), (b"[]", "damaged"), (b"", "damaged")],
 )
-def test_a_store_that_is_not_ours_is_refused_and_left_alone(root: str, tmp_path: Path, data: bytes, says: str) -> None:
-    machine = Machine(root, tmp_path)
+def test_a_store_that_is_not_ours_is_refused_and_left_alone(machine: Machine, data: bytes, says: str) -> None:
     machine.run()
     store = machine.store()
     store.backend.replace("FORMAT.json", data)
@@ -316,7 +315,8 @@ def on_host(shim: Path, skew: int, *command: str) -> str:
     return done.stdout
 
 
-def test_hosts_whose_clocks_differ_share_a_store(root: str, tmp_path: Path, shim: Path) -> None:
+def test_hosts_whose_clocks_differ_share_a_store(tmp_path: Path, shim: Path) -> None:
+    root = str(tmp_path / "store")
     assert int(on_host(shim, 400 * DAY, "-c", "import time; print(int(time.time()))")) > 1_700_000_000 + 400 * DAY
 
     def run(host: str, skew: int, least: int) -> dict[str, str]:
