@@ -3,9 +3,9 @@ says. Slow ones (`make test-all`) are the same with more cases.
 
 | | scenario | local | S3 | elsewhere |
 |---|---|---|---|---|
-| 1 | edit what matters, and what does not | test_01 | test_01 | the nine real stages: tests/test_pipeline.py |
-| 2 | code that makes equal bytes | test_02 | test_02 | tests/flows/test_stage.py |
-| 3 | undeclared module or file | test_03 | test_03 | every way to read: tests/flows/test_proof.py |
+| 1 | edit what matters, and what does not | test_01 | slow | the nine real stages: tests/test_pipeline.py |
+| 2 | code that makes equal bytes | test_02 | slow | tests/flows/test_stage.py |
+| 3 | undeclared module or file | test_03 | slow | every way to read: tests/flows/test_proof.py |
 | 4 | SIGKILL anywhere | test_04, 20 points; slow: 50 | 5 points; slow: 50 | processes of a stage: tests/launch/test_orphans.py |
 | 5 | many starters on one key | test_05 | test_05 | leases alone: tests/store/test_lease.py |
 | 6 | damage | test_06 | test_06: remote, cache, both; most slow | `verify --repair`: tests/store/test_verify.py |

@@ -11,15 +11,19 @@ from tests.flows.forks import Forks, forks
 from tests.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.slow)])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "store") if request.param == "local" else str(request.getfixturevalue("s3_root"))
+    return root_of(request, tmp_path)
 
 
-@pytest.fixture
-def starters(root: str, tmp_path: Path) -> Iterator[Forks]:
-    with forks(tmp_path, root) as starting:
+@pytest.fixture(params=["local", "s3"])
+def starters(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Forks]:
+    with forks(tmp_path, root_of(request, tmp_path)) as starting:
         yield starting
+
+
+def root_of(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "store") if request.param == "local" else str(request.getfixturevalue("s3_root"))
 
 
 @pytest.fixture

@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from flows.plan import Planner
+from tasks.resolve import Resolver
 from tasks.store import Store
 from tests.acceptance.ending import check_ending
+from tests.flows.forks import Forks, OnceConfig, apart, until
 
 STEPS = 1000
 DEMO = (
@@ -172,6 +175,7 @@ def committed(folder: Path) -> list[int]:
     return sorted(int(mark.parent.name.removeprefix("step-")) for mark in marks)
 
 
+@pytest.mark.slow
 def test_a_kill_while_a_checkpoint_is_written_is_one_training_in_mlflow(tmp_path: Path, undisturbed_60: str) -> None:
     """Its files are in place, and what says that they are whole is not."""
     killed_at(tmp_path, f"{PARTIAL}._move_in:after:4", SHORT)
@@ -214,6 +218,39 @@ def check_one_training(home: Path, steps: int) -> None:
     points = mlflow.get_metric_history(train.info.run_id, "loss")
     assert {point.step for point in points} == set(range(5, steps + 1, 5))
     assert len({(point.step, point.value) for point in points}) == steps // 5  # what was done twice came out the same
+
+
+def test_what_a_killed_stage_left_is_gone_on_from_by_its_own_key_alone(local: Forks) -> None:
+    """The quick sibling, on a stage that saves as training does."""
+
+    def why(number: int) -> str:
+        planner = Planner(local.store(), Resolver(local.folder / "home", offline=True))
+        planner(apart, OnceConfig(journal=str(local.journal), number=number))
+        return planner.outcomes["apart"].why
+
+    assert why(0) == "never ran in this store"
+    first = local.start("first", stage="apart")
+    until(local.journal.exists)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: "saved" in local.journal.read_text())
+    assert why(0) == "never ran in this store; goes on from step 7"
+    differs = "starts from zero: the unfinished one differs in params.number: 0 -> 1"
+    assert why(1) == f"never ran in this store; {differs}"
+
+    other = local.start("other", stage="apart", number=1)
+    until(lambda: local.journal.read_text().endswith("begins at step 0\n"))
+    assert differs in local.said("other")
+    os.kill(other, signal.SIGKILL)
+    local.start("second", stage="apart")
+    assert local.result("second")["outcomes"]["apart"] == ["ran", ""]
+    assert "begins at step 7" in local.journal.read_text()
+    assert why(0).startswith("made ")
+
+    def again() -> dict[str, str]:
+        local.start("third", stage="apart")
+        return {name: action for name, (action, _) in local.result("third")["outcomes"].items()}
+
+    check_ending(local.store(), again)
 
 
 POINTS = [
