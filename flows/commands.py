@@ -14,7 +14,7 @@ from flows.call import Outcome
 from flows.recipes import read_recipe, recipe_names
 from flows.run import Options, Result, check_stage, execute, look, new_run_id, nothing_to_do, open_store
 from tasks.artifact import Artifact, Json, Meta
-from tasks.errors import ConfigError, TrnflowError
+from tasks.errors import BlobLost, ConfigError, TrnflowError
 from tasks.explain import nearest_record
 from tasks.store import Store
 
@@ -165,9 +165,13 @@ def get(options: Namespace) -> int:
     destination = Path(options.dest).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"{destination} exists and is not an empty folder", "name a new folder")
-    _, artifact = _made(recipe, store, check_stage(options.stage))
+    outcome, artifact = _made(recipe, store, check_stage(options.stage))
     aside = destination.with_name(f".{destination.name}.partial")
-    store.copy_out(artifact, aside)
+    try:
+        store.copy_out(artifact, aside)
+    except BlobLost:
+        store.retract(outcome.stage, str(outcome.key))
+        raise
     if destination.exists():
         destination.rmdir()
     aside.rename(destination)

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from flows.call import Call, Function, Outcome, Unknown, Value, bind
+from flows.damage import usable
 from flows.stage import recorded
+from flows.unfinished import outlook
 from tasks.artifact import Artifact, Meta, Source
 from tasks.config import StageConfig
 from tasks.explain import nearest_record
@@ -68,11 +70,14 @@ class Planner:
         if found is not None:
             return found
         why = self._why(call.name, key, document)
+        if call.stage.process:
+            why = "; ".join(filter(None, (why, outlook(self.store, call.name, key, document))))
         return Outcome(call.name, "run", why, key, seconds=self._past_seconds(call.name))
 
     def _why(self, stage: str, key: str, document: Meta) -> str:
-        if self.store.record(stage, key) is not None:
-            return "its artifact is damaged or gone"
+        record = self.store.record(stage, key)
+        if record is not None:
+            return f"its artifact is damaged or gone: {usable(self.store, record, set())}"
         near = nearest_record(self.store.records(stage)[:RECENT], document)
         if near is None:
             return "never ran in this store"

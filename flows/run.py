@@ -20,7 +20,7 @@ from flows.settings import Recipe, home_folder, store_root
 from flows.stage import Listener, Runner, now
 from flows.workplace import clean
 from tasks.artifact import Json, Meta
-from tasks.errors import BlobLost, ConfigError, Interrupted, StoreError, TrnflowError
+from tasks.errors import BlobLost, ConfigError, Interrupted, ReadOnlyStore, StoreError, TrnflowError
 from tasks.resolve import Resolver
 from tasks.store import Store
 
@@ -90,7 +90,10 @@ def new_run_id() -> str:
 
 
 def open_store(recipe: Recipe) -> Store:
-    return Store(store_root(recipe), home_folder())
+    """The recipe's store, made or not. ConfigError when it is of another format."""
+    store = Store(store_root(recipe), home_folder())
+    store.is_made()
+    return store
 
 
 def look(recipe: Recipe, store: Store, *, offline: bool = True) -> Planner:
@@ -112,7 +115,7 @@ def nothing_to_do(recipe: Recipe, store: Store, options: Options) -> Result | No
         return None
     clean(store)
     result = Result(new_run_id(), recipe.name, time.monotonic() - begun, outcomes, planner.notes)
-    store.write_run(result.run, run_record(recipe, result, options))
+    _put_on_record(store, recipe, result, options)
     return result
 
 
@@ -142,7 +145,7 @@ def execute(
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
     clean(store)
     try:
-        _run_healing(recipe, runner)
+        heal(runner, lambda: finetune(recipe, runner))
     except TrnflowError as error:
         result.error = error
     except KeyboardInterrupt:
@@ -156,8 +159,19 @@ def execute(
         result.notes = runner.notes
         result.seconds = time.monotonic() - begun
         store.memo.save()
-        store.write_run(result.run, run_record(recipe, result, options))
+        _put_on_record(store, recipe, result, options)
     return result
+
+
+def _put_on_record(store: Store, recipe: Recipe, result: Result, options: Options) -> None:
+    """Write the run record. That a store does not take it is the run's failure, unless it failed before, or only hit in a
+    store that can only be read."""
+    try:
+        store.write_run(result.run, run_record(recipe, result, options))
+    except ReadOnlyStore:
+        result.notes.append(f"the store {store.root} can only be read: this run is not on record")
+    except StoreError as error:
+        result.error = result.error or error
 
 
 def run_record(recipe: Recipe, result: Result, options: Options) -> Meta:
@@ -186,11 +200,11 @@ def checkout_state() -> Meta | None:
     return {"commit": commit, "dirty": any(not line.startswith("#") for line in found)}
 
 
-def _run_healing(recipe: Recipe, runner: Runner) -> None:
+def heal(runner: Runner, pipeline: Callable[[], object]) -> None:
     """Run the pipeline; when a blob turns out missing or corrupt, make what it belonged to anew."""
     for _ in range(HEALINGS):
         try:
-            finetune(recipe, runner)
+            pipeline()
             return
         except Stop:
             return

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from flows.call import Call, Function, Outcome, Stop, Value, bind
+from flows.damage import usable
 from flows.flight import maker, single_flight
 from flows.settings import LaunchConfig
 from flows.shards import Shards, listed
+from flows.unfinished import outlook
 from flows.workplace import workplace
 from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
-from tasks.errors import BlobLost, DataError, Interrupted, TrnflowError
+from tasks.errors import DataError, Interrupted, TrnflowError
 from tasks.fingerprint import key_document, key_of
 from tasks.proof import note_loaded, permit_for
 from tasks.resolve import Resolver
@@ -132,6 +134,9 @@ class Runner:
         for listener in self.listeners:
             listener.stage_started(call, key)
         journal = _journal(self.run, call.name, lease.attempt)
+        if call.stage.process:  # it may leave partial state, which is told apart by what made it
+            self._say(call, outlook(self.store, call.name, key, document))
+            journal["document"] = document
         with self._journalled(call, key, journal), workplace(self.store.home, journal["attempt"]) as work:
             self.store.check_space(self._expected_bytes(call), self._reserve)
             meta = self._perform(call, document, work, journal, lease)
@@ -158,7 +163,7 @@ class Runner:
         return outcome
 
     def _say(self, call: Call, text: str) -> None:
-        for listener in self.listeners:
+        for listener in self.listeners if text else ():
             listener.event(call.name, {"info": text})
 
     def restart(self) -> None:
@@ -176,10 +181,10 @@ class Runner:
         ]
 
     def _recorded(self, call: Call) -> Outcome | None:
-        """The outcome on record, if its bytes are still there."""
+        """The outcome on record, if its bytes are still there; if they are not, a note says which."""
         if call.name in self._force:
             return None
-        return recorded(self.store, call, self._key(call), self.lost)
+        return recorded(self.store, call, self._key(call), self.lost, self.notes.append)
 
     def _settle_deferred(self, call: Call) -> None:
         self._finish(call, self._recorded(call))
@@ -300,7 +305,7 @@ class Runner:
         published = self.store.publish(record)
         if published["artifact"] == artifact.digest:
             return published
-        if call.name in self._force or self._unusable(published):
+        if call.name in self._force or isinstance(usable(self.store, published, self.lost), str):
             return self.store.publish(record, replace=True)
         self._compare(call.name, artifact.digest, published["artifact"])
         return published
@@ -311,13 +316,6 @@ class Runner:
                 f"{stage} is not deterministic: this run made {made[:19]}, "
                 f"the record says {published[:19]}; the record counts"
             )
-
-    def _unusable(self, record: Meta) -> bool:
-        try:
-            artifact = self.store.artifact(record["artifact"])
-        except BlobLost:
-            return True
-        return self.store.missing(artifact) is not None or any(file.digest in self.lost for file in artifact.files)
 
     def _expected_bytes(self, call: Call) -> int:
         """Twice the size of the stage's inputs, for want of a better guess."""
@@ -344,16 +342,16 @@ class Runner:
             self.store.write_attempt(key, journal["attempt"], journal)
 
 
-def recorded(store: Store, call: Call, key: str, lost: set[str]) -> Outcome | None:
-    """The outcome on record for `key`, or None: no record, or bytes that are missing or known to be corrupt."""
+def recorded(
+    store: Store, call: Call, key: str, lost: set[str], say: Callable[[str], None] = lambda text: None
+) -> Outcome | None:
+    """The outcome on record for `key`, or None: no record, or bytes that are missing or corrupt, which `say` hears of."""
     record = store.record(call.name, key)
     if record is None:
         return None
-    try:
-        artifact = store.artifact(record["artifact"])
-    except BlobLost:
-        return None
-    if store.missing(artifact) is not None or any(file.digest in lost for file in artifact.files):
+    artifact = usable(store, record, lost)
+    if isinstance(artifact, str):
+        say(f"{call.name} is on record, and {artifact}: made anew")
         return None
     figures = store.attempt(key, record["attempt"]).get("figures", {})
     why = f"adopted {record['created']}" if "adopted" in record else f"made {record['created']}"

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from tasks.errors import StoreError
 from tasks.store import Store
 from tasks.store.process import lives_on, read_tag, this_process
 
 
 @contextlib.contextmanager
 def workplace(home: Path, attempt: str) -> Iterator[Path]:
-    """A folder of this attempt's own."""
+    """A folder of this attempt's own. A disk that fills up meanwhile is a StoreError."""
     _clear(home / "work")
     work = home / "work" / f"{this_process().tag}~{attempt}"
-    work.mkdir(parents=True)
     try:
+        work.mkdir(parents=True)
         yield work
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StoreError(
+            f"the disk of {home} is full: {error}",
+            "free some space, or move TRNFLOW_HOME or store.root to another disk; what is finished stays",
+        ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

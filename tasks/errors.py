@@ -10,7 +10,8 @@ TrnflowError
 ├── MissingDependency    an optional package or compiler is not installed                exit 1
 ├── ProcessFailed        a stage's process died without saying why                       exit 1
 ├── StoreError           the store can't be read or written (never a miss)               exit 1
-│   └── BlobLost         a blob is missing or corrupt; what needs it is made anew        exit 1
+│   ├── BlobLost         a blob is missing or corrupt; what needs it is made anew        exit 1
+│   └── ReadOnlyStore    what is on record is used, nothing can be added                 exit 1
 └── Interrupted          Ctrl-C or SIGTERM; partial training state is kept               exit 130
 """
 
@@ -83,8 +84,12 @@ class BlobLost(StoreError):
     """digest: the blob's, `sha256:<hex>`."""
 
     def __init__(self, message: str, fix: str = "", digest: str = "") -> None:
-        super().__init__(message, fix)
+        super().__init__(message, fix or "`trnflow run` makes anew what it belongs to")
         self.digest = digest
+
+
+class ReadOnlyStore(StoreError):
+    pass
 
 
 class Interrupted(TrnflowError):

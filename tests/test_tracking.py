@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -291,3 +292,70 @@ def answers(url: str) -> bool:
             return answer.status == 200
     except OSError:
         return False
+
+
+def trained(spool: Spool, key: str, steps: range, end: str | None) -> None:
+    """What a run says of a training: these steps, and how it ended (None: not at all)."""
+    spool.stage_started("train", key, {"learning_rate": 3e-5})
+    for step in steps:
+        spool.metrics("train", step, {"loss": 1 / step})
+    if end == "ran":
+        spool.stage_ended(
+            "train", action="ran", key=key, artifact="sha256:" + "b" * 64, seconds=1.0, metrics={"train_loss": 0.5}
+        )
+    spool.run_ended({"ran": "FINISHED", None: "KILLED"}.get(end, str(end)))
+
+
+def unshipped(home: Path, run: str) -> Spool:
+    """A run whose spool nobody uploads yet."""
+    spool = Spool(home, run)
+    uri = absolute_uri(f"sqlite:///{home}/mlflow.db")
+    spool.run_started("demo", settings={"name": "demo"}, tags={}, experiment="tests", uri=uri)
+    return spool
+
+
+def check_one_training(home: Path, runs: list[str], key: str, steps: range) -> None:
+    """All of `runs` trained the same key: one nested run, the last one's, with the whole curve."""
+    mlflow = client(absolute_uri(f"sqlite:///{home}/mlflow.db"))
+    experiment = mlflow.get_experiment_by_name("tests").experiment_id
+    (train,) = mlflow.search_runs([experiment], f"tags.`trnflow.key` = '{key}'")
+    parents = {run: mlflow.search_runs([experiment], f"tags.`trnflow.run` = '{run}' and tags.`trnflow.stage` = ''")[0]
+               for run in runs}  # fmt: skip
+    assert train.info.status == "FINISHED"
+    assert train.data.tags["mlflow.parentRunId"] == parents[runs[-1]].info.run_id
+    assert sorted(train.data.tags["trnflow.runs"].split()) == sorted(runs)
+    points = {point.step: point.value for point in mlflow.get_metric_history(train.info.run_id, "loss")}
+    assert points == {step: 1 / step for step in steps}
+    assert [parents[run].info.status for run in runs] == [*["KILLED"] * (len(runs) - 1), "FINISHED"]
+    for first, later in pairwise(runs):
+        assert parents[first].data.tags["trnflow.continued_by.train"] == later
+        assert parents[later].data.tags["trnflow.continues.train"] == first
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in order", "the first one's spool comes last"])
+def test_a_training_that_is_killed_and_goes_on_is_one_run(tmp_path: Path, late: bool) -> None:
+    key = "d" * 64
+    first, second = unshipped(tmp_path, "r1"), unshipped(tmp_path, "r2")
+    trained(first, key, range(1, 8), None)
+    if not late:
+        assert ship_pending(tmp_path) == 1
+    trained(second, key, range(5, 11), "ran")
+    if late:
+        first.paths.events.rename(tmp_path / "held back")
+        assert ship_pending(tmp_path) == 1
+        (tmp_path / "held back").rename(first.paths.events)
+    assert ship_pending(tmp_path) == 1
+    check_one_training(tmp_path, ["r1", "r2"], key, range(1, 11))
+    first.paths.done.replace(first.paths.events)  # once more changes nothing
+    assert ship_pending(tmp_path) == 1
+    check_one_training(tmp_path, ["r1", "r2"], key, range(1, 11))
+
+
+def test_a_forced_training_or_one_of_another_key_is_a_run_of_its_own(tmp_path: Path) -> None:
+    for run, key, end in (("r1", "d", "ran"), ("r2", "d", "ran"), ("r3", "e", None), ("r4", "f", "ran")):
+        trained(unshipped(tmp_path, run), key * 64, range(1, 3), end)
+        assert ship_pending(tmp_path) == 1
+    mlflow = client(absolute_uri(f"sqlite:///{tmp_path}/mlflow.db"))
+    assert {run: set(runs_of(mlflow, run)) for run in ("r1", "r2", "r3", "r4")} == {
+        run: {"", "train"} for run in ("r1", "r2", "r3", "r4")
+    }

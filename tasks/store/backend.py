@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 import uuid
@@ -16,10 +17,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tasks.errors import ConfigError, MissingDependency, StoreError
+from tasks.errors import ConfigError, MissingDependency, ReadOnlyStore, StoreError
 
 PLACINGS = 16
 """How often a file is written anew when its folder vanishes under the writer."""
+
+WRITES = ("creating", "writing", "moving", "removing")
 
 
 class Entry(NamedTuple):
@@ -60,21 +63,36 @@ def open_backend(root: str) -> Backend:
 
 @contextlib.contextmanager
 def _trouble(root: str, name: str, doing: str) -> Iterator[None]:
-    """Turn what filesystems raise into StoreError; FileNotFoundError passes (it is a miss)."""
+    """Turn what filesystems raise into StoreError; FileNotFoundError passes (it is a miss).
+
+    Object stores' libraries raise what is no OSError too (a connection that drops, an answer that is none)."""
     try:
         yield
     except (FileNotFoundError, StoreError):
         raise
-    except PermissionError as error:
-        raise StoreError(
-            f"no permission for {doing} {name} in the store {root}",
-            "check the folder's owner or the credentials, or choose another store: store.root=... or TRNFLOW_STORE",
-        ) from error
-    except OSError as error:
-        raise StoreError(
-            f"{doing} {name} in the store {root} failed: {type(error).__name__}: {error}",
-            "check the disk or the endpoint (AWS_ENDPOINT_URL), or choose another store: store.root=...",
-        ) from error
+    except Exception as error:
+        raise _told(error, root, name, doing) from error
+
+
+def _told(error: Exception, root: str, name: str, doing: str) -> StoreError:
+    denied = isinstance(error, PermissionError)
+    said = str(error) or "no reason given"
+    if doing in WRITES and (denied or getattr(error, "errno", None) == errno.EROFS):
+        return ReadOnlyStore(
+            f"no permission for {doing} {name} in the store {root}, which can only be read: {said}",
+            "what is on record hits all the same; to run what is missing, check the folder's owner or the credentials, or "
+            "choose another store: store.root=... or TRNFLOW_STORE",
+        )
+    if denied:
+        return StoreError(
+            f"no permission for {doing} {name} in the store {root}: {said}",
+            "check the folder's owner or the credentials (and the clock: S3 refuses requests that are 15 minutes off), or choose "
+            "another store: store.root=... or TRNFLOW_STORE",
+        )
+    return StoreError(
+        f"{doing} {name} in the store {root} failed: {type(error).__name__}: {said}",
+        "check the disk or the endpoint (AWS_ENDPOINT_URL), or choose another store: store.root=...",
+    )
 
 
 class LocalBackend:
@@ -113,8 +131,7 @@ class LocalBackend:
             if os.stat(path).st_dev == os.stat(target.parent).st_dev and not path.is_symlink():
                 aside = path
             else:
-                aside = target.with_name(f".{uuid.uuid4().hex}")
-                shutil.copyfile(path, aside)
+                aside = _copied(path, target.with_name(f".{uuid.uuid4().hex}"))
             os.utime(aside)  # its age in the store counts from now, whatever it was elsewhere
             aside.chmod(0o444)
             aside.replace(target)
@@ -197,6 +214,15 @@ class LocalBackend:
             finally:
                 aside.unlink(missing_ok=True)
         raise AssertionError("unreachable")
+
+
+def _copied(path: Path, aside: Path) -> Path:
+    try:
+        shutil.copyfile(path, aside)
+    except OSError:  # a full disk is not left fuller
+        aside.unlink(missing_ok=True)
+        raise
+    return aside
 
 
 def _write(path: Path, data: bytes, *, durable: bool) -> None:

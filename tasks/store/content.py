@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tasks.artifact import Artifact, File, Json, Meta, checked_path
-from tasks.errors import BlobLost, ConfigError, StoreError
+from tasks.errors import BlobLost, ConfigError, ReadOnlyStore, StoreError
 from tasks.fingerprint import canonical, digest_of
 from tasks.memo import Memo, sha256_file, stamp
 from tasks.store.backend import Backend, open_backend
 from tasks.store.lease import Waiter, sweep_leases
-from tasks.store.names import blob_name
+from tasks.store.names import blob_name, checked_manifest, checked_record, read_object, record_name
 from tasks.store.partial import PartialState
 from tasks.store.trash import secure
 
@@ -54,8 +54,15 @@ class Store:
 
     def prepare(self) -> None:
         """Make the store, or check that it is one of ours and that creation is exclusive. StoreError, ConfigError."""
+        if self.is_made():
+            return
         data = canonical(FORMAT).encode()
-        if self._backend.create("FORMAT.json", data) and self._backend.create("FORMAT.json", data):
+        try:
+            exclusive = not (self._backend.create("FORMAT.json", data) and self._backend.create("FORMAT.json", data))
+        except FileNotFoundError as error:
+            fix = "make the bucket, or name another: --store, TRNFLOW_STORE, store.root"
+            raise StoreError(f"there is no place for the store {self.root}: {error}", fix) from error
+        if not exclusive:
             raise StoreError(
                 f"the store {self.root} does not create files exclusively: two runs could overwrite each other's results",
                 "use a local folder, or an object store with conditional puts (S3, GCS, R2, moto)",
@@ -64,21 +71,31 @@ class Store:
 
     def check(self) -> None:
         """ConfigError when there is no store at the root, or one of another format. Writes nothing."""
-        try:
-            found = json.loads(self._backend.read("FORMAT.json"))
-        except FileNotFoundError as error:
+        if not self.is_made():
             fix = "`trnflow run` makes one; or name another: --store, TRNFLOW_STORE, store.root"
-            raise ConfigError(f"there is no store at {self.root}", fix) from error
+            raise ConfigError(f"there is no store at {self.root}", fix)
+
+    def is_made(self) -> bool:
+        """Whether there is a store at the root. ConfigError when it is of another format."""
+        try:
+            found = read_object(self._backend.read("FORMAT.json"))
+        except FileNotFoundError:
+            return False
+        except ValueError as error:
+            fix = f"if the store is yours, write {canonical(FORMAT)} there; else choose another store.root"
+            raise ConfigError(f"FORMAT.json of the store {self.root} is damaged: {error}", fix) from error
         if found != FORMAT:
             raise ConfigError(
-                f"the store {self.root} has format {found}, this trnflow writes {FORMAT}", "choose another store.root"
+                f"the store {self.root} has format {canonical(found)}, this trnflow reads and writes {canonical(FORMAT)}",
+                "upgrade trnflow, if a newer one made the store; or choose another store.root",
             )
+        return True
 
     # Artifacts
 
     def ingest(self, folder: Path, kind: str, meta: Meta) -> Artifact:
         """Take all files below `folder` (moved, where the filesystem is the same) and return the artifact they make."""
-        paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+        paths = sorted(path for path in folder.rglob("*") if _is_content(path, folder))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             digests = list(pool.map(sha256_file, paths))
         files = []
@@ -94,20 +111,17 @@ class Store:
         return Artifact(digest, kind, meta, tuple(files))
 
     def artifact(self, digest: str) -> Artifact:
-        """The artifact of a manifest's digest, verified. BlobLost when the manifest is missing or corrupt."""
+        """The artifact of a manifest's digest, verified. BlobLost when the manifest is missing, corrupt or of no artifact."""
         name = blob_name(digest)
         try:
-            data = self._backend.read(name)
-            document = json.loads(data)
-            sound = digest_of(document) == digest
+            document, files = checked_manifest(self._backend.read(name), digest)
         except FileNotFoundError as error:
             raise BlobLost(f"the manifest {digest} is not in the store {self.root}", "", digest) from error
-        except ValueError:
-            sound = False
-        if not sound:
+        except ValueError as error:
             self._quarantine(name)
-            raise BlobLost(f"the manifest {digest} in the store {self.root} was corrupt", "", digest)
-        files = tuple(File(*entry) for entry in document["files"])
+            raise BlobLost(
+                f"the manifest {digest} in the store {self.root} was corrupt: {error}; quarantined", "", digest
+            ) from error
         return Artifact(digest, document["kind"], document["meta"], files)
 
     def link(self, digest: str) -> str:
@@ -152,9 +166,9 @@ class Store:
 
     def record(self, stage: str, key: str) -> Meta | None:
         """The record of a key, or None."""
-        name = f"records/{stage}/{key}.json"
+        name = record_name(stage, key)
         try:
-            return dict(json.loads(self._backend.read(name)))
+            return checked_record(name, self._backend.read(name))
         except FileNotFoundError:
             return None
         except ValueError:
@@ -181,13 +195,17 @@ class Store:
         self._backend.create(name, data)
         return record
 
+    def retract(self, stage: str, key: str) -> None:
+        """Take a record whose artifact turned out damaged out of the way, so that the next run makes it anew."""
+        self._quarantine(record_name(stage, key))
+
     def write_attempt(self, key: str, attempt: str, document: Meta) -> None:
         self._backend.replace(f"attempts/{key}/{attempt}.json", _pretty(document))
 
     def attempt(self, key: str, attempt: str) -> Meta:
         """The journal of an attempt; empty when it was never finished or is gone."""
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return dict(json.loads(self._backend.read(f"attempts/{key}/{attempt}.json")))
+            return read_object(self._backend.read(f"attempts/{key}/{attempt}.json"))
         return {}
 
     def write_run(self, run: str, document: Meta) -> None:
@@ -202,8 +220,8 @@ class Store:
         secure(self._backend, held, artifact)
 
     def run(self, run: str) -> Meta | None:
-        with contextlib.suppress(FileNotFoundError):
-            return dict(json.loads(self._backend.read(f"runs/{run}.json")))
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return read_object(self._backend.read(f"runs/{run}.json"))
         return None
 
     def runs(self) -> list[str]:
@@ -295,8 +313,21 @@ class Store:
             aside.unlink(missing_ok=True)
 
     def _quarantine(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        """In a store that can only be read it stays where it is: what is damaged is a miss all the same."""
+        with contextlib.suppress(FileNotFoundError, ReadOnlyStore):
             self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
+
+
+def _is_content(path: Path, folder: Path) -> bool:
+    """A file, or a link to one (its bytes are taken). StoreError for what can't be kept: a link to a folder or to nothing."""
+    if path.is_file():
+        return True
+    if path.is_dir() and not path.is_symlink():
+        return False
+    raise StoreError(
+        f"the stage made {path.relative_to(folder)}, which is neither a file nor a folder",
+        "write files, or copies of them",
+    )
 
 
 def _pretty(document: Json) -> bytes:

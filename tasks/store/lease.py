@@ -91,7 +91,9 @@ class Waiter:
         fence = newest.fence + 1 if newest else 1
         mine = Holder(fence, uuid.uuid4().hex[:12], this_process(), self._run, self._attempt, now(), self._ttl)
         if not self._backend.create(_name(self._key, fence), _to_json(mine)):
-            return None
+            winner = _holder(self._backend, self._key, fence)
+            if winner is None or winner.token != mine.token:  # else it was this one, whose answer was lost on the way
+                return None
         lease = Lease(self._backend, self._key, mine)
         if newest is not None and _holder(self._backend, self._key, newest.fence) != _without_beat(newest):
             lease.release()  # it was taken over and released in between, so numbers start anew: so does this

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from tasks.artifact import Meta
+from tasks.artifact import File, Meta, checked_path
 from tasks.errors import StoreError
 from tasks.fingerprint import digest_of
 from tasks.store.backend import Entry
@@ -40,10 +40,58 @@ def is_aside(name: str) -> bool:
 
 
 def read_manifest(data: bytes, digest: str) -> Meta | None:
-    """The manifest, or None when the bytes are not those of `digest` or say nothing of files."""
+    """The manifest, or None when it is none: see `checked_manifest`."""
     try:
-        document = json.loads(data)
-        sound = digest_of(document) == digest and isinstance(document["files"], list)
-    except (ValueError, TypeError, KeyError):
+        return checked_manifest(data, digest)[0]
+    except ValueError:
         return None
-    return dict(document) if sound else None
+
+
+def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
+    """A manifest and its files. ValueError says why the bytes are not those of `digest`, or are of no artifact: a path that
+    leaves its folder, a path twice, or one below a file."""
+    document = read_object(data)
+    if digest_of(document) != digest:
+        raise ValueError("its bytes have another digest")
+    try:
+        if not isinstance(document["kind"], str) or not isinstance(document["meta"], dict):
+            raise ValueError("it has no kind or no metadata")
+        files = tuple(File(*entry) for entry in document["files"])
+        for file in files:
+            checked_path(file.path)
+            blob_name(file.digest)
+    except (KeyError, TypeError, AttributeError, StoreError) as error:
+        raise ValueError(str(error)) from error
+    names = {file.path for file in files}
+    if len(names) != len(files):
+        raise ValueError("it holds a path twice")
+    folders = {path.rpartition("/")[0] for path in names}
+    while folders := folders - {""}:
+        if not names.isdisjoint(folders):
+            raise ValueError("it holds a file below a file")
+        folders = {path.rpartition("/")[0] for path in folders}
+    return document, files
+
+
+def read_object(data: bytes) -> Meta:
+    """The JSON object that the bytes are. ValueError when they are none."""
+    document = json.loads(data)
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    return document
+
+
+def checked_record(name: str, data: bytes) -> Meta:
+    """The record of this name. ValueError says why the bytes can't be those of one: damaged, or of another key."""
+    record = read_object(data)
+    try:
+        if record_name(record["stage"], record["key"]) != name:
+            raise ValueError(f"it is the record of {record['stage']} {record['key'][:12]}")
+        if digest_of(record["document"]) != f"sha256:{record['key']}":
+            raise ValueError("its key document has another key")
+        blob_name(record["artifact"])
+        if not isinstance(record["created"], str) or "/" in record["attempt"]:
+            raise ValueError("it names no attempt, or no time")
+    except (KeyError, TypeError, AttributeError, StoreError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return record

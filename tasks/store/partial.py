@@ -27,7 +27,7 @@ class PartialState:
         self._prefix = f"partial/{key}"
 
     def newest(self) -> tuple[int, Path] | None:
-        steps = self._steps()
+        steps = self.steps()
         if not steps:
             return None
         step = steps[-1]
@@ -72,7 +72,7 @@ class PartialState:
         shutil.rmtree(folder)
 
     def prune(self, keep: int) -> None:
-        steps = self._steps()
+        steps = self.steps()
         for step in steps[: len(steps) - keep] if keep else steps:
             self._backend.remove(f"{self._folder(step)}/COMMIT")
             self._backend.remove(self._folder(step))
@@ -83,7 +83,8 @@ class PartialState:
     def _folder(self, step: int) -> str:
         return f"{self._prefix}/step-{step:09d}"
 
-    def _steps(self) -> list[int]:
+    def steps(self) -> list[int]:
+        """Those that are complete, ascending."""
         marks = [name.split("/") for name in self._backend.names(self._prefix) if name.endswith("/COMMIT")]
         return sorted(int(parts[2].removeprefix("step-")) for parts in marks)
 

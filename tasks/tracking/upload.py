@@ -2,6 +2,10 @@
 
 Everything here may be repeated with the same events, after a crash or an outage, and changes nothing then: runs are found
 by their tags before they are made, and MLflow takes a metric with the same time, step and value once.
+
+A stage that was killed and begun again under the same key is one nested run, whose curve goes on: it moves to the pipeline run
+that began it last (`trnflow.run`; all of them: `trnflow.runs`), in whatever order their spools come in. The parents name each
+other by `trnflow.continues.<stage>` and `trnflow.continued_by.<stage>`.
 """
 
 from __future__ import annotations
@@ -72,7 +76,8 @@ class Upload:
         self._client.log_inputs(self._state["parent"], datasets=[DatasetInput(data, tags)])
 
     def _stage_started(self, event: Meta) -> None:
-        self._state["stages"][event["stage"]] = {"time": event["time"], "settings": event["settings"], "step": 0}
+        known = {"time": event["time"], "settings": event["settings"], "step": 0, "key": event["key"]}
+        self._state["stages"][event["stage"]] = known
         self._tags(self._state["parent"], {f"trnflow.key.{event['stage']}": event["key"]})
 
     def _stage_ended(self, event: Meta) -> None:
@@ -99,7 +104,7 @@ class Upload:
         if "parent" not in self._state:  # killed before it said anything
             return
         for stage in self._state["stages"].values():
-            if "run" in stage and "ended" not in stage:
+            if "run" in stage and "ended" not in stage and self._is_mine(stage["run"]):
                 self._end(stage["run"], event["status"], event)
         self._end(self._state["parent"], event["status"], event)
 
@@ -107,16 +112,47 @@ class Upload:
         found = self._client.get_experiment_by_name(name)
         return str(found.experiment_id if found else self._client.create_experiment(name, artifacts, KIND))
 
-    def _run(self, name: str, at: float, tags: dict[str, str], stage: str) -> str:
+    def _run(self, name: str, at: float, tags: Meta, stage: str) -> str:
         """The run with these tags, made if need be. stage: empty for the parent."""
-        experiment, own = self._state["experiment"], tags["trnflow.run"]
-        wanted = f"tags.`trnflow.run` = '{own}' and tags.`trnflow.stage` = '{stage}'"
-        found = self._client.search_runs([experiment], wanted, max_results=1)
+        own = tags["trnflow.run"]
+        found = self._found(stage, f"tags.`trnflow.run` = '{own}'") or (
+            self._found(stage, f"tags.`trnflow.runs` LIKE '%{own}%'") if stage else []
+        )
         if found:
             return str(found[0].info.run_id)
         tags = {**_texts(tags), "trnflow.stage": stage, "mlflow.source.name": "trnflow", "mlflow.source.type": "JOB"}
-        made = self._client.create_run(experiment, start_time=_ms(at), tags=tags, run_name=name)
+        made = self._client.create_run(self._state["experiment"], start_time=_ms(at), tags=tags, run_name=name)
         return str(made.info.run_id)
+
+    def _found(self, stage: str, wanted: str) -> list[Any]:
+        """Runs of a stage that are as `wanted`, newest first."""
+        wanted = f"tags.`trnflow.stage` = '{stage}' and {wanted}"
+        order = ["attributes.start_time DESC"]
+        return list(self._client.search_runs([self._state["experiment"]], wanted, max_results=100, order_by=order))
+
+    def _join(self, stage: str, known: Meta) -> None:
+        """If the nested run of this key was begun by another run that did not end it, or by one that went on after this one:
+        it is this one's too, and whoever began last has it."""
+        own, key = self._state["tags"]["trnflow.run"], known.get("key")
+        for found in self._found(stage, f"tags.`trnflow.key` = '{key}'") if key else ():
+            tags, began = found.data.tags, float(found.data.tags.get("trnflow.began", "inf"))
+            if own in tags["trnflow.runs"].split() or (found.info.status == "FINISHED" and began < known["time"]):
+                continue
+            run, other = found.info.run_id, tags["trnflow.run"]
+            self._tags(run, {"trnflow.runs": f"{tags['trnflow.runs']} {own}"})
+            first, last = (other, own) if began < known["time"] else (own, other)
+            mine, theirs = self._state["parent"], tags["mlflow.parentRunId"]
+            before, after = (theirs, mine) if last == own else (mine, theirs)
+            self._tags(before, {f"trnflow.continued_by.{stage}": last})
+            self._tags(after, {f"trnflow.continues.{stage}": first})
+            if last == own:
+                self._tags(run, {"trnflow.run": own, "trnflow.began": known["time"], "mlflow.parentRunId": mine})
+                self._client.update_run(run, "RUNNING")
+            return
+
+    def _is_mine(self, run: str) -> bool:
+        """Whether no other run has gone on with a nested run."""
+        return bool(self._client.get_run(run).data.tags.get("trnflow.run") == self._state["tags"]["trnflow.run"])
 
     def _nested_id(self, stage: str) -> str | None:
         run: str | None = self._state["stages"].get(stage, {}).get("run")
@@ -127,7 +163,9 @@ class Upload:
         stage = event["stage"]
         known = self._state["stages"].setdefault(stage, {"time": event["time"], "settings": {}, "step": 0})
         if "run" not in known:
-            tags = {**self._state["tags"], "mlflow.parentRunId": self._state["parent"]}
+            self._join(stage, known)
+            own = {"trnflow.key": known.get("key"), "trnflow.began": known["time"], "trnflow.runs": self._paths.run}
+            tags = {**self._state["tags"], **own, "mlflow.parentRunId": self._state["parent"]}
             known["run"] = self._run(stage, known["time"], tags, stage)
             self._params(known["run"], known["settings"])
         return str(known["run"])

@@ -181,6 +181,12 @@ def forks(folder: Path, root: str) -> Iterator[Forks]:
         server.communicate()
 
 
+def nothing_left(starters: Forks) -> bool:
+    """Whether no lease and no folder of work stayed behind."""
+    work = starters.folder / "home" / "work"
+    return not starters.store().backend.folders("leases") and not list(work.iterdir())
+
+
 def until(holds: Any) -> None:
     """Wait for what must come."""
     deadline = time.monotonic() + PATIENCE

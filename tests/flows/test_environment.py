@@ -1,31 +1,18 @@
-"""What a new library, compiler, flag or data set re-runs, and what it does not: the environment counts where it reaches bytes."""
+"""What of the environment is in a key: the distributions a stage imports, its compiler, flags in canonical form."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import shutil
-import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flows import finetune, settings
-from flows.plan import Planner
-from flows.run import Options, execute, look
-from flows.settings import Recipe
-from tasks.artifact import Artifact, Meta
-from tasks.compilers import FLAGS, canonical_flags
+from flows import settings
+from tasks.compilers import canonical_flags
 from tasks.errors import ConfigError
 from tasks.export_neuron import ExportConfig, accelerator
-from tasks.fingerprint import closure, key_of
+from tasks.fingerprint import closure
 from tasks.memo import Memo
-from tasks.stage import of
-from tasks.store import Store
-from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 -- fixtures
 
-DATA = ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
-BELOW = ("precompile", "train", "consolidate", "export_neuron", "evaluate_model")
 NUMERIC = {"numpy", "torch", "torch-xla", "transformers"}
 ENVIRONMENT = {
     "load_data": {"datasets", "numpy", "pyarrow"},
@@ -38,159 +25,6 @@ ENVIRONMENT = {
     "export_neuron": {"safetensors", "torch", "torch-xla", "transformers"},
     "evaluate_model": NUMERIC | {"matplotlib", "pyarrow", "safetensors", "tokenizers"},
 }
-PROMISED: dict[str, Meta] = {
-    "precompile": {"engine": "xla", "graphs": []},
-    "train": {"task": "classification", "labels": ["neg", "pos"], "lengths": [64], "steps": 3, "metrics": {}},
-    "consolidate": {"task": "classification", "labels": ["neg", "pos"], "lengths": [64], "parameters": 9, "dtype": "float32"},
-    "export_neuron": {"target": "stablehlo", "batch": 1, "lengths": [64], "max_difference": 0.0},
-    "evaluate_model": {"task": "classification", "split": "test", "metrics": {}},
-}  # fmt: skip
-
-
-class Project:
-    """The demo recipe on forty rows, in a store in which all nine stages are on record: the data stages truly ran, of the
-    others the records and artifacts are written here."""
-
-    def __init__(self, folder: Path, root: str) -> None:
-        self.folder, self.root = folder, root
-        self.home = folder / "home"
-
-    def make(self) -> None:
-        self.write_rows("good", "bad")
-        self.store().prepare()
-        assert execute(self.recipe(), self.store(), Options(until="pack_chunks")).error is None
-        for stage in BELOW:
-            self._record(stage)
-
-    def write_rows(self, *words: str) -> None:
-        for split in ("train", "validation", "test"):
-            rows = [f'{{"text": "{split} {n} {words[n % 2]}", "label": "{("pos", "neg")[n % 2]}"}}' for n in range(40)]
-            (self.folder / f"{split}.jsonl").write_text("\n".join(rows))
-
-    def recipe(self, *overrides: str) -> Recipe:
-        data = f"data={{source: {self.folder}, name: null, text: text, label: label}}"
-        return settings.load("demo", [data, "tokenize.train.vocab_size=90", *overrides])
-
-    def store(self) -> Store:
-        """Opened as by another process."""
-        return Store(self.root, self.home)
-
-    def look(self, *overrides: str) -> Planner:
-        return look(self.recipe(*overrides), self.store())
-
-    def actions(self, *overrides: str) -> dict[str, str]:
-        return {name: outcome.action for name, outcome in self.look(*overrides).outcomes.items()}
-
-    def keys(self, *overrides: str) -> dict[str, str]:
-        """Of each stage whose inputs are known."""
-        return {name: key_of(document) for name, document in self.look(*overrides).documents.items()}
-
-    def _record(self, stage: str) -> Artifact:
-        store, out = self.store(), self.folder / "out"
-        out.mkdir()
-        (out / "file").write_text(stage)
-        document = self.look().documents[stage]
-        artifact = store.ingest(out, of(getattr(finetune, stage)).kind, PROMISED[stage])
-        store.publish(
-            {"schema": 1, "stage": stage, "key": key_of(document), "document": document, "artifact": artifact.digest,
-             "attempt": "a", "created": "2026-01-01T00:00:00Z"}
-        )  # fmt: skip
-        (out / "file").unlink(missing_ok=True)
-        out.rmdir()
-        return artifact
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    Project(folder, str(folder / "store")).make()
-    return folder
-
-
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.slow)])
-def project(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    for name in FLAGS:
-        monkeypatch.delenv(name, raising=False)
-    if request.param == "local":
-        shutil.copytree(request.getfixturevalue("made"), tmp_path, dirs_exist_ok=True)
-        return Project(tmp_path, str(tmp_path / "store"))
-    project = Project(tmp_path, request.getfixturevalue("s3_root"))
-    project.make()
-    return project
-
-
-@pytest.fixture
-def install(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Say that other versions of distributions are installed; what is remembered of them is forgotten."""
-    installed = importlib.metadata.version
-
-    def pretend(**versions: str) -> None:
-        told = {name.replace("_", "-"): version for name, version in versions.items()}
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: told.get(name) or installed(name))
-        with sqlite3.connect(project.home / "memo.db") as connection:
-            connection.execute("delete from memo where kind = 'versions'")
-
-    return pretend
-
-
-def plan(**actions: str) -> dict[str, str]:
-    return {stage: actions.get(stage, "hit") for stage in (*DATA, *BELOW)}
-
-
-MAYBE = dict.fromkeys(("consolidate", "export_neuron", "evaluate_model"), "maybe")
-
-
-def test_other_libraries_rerun_what_they_reach(project: Project, install: Callable[..., None]) -> None:
-    assert project.actions() == plan()
-    before = project.keys()
-
-    install(tokenizers="99.0")
-    assert project.actions() == plan(
-        tokenize_text="run", **dict.fromkeys(("pack_chunks", "precompile", "train"), "maybe"), **MAYBE
-    )
-    assert project.look().outcomes["tokenize_text"].why.startswith("env.tokenizers: ")
-
-    install(torch_xla="99.0")
-    assert project.actions() == plan(precompile="run", train="run", **MAYBE)
-    install(jinja2="99.0")
-    assert project.actions()["load_data"] == "hit"
-    assert project.actions()["format_prompts"] == "run"
-    install(matplotlib="99.0")
-    assert project.actions() == plan(evaluate_model="run")
-    install(prefect="99.0", mlflow="99.0", fsspec="99.0", rich="99.0", pydantic="99.0", huggingface_hub="99.0")
-    assert project.keys() == before
-
-
-def test_flags_count_and_their_order_does_not(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--one=1 --two=2")
-    flagged = project.look()
-    assert {name: outcome.action for name, outcome in flagged.outcomes.items()} == plan(
-        precompile="run", train="run", **MAYBE
-    )
-    assert "accel.flags" in flagged.outcomes["train"].why
-    before = project.keys()
-    monkeypatch.setenv("XLA_FLAGS", " --two=2  --one=1")
-    assert project.keys() == before
-    monkeypatch.setenv("XLA_FLAGS", "--two=2 --one=3")
-    assert project.keys()["precompile"] != before["precompile"]
-
-
-def test_how_it_runs_changes_nothing(project: Project) -> None:
-    how = ("train.log_every=1", "train.checkpoint_every=7", "train.keep_checkpoints=9", "launch.grace_seconds=3",
-           "launch.environment={A: b}", "tracking.enabled=false", "hardware.price_per_hour=9", "store.min_free_gb=0")  # fmt: skip
-    assert project.actions(*how) == plan()
-
-
-def test_other_data_of_the_same_shapes_compiles_nothing(project: Project) -> None:
-    before = project.keys()
-    project.write_rows("bad", "good")
-    assert execute(project.recipe(), project.store(), Options(until="pack_chunks")).error is None
-    assert project.actions() == plan(train="run", **MAYBE)
-    after = project.keys()
-    assert after["pack_chunks"] != before["pack_chunks"]
-    assert after["precompile"] == before["precompile"]
-    assert project.keys("train.learning_rate=1")["precompile"] == before["precompile"]
-    assert project.keys("train.global_batch=64")["precompile"] != before["precompile"]
 
 
 def test_each_stage_names_the_distributions_that_it_imports_and_no_others(tmp_path: Path) -> None:

@@ -134,7 +134,9 @@ def test_a_deleted_blob_makes_a_miss_that_heals(house: House) -> None:
     digest = house.run().outcomes["sizes"].artifact.files[0].digest.removeprefix("sha256:")
     (house.folder / "store/blobs/sha256" / digest[:2] / digest).unlink()
     assert house.plan() == {"words": "hit", "sizes": "run", "warm_up": "hit", "count": "maybe"}
-    assert house.why["sizes"] == "its artifact is damaged or gone"
+    assert house.why["sizes"] == (
+        f"its artifact is damaged or gone: the blob of sizes.txt (sha256:{digest}) is missing or damaged"
+    )
     assert actions(house.run()) == {"words": "hit", "sizes": "ran", "count": "hit"}
     assert set(house.plan().values()) == {"hit"}
 

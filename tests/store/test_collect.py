@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -27,7 +26,6 @@ from tasks.store.pins import hold, release
 from tasks.store.roots import Policy, View, mark
 from tasks.store.trash import Trashed, into_trash
 from tasks.store.verify import verify
-from tests.store.shop import run_once
 
 NOW = 1_000_000.0
 OLD, YOUNG = NOW - 1000, NOW - 10
@@ -344,74 +342,3 @@ def test_what_is_reachable_or_young_is_marked_and_nothing_else(data: st.DataObje
     keep_last = data.draw(st.integers(0, 3))
     kept = mark(world.view(trashed), Policy(keep_last=keep_last, grace=100.0), NOW)
     assert set(kept) == world.reachable(keep_last, trashed)
-
-
-# Acceptance 9: two projects write while garbage is collected with a short grace
-
-
-def shop(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.store.shop", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finished(process: subprocess.Popen[str]) -> Any:
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return json.loads(out)
-
-
-def check_after(root: str, tmp_path: Path, runs: list[int]) -> None:
-    """Everything is sound, and the last run of each project hits all through."""
-    found = verify(Store(root, tmp_path / "checker").backend)
-    assert (found.problems, found.ok) == ([], True)
-    for project, count in zip(("one", "two"), runs, strict=True):
-        store = Store(root, tmp_path / project / "home")
-        runner = run_once(store, tmp_path / project, project, count - 1)
-        assert {outcome.action for outcome in runner.outcomes.values()} == {"hit"}
-
-
-def share(root: str, tmp_path: Path, grace: float, seconds: float) -> tuple[list[int], dict[str, int]]:
-    Store(root, tmp_path / "checker").prepare()
-    writers = [shop("write", root, str(tmp_path / name), name, str(seconds)) for name in ("one", "two")]
-    collector = shop("collect", root, str(tmp_path), str(grace), str(seconds + 1))
-    return [finished(writer) for writer in writers], finished(collector)
-
-
-def test_two_projects_write_while_garbage_is_collected(tmp_path: Path) -> None:
-    root = str(tmp_path / "store")
-    runs, counts = share(root, tmp_path, grace=0.3, seconds=5)
-    assert min(runs) > 10
-    assert counts["collections"] > 10
-    assert counts["swept"] > counts["restored"]
-    assert counts["purged"] > 0
-    check_after(root, tmp_path, runs)
-
-
-@pytest.mark.slow
-def test_two_projects_share_a_bucket_while_garbage_is_collected(s3_root: str, tmp_path: Path) -> None:
-    runs, counts = share(s3_root, tmp_path, grace=5.0, seconds=60)
-    assert min(runs) > 3
-    assert counts["swept"] > counts["restored"]
-    check_after(s3_root, tmp_path, runs)
-
-
-@pytest.mark.slow
-def test_a_collector_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
-    root = str(tmp_path / "store")
-    Store(root, tmp_path / "checker").prepare()
-    writers = [shop("write", root, str(tmp_path / name), name, "5") for name in ("one", "two")]
-    kills = 0
-    while any(writer.poll() is None for writer in writers):
-        collector = shop("collect", root, str(tmp_path), "0.5", "30")
-        time.sleep(0.6 + kills * 0.013 % 0.2)  # the moment of the kill, not a wait for anything
-        collector.send_signal(signal.SIGKILL)
-        collector.communicate()
-        kills += 1
-    runs = [finished(writer) for writer in writers]
-    assert kills > 2
-    finished(shop("collect", root, str(tmp_path), "0.5", "0.1"))
-    check_after(root, tmp_path, runs)

@@ -9,6 +9,7 @@ import pytest
 
 from tasks.artifact import Artifact
 from tasks.errors import BlobLost, ConfigError, StoreError
+from tasks.fingerprint import digest_of
 from tasks.store import Store
 from tasks.store.content import blob_name
 
@@ -29,10 +30,15 @@ def ingested(store: Store, tmp_path: Path, files: dict[str, bytes] | None = None
     return artifact
 
 
-def record_for(artifact: Artifact, key: str = "k" * 64) -> dict[str, object]:
+DOCUMENT = {"stage": "format_prompts"}
+KEY = digest_of(DOCUMENT).removeprefix("sha256:")
+
+
+def record_for(artifact: Artifact) -> dict[str, object]:
     return {
         "stage": "format_prompts",
-        "key": key,
+        "key": KEY,
+        "document": DOCUMENT,
         "artifact": artifact.digest,
         "attempt": "a1",
         "created": "2026-01-01",
@@ -61,7 +67,7 @@ def test_a_record_is_created_once_and_the_first_wins(store: Store, tmp_path: Pat
     one, other = ingested(store, tmp_path), ingested(store, tmp_path, {"x": b"y"})
     assert store.publish(record_for(one))["artifact"] == one.digest
     assert store.publish(record_for(other))["artifact"] == one.digest
-    found = store.record("format_prompts", "k" * 64)
+    found = store.record("format_prompts", KEY)
     assert found is not None
     assert found["artifact"] == one.digest
     assert store.publish(record_for(other), replace=True)["artifact"] == other.digest
@@ -114,8 +120,8 @@ def test_a_damaged_manifest_or_record_is_a_miss_not_a_crash(store: Store, tmp_pa
     store._backend.replace(blob_name(artifact.digest), b'{"kind": "texts"}')
     with pytest.raises(BlobLost):
         store.artifact(artifact.digest)
-    store._backend.replace(f"records/format_prompts/{'k' * 64}.json", b"{half")
-    assert store.record("format_prompts", "k" * 64) is None
+    store._backend.replace(f"records/format_prompts/{KEY}.json", b"{half")
+    assert store.record("format_prompts", KEY) is None
     assert store.publish(record_for(artifact))["artifact"] == artifact.digest
 
 

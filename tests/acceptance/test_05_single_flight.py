@@ -1,50 +1,38 @@
-"""Many starters on one key, killed and paused holders: real processes on a local store and on an S3 server."""
+"""5. Many starters on one key, killed and paused holders: real processes on a local store and on an S3 server."""
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flows.stage import Runner
-from flows.workplace import clean
-from tasks.memo import sha256_file
 from tasks.resolve import Resolver
 from tasks.store import Store
-from tests.flows.forks import Forks, OnceConfig, forks, once, until
-from tests.flows.toy import CountConfig, WordsConfig, pipeline
+from tests.acceptance.ending import check_ending
+from tests.flows.forks import Forks, OnceConfig, nothing_left, once, until
 from tests.launch.processes import alive
 from tests.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 
 SHORT = 1.0
 
 
-@pytest.fixture(params=["local", "s3"])
-def starters(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Forks]:
-    root = str(tmp_path / "store") if request.param == "local" else str(request.getfixturevalue("s3_root"))
-    with forks(tmp_path, root) as starting:
-        yield starting
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[Forks]:
-    with forks(tmp_path, str(tmp_path / "store")) as starting:
-        yield starting
-
-
 def outcome(starters: Forks, name: str) -> list[str]:
     return list(starters.result(name)["outcomes"]["once"])
 
 
-def nothing_left(starters: Forks) -> bool:
-    store = starters.store()
-    return not store._backend.folders("leases") and not list((starters.folder / "home" / "work").iterdir())
+def check_end(starters: Forks, stage: str = "once") -> None:
+    """No lease, no folder of work; and as every scenario ends."""
+    assert nothing_left(starters)
+
+    def again() -> dict[str, str]:
+        starters.start("at the end", stage=stage)
+        return {name: action for name, (action, _) in starters.result("at the end")["outcomes"].items()}
+
+    check_ending(starters.store(), again)
 
 
 def test_of_eight_starters_one_runs_and_seven_adopt(starters: Forks) -> None:
@@ -61,9 +49,7 @@ def test_of_eight_starters_one_runs_and_seven_adopt(starters: Forks) -> None:
         assert starters.said(name).count("waits for") == 1
         assert f"pid {winner} (run {pids[winner]}, since 2" in starters.said(name)
         assert "started" not in starters.said(name)
-    assert nothing_left(starters)
-    starters.start("later")
-    assert outcome(starters, "later")[0] == "hit"
+    check_end(starters)
 
 
 def test_a_killed_holder_is_taken_over_from(starters: Forks) -> None:
@@ -87,7 +73,7 @@ def test_a_killed_run_is_taken_over_from_when_its_stage_has_saved_and_that_goes_
     assert starters.result("second")["outcomes"]["apart"] == ["ran", ""]
     assert starters.journal.read_text() == "begins at step 0\nsaved\nbegins at step 7\n"
     assert starters.store()._backend.names("partial") == []
-    assert nothing_left(starters)
+    check_end(starters, "apart")
 
 
 @pytest.mark.parametrize("published", [True, False], ids=["after", "before"])
@@ -116,7 +102,7 @@ def test_a_paused_holder_that_wakes_adopts_what_took_over_published(starters: Fo
     (record,) = starters.store().records("once")
     assert record["artifact"] == second_result["digests"]["once"]
     assert starters.store().attempt(record["key"], record["attempt"])["run"] == "second"
-    assert nothing_left(starters)
+    check_end(starters)
 
 
 def test_a_superseded_stage_that_speaks_is_stopped_early(local: Forks) -> None:
@@ -175,55 +161,3 @@ def test_a_memory_store_has_leases_too(tmp_path: Path) -> None:
     runner(once, OnceConfig(journal=str(tmp_path / "journal")))
     assert runner.outcomes["once"].action == "ran"
     assert store._backend.names("leases") == []
-
-
-def killed_and_run_again(starters: Forks, points: int, seed: int) -> None:
-    """Kill a run of the toy pipeline at random moments of running and publishing; the next one completes as if nothing were."""
-    text = starters.folder / "words.txt"
-    text.write_text("a bb ccc")
-    starters.start("whole", text=str(text))
-    calls = starters.result("whole")["calls"]
-    chance = random.Random(seed)
-    seen: set[str] = set()
-    step = calls / points
-    for number in range(points):
-        # other words, equal counts: every stage but the last has a new key each time
-        text.write_text(f"w{number} bb ccc{number}")
-        moment = int(number * step + chance.random() * step) + 1
-        pid = starters.start(f"killed{number}", text=str(text), kill_at=moment, ttl=600)
-        until(lambda pid=pid: not alive(pid))
-        assert_only_whole_results(starters, seen)
-        assert_a_new_run_completes(starters, text)
-
-
-def assert_only_whole_results(starters: Forks, seen: set[str]) -> None:
-    """seen: the records looked at before."""
-    store = starters.store()
-    for name in set(store._backend.names("records")) - seen:
-        seen.add(name)
-        record = json.loads(store._backend.read(name))
-        artifact = store.artifact(record["artifact"])
-        for file in artifact.files:
-            blob = starters.folder / "fetched"
-            store._backend.fetch(f"blobs/sha256/{file.digest[7:9]}/{file.digest[7:]}", blob)
-            assert sha256_file(blob) == file.digest
-
-
-def assert_a_new_run_completes(starters: Forks, text: Path) -> None:
-    store = starters.store()
-    clean(store)  # as each run does first
-    for attempt in ("again", "once more"):
-        runner = Runner(store, Resolver(store.home), run=attempt, min_free_gb=0.0)
-        result = pipeline(WordsConfig(path=str(text)), CountConfig(least=0), runner)
-        assert result.meta["metrics"] == {"total": sum(len(word) for word in text.read_text().split())}
-    assert {outcome.action for outcome in runner.outcomes.values()} == {"hit"}
-    assert nothing_left(starters)
-
-
-def test_no_moment_to_be_killed_at_leaves_half_a_result(starters: Forks) -> None:
-    killed_and_run_again(starters, 20 if "://" not in starters.root else 5, seed=1)
-
-
-@pytest.mark.slow
-def test_no_moment_of_many_to_be_killed_at_leaves_half_a_result(starters: Forks) -> None:
-    killed_and_run_again(starters, 50, seed=2)

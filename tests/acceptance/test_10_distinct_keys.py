@@ -1,4 +1,4 @@
-"""A hundred thousand parameter sets full of look-alikes: distinct values, distinct keys; equal values, equal keys anywhere."""
+"""10. A hundred thousand parameter sets of look-alikes: distinct values, distinct keys; equal values, equal keys anywhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.fingerprint import digest_of
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 COUNT = 100_000
 SEED = 20261120
 LEAVES = (
@@ -76,7 +76,7 @@ def test_keys_are_the_same_in_other_processes_hash_seeds_folders_and_for_other_u
     """The other process runs a copy of the code, elsewhere, and inserts fields in another order."""
     for name in ("tasks", "flows", "conf", "tests"):
         shutil.copytree(PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    program = "from tests.test_distinct_keys import keys_digest, recipe_keys; print(keys_digest(7), *recipe_keys())"
+    program = "from tests.acceptance.test_10_distinct_keys import keys_digest, recipe_keys; print(keys_digest(7), *recipe_keys())"
     running = []
     for seed, user in (("1", "ada"), ("random", "grace")):
         environ = {**os.environ, "PYTHONHASHSEED": seed, "USER": user, "LOGNAME": user, "HOME": str(tmp_path / user)}

@@ -1,4 +1,4 @@
-"""Explaining a miss names the one field that was changed, of any stage of a real recipe, and only in the stages it reaches."""
+"""10. Explaining a miss names the one field that changed, of any stage of a real recipe, and only in the stages it reaches."""
 
 from __future__ import annotations
 

@@ -1,0 +1,154 @@
+"""6. What is damaged, wherever it lies, is found at first use, quarantined, made or fetched anew; never served, no crash loop.
+
+A backend's refusals and failures (403, timeouts) are errors: test_bad_input_s3.py. `verify --repair`: tests/store/test_verify.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.call import Outcome
+from flows.stage import Listener
+from tasks.errors import BlobLost, StoreError
+from tasks.store import Store
+from tasks.store.names import blob_name, record_name
+from tests.acceptance.ending import check_ending
+from tests.acceptance.toy_runs import Machine, actions
+
+HOWS = ("flip", "flip the middle", "truncate", "empty", "delete")
+WHATS = ("blob", "tree", "record")
+LOCALLY = [how if how in ("flip", "truncate") else pytest.param(how, marks=pytest.mark.slow) for how in HOWS]
+REMOTELY = [how if how == "flip" else pytest.param(how, marks=pytest.mark.slow) for how in HOWS]
+SIZES = "1 2 3"
+
+
+def damaged(data: bytes, how: str) -> bytes | None:
+    at = len(data) // 2 if how == "flip the middle" else 0
+    flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    return {"truncate": data[:-1], "empty": b"", "delete": None}.get(how, flipped)
+
+
+def damage(store: Store, name: str, how: str) -> None:
+    data = damaged(store.backend.read(name), how)
+    store.backend.remove(name)
+    if data is not None:
+        store.backend.replace(name, data)
+
+
+def damage_cached(store: Store, name: str, how: str) -> None:
+    path = store.cache / name
+    data = damaged(path.read_bytes(), how)
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+
+
+def name_of(what: str, outcome: Outcome) -> str:
+    assert outcome.artifact is not None
+    if what == "record":
+        return record_name(outcome.stage, str(outcome.key))
+    return blob_name(outcome.artifact.digest if what == "tree" else outcome.artifact.files[0].digest)
+
+
+def check_heals(machine: Machine, first: Outcome, victim: str, *, is_there: bool) -> None:
+    """Another setting of the last stage needs the bytes of `sizes`: they are made anew, and what was damaged is put aside."""
+    runner = machine.run(least=2)
+    assert actions(runner) == {"words": "hit", "sizes": "ran", "warm_up": "hit", "count": "ran"}
+    assert runner.outcomes["count"].metrics == {"total": 5}
+    assert runner.outcomes["sizes"].artifact == first.artifact
+    quarantined = machine.store().backend.names("quarantine")
+    assert any(name.startswith(f"quarantine/{victim}.") for name in quarantined) is is_there
+    check_ending(machine.store(), lambda: machine.actions(least=2))
+    check_ending(machine.store(), machine.actions)
+
+
+@pytest.mark.parametrize("how", LOCALLY)
+@pytest.mark.parametrize("what", WHATS)
+def test_damage_in_a_local_store(tmp_path: Path, what: str, how: str) -> None:
+    machine = Machine(str(tmp_path / "store"), tmp_path)
+    first = machine.run().outcomes["sizes"]
+    victim = name_of(what, first)
+    damage(machine.store(), victim, how)
+    # a blob of another size is not even a hit: it is put aside when its bytes are made anew, over it
+    is_there = how != "delete" and (what != "blob" or how.startswith("flip"))
+    check_heals(machine, first, victim, is_there=is_there)
+
+
+@pytest.mark.parametrize("how", REMOTELY)
+@pytest.mark.parametrize("what", WHATS)
+def test_damage_in_a_bucket_that_another_machine_finds(s3_root: str, tmp_path: Path, what: str, how: str) -> None:
+    first = Machine(s3_root, tmp_path / "one").run().outcomes["sizes"]
+    other = Machine(s3_root, tmp_path / "other")
+    victim = name_of(what, first)
+    damage(other.store(), victim, how)
+    check_heals(other, first, victim, is_there=how != "delete")
+
+
+@pytest.mark.parametrize("how", REMOTELY)
+@pytest.mark.parametrize("remote_too", [False, True], ids=["cache", "both"])
+def test_damage_in_the_cache_of_this_machine(s3_root: str, tmp_path: Path, how: str, remote_too: bool) -> None:
+    machine = Machine(s3_root, tmp_path)
+    first = machine.run().outcomes["sizes"]
+    victim = name_of("blob", first)
+    damage_cached(machine.store(), victim, how)
+    if remote_too:
+        damage(machine.store(), victim, how)
+        check_heals(machine, first, victim, is_there=how != "delete")
+        return
+    runner = machine.run(least=2)
+    assert actions(runner) == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "ran"}
+    assert runner.outcomes["count"].metrics == {"total": 5}
+    assert (machine.store().cache / victim).read_text() == SIZES
+    check_ending(machine.store(), lambda: machine.actions(least=2))
+
+
+def test_every_byte_of_a_record_may_flip(tmp_path: Path) -> None:
+    """What is served is right or made anew, whatever byte it was; nothing crashes."""
+    machine = Machine(str(tmp_path / "store"), tmp_path)
+    first = machine.run()
+    outcome = first.outcomes["sizes"]
+    name = name_of("record", outcome)
+    sound = machine.store().backend.read(name)
+    for at in range(0, len(sound), 29):
+        store = machine.store()
+        store.backend.replace(name, sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        runner = machine.run()
+        assert runner.outcomes["sizes"].artifact == outcome.artifact
+        assert runner.outcomes["count"].metrics == {"total": 6}
+    check_ending(machine.store(), machine.actions)
+
+
+def test_what_nobody_reads_but_its_owner_is_made_anew_after_that(root: str, tmp_path: Path) -> None:
+    """The last stage's bytes are opened by `get` alone: it says what is wrong, and the next run mends it."""
+    machine = Machine(root, tmp_path / "one")
+    outcome = machine.run().outcomes["count"]
+    assert outcome.artifact is not None
+    damage(machine.store(), blob_name(outcome.artifact.files[0].digest), "flip")
+    store = Machine(root, tmp_path / "other").store()
+    with pytest.raises(BlobLost, match=r"total\.txt .* corrupt: quarantined") as caught:
+        store.copy_out(outcome.artifact, tmp_path / "copy")
+    assert "trnflow run" in caught.value.fix
+    store.retract("count", str(outcome.key))  # as `get` does
+    assert not (tmp_path / "copy").exists()
+    assert machine.actions()["count"] == "ran"
+    machine.store().copy_out(outcome.artifact, tmp_path / "copy")
+    assert (tmp_path / "copy/total.txt").read_text() == "6"
+    check_ending(machine.store(), machine.actions)
+
+
+def test_a_disk_that_spoils_everything_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    class Moths(Listener):
+        def stage_ended(self, outcome: Outcome) -> None:
+            if outcome.stage == "sizes":
+                eaten.append(name_of("blob", outcome))
+                damage(machine.store(), eaten[-1], "flip")
+
+    eaten: list[str] = []
+    machine = Machine(str(tmp_path / "store"), tmp_path)
+    with pytest.raises(StoreError, match="keep turning out corrupt"):
+        machine.run(0, Moths())
+    assert len(eaten) == 10
+    assert machine.actions()["count"] == "ran"
+    check_ending(machine.store(), machine.actions)

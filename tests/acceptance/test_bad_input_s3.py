@@ -1,0 +1,216 @@
+"""An object store that refuses, fails, stalls or hangs up: a clear StoreError, never a miss, a loss or a traceback.
+
+A real proxy process in front of the S3 server injects the trouble; what passes once the trouble is over is what was there before.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.plan import Planner
+from flows.stage import Listener
+from tasks.errors import BlobLost, ReadOnlyStore, StoreError
+from tasks.resolve import Resolver
+from tasks.store.collect import collect
+from tasks.store.roots import Policy
+from tasks.store.verify import verify
+from tests.acceptance.ending import check_ending
+from tests.acceptance.toy_runs import Machine, actions
+from tests.flows.test_main import Shell, trnflow  # noqa: F401 - a fixture
+from tests.flows.toy import CountConfig, WordsConfig, pipeline
+
+PROJECT = Path(__file__).resolve().parents[2]
+SHORT = json.dumps({"config_kwargs": {"read_timeout": 0.5, "connect_timeout": 0.5, "retries": {"max_attempts": 1}}})
+READS, WRITES = "GET HEAD", "PUT POST DELETE"
+LISTING = "list-type=2"
+
+
+class Proxy:
+    """troubles: see tests.s3_proxy."""
+
+    def __init__(self, url: str, troubles: Path) -> None:
+        self.url = url
+        self._troubles = troubles
+
+    def set(self, *troubles: dict[str, Any]) -> None:
+        aside = self._troubles.with_suffix(".new")
+        aside.write_text(json.dumps(troubles))
+        aside.replace(self._troubles)
+
+
+@pytest.fixture
+def proxy(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """What this process opens on S3 goes through it, with little patience."""
+    import fsspec.config
+
+    troubles = tmp_path / "troubles.json"
+    troubles.write_text("[]")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.s3_proxy", s3_endpoint, str(troubles)],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+    monkeypatch.setitem(fsspec.config.conf, "s3", json.loads(SHORT) | {"endpoint_url": url})
+    yield Proxy(url, troubles)
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def machine(proxy: Proxy, s3_root: str, tmp_path: Path) -> Machine:
+    """It ran once; its cache is empty, as another machine's."""
+    Machine(s3_root, tmp_path / "first").run()
+    return Machine(s3_root, tmp_path / "machine")
+
+
+class Said(Listener):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def event(self, stage: str, event: dict[str, Any]) -> None:
+        self.texts += [event["info"]] if "info" in event else []
+
+
+def plan(machine: Machine, least: int) -> dict[str, str]:
+    planner = Planner(machine.store(), Resolver(machine.folder / "home", offline=True))
+    pipeline(WordsConfig(path=str(machine.folder / "words.txt")), CountConfig(least=least), planner)
+    return {name: outcome.action for name, outcome in planner.outcomes.items()}
+
+
+TROUBLES = {
+    "403": {"status": 403, "code": "AccessDenied"},
+    "500": {"status": 500, "code": "InternalError"},
+    "503": {"status": 503, "code": "ServiceUnavailable"},
+    "skewed clock": {"status": 403, "code": "RequestTimeTooSkewed"},
+    "stalls": {"delay": 1.5},
+    "hangs up": {"drop": "before"},
+    "hangs up half way": {"drop": "half"},
+    "no XML": {"status": 200, "code": "<"},
+}
+
+
+def some(names: list[str]) -> list[Any]:
+    return [name if name == "403" else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("trouble", some([*TROUBLES][:-1]))
+def test_what_can_not_be_read_is_an_error_and_not_a_miss(proxy: Proxy, machine: Machine, trouble: str) -> None:
+    for part in ("records/", "blobs/"):
+        proxy.set({"methods": READS, "part": part} | TROUBLES[trouble])
+        for attempt in (lambda: machine.run(least=2), lambda: plan(machine, 2)):
+            with pytest.raises(StoreError) as caught:
+                attempt()
+            assert not isinstance(caught.value, BlobLost | ReadOnlyStore)
+            assert part in caught.value.message
+            assert caught.value.fix
+            assert trouble != "skewed clock" or "clock" in caught.value.fix
+    proxy.set()
+    assert actions(machine.run(least=2)) == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "ran"}
+    assert machine.run(least=2).outcomes["count"].metrics == {"total": 5}
+    check_ending(machine.store(), machine.actions)
+
+
+@pytest.mark.parametrize("trouble", some([*TROUBLES]))
+def test_what_can_not_be_listed_is_not_empty(proxy: Proxy, machine: Machine, trouble: str) -> None:
+    """Else everything would be garbage, or nothing damaged."""
+    before = {entry.name for entry in machine.store().backend.entries("")}
+    proxy.set({"methods": "GET", "part": LISTING} | TROUBLES[trouble])
+    for attempt in (
+        lambda: verify(machine.store().backend),
+        lambda: collect(machine.store().backend, Policy(keep_last=0, grace=0.0), yes=True),
+        lambda: machine.store().runs(),
+        lambda: machine.store().records("count"),
+    ):
+        with pytest.raises(StoreError):
+            attempt()
+    proxy.set()
+    assert before <= {entry.name for entry in machine.store().backend.entries("")}
+    check_ending(machine.store(), machine.actions)
+
+
+@pytest.mark.parametrize("trouble", some([*TROUBLES][:-2]))
+@pytest.mark.parametrize(
+    "part", ["leases/", "records/", *(pytest.param(part, marks=pytest.mark.slow) for part in ("blobs/", "attempts/"))]
+)
+def test_what_can_not_be_written_fails_the_run_and_is_made_by_the_next(
+    proxy: Proxy, machine: Machine, part: str, trouble: str
+) -> None:
+    proxy.set({"methods": WRITES, "part": part} | TROUBLES[trouble])
+    with pytest.raises(StoreError) as caught:
+        machine.run(least=2)
+    assert isinstance(caught.value, ReadOnlyStore) is (TROUBLES[trouble].get("status") == 403)
+    proxy.set()
+    runner = machine.run(least=2)
+    # what stalled was written all the same, after this side had given up
+    assert actions(runner)["count"] in (("ran", "hit") if (part, trouble) == ("records/", "stalls") else ("ran",))
+    assert runner.outcomes["count"].metrics == {"total": 5}
+    check_ending(machine.store(), lambda: machine.actions(least=2))
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        {"drop": "after"},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ({"drop": "before"}, {"drop": "half"}, {"delay": 0.7})),
+    ],
+    ids=str,
+)
+def test_a_hiccup_costs_nothing(proxy: Proxy, machine: Machine, trouble: dict[str, Any]) -> None:
+    """Also where the server did what was asked and the answer was lost: asked again, it says that the record exists."""
+    proxy.set(
+        *(
+            {"methods": methods, "part": part, "times": 1} | trouble
+            for methods in ("GET", "PUT")
+            for part in ("leases/", "records/", "blobs/")
+        )
+    )
+    listener = Said()
+    runner = machine.run(2, listener)
+    assert listener.texts == []  # above all, it does not wait for itself
+    assert (actions(runner)["count"], runner.outcomes["count"].metrics) == ("ran", {"total": 5})
+    assert runner.notes == []
+    proxy.set()
+    check_ending(machine.store(), lambda: machine.actions(least=2))
+
+
+def test_a_read_only_bucket_serves_its_hits_and_refuses_the_rest(proxy: Proxy, machine: Machine) -> None:
+    proxy.set({"methods": WRITES} | TROUBLES["403"])
+    assert set(machine.actions().values()) == {"hit"}
+    with pytest.raises(ReadOnlyStore, match="can only be read") as caught:
+        machine.run(least=2)
+    assert caught.value.stage == "count"
+    proxy.set()
+    assert machine.store().backend.names("leases") == []
+    check_ending(machine.store(), machine.actions)
+
+
+def test_the_command_line_says_it_in_a_line(proxy: Proxy, s3_root: str, trnflow: Shell) -> None:  # noqa: F811
+    where = {"TRNFLOW_STORE": s3_root, "AWS_ENDPOINT_URL": proxy.url, "FSSPEC_S3": SHORT}
+    run = ("run", "mine.yaml", "--until", "load_data", "--direct", "tracking.enabled=false")
+    for trouble, command, says in (
+        ("403", run, "no permission for reading FORMAT.json"),
+        ("500", ("plan", "mine.yaml"), "Internal Server Error"),
+        ("hangs up", ("verify",), "failed: "),
+    ):
+        proxy.set({"methods": f"{READS} {WRITES}"} | TROUBLES[trouble])
+        assert says in trnflow.error(*command, code=1, **where)
+    proxy.set()
+    assert trnflow(*run, **where).returncode == 0
+    proxy.set({"methods": WRITES} | TROUBLES["403"])
+    hit = trnflow(*run, **where)
+    assert hit.returncode == 0, hit.stderr
+    assert "can only be read: this run is not on record" in hit.stdout
+    assert "can only be read" in trnflow.error(*run, "data.limit=5", code=1, **where)
+    there_is_none = {**where, "TRNFLOW_STORE": "s3://no-bucket-of-this-name/store"}
+    proxy.set()
+    assert "no place for the store" in trnflow.error(*run, code=1, **there_is_none)
