@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 import uuid
@@ -40,7 +41,7 @@ class Backend(Protocol):
     def create(self, name: str, data: bytes) -> bool: ...
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None: ...
     def size(self, name: str) -> int | None: ...
-    def adopt(self, name: str, path: Path) -> None: ...
+    def adopt(self, name: str, path: str | Path) -> None: ...
     def fetch(self, name: str, path: Path) -> None: ...
     def names(self, prefix: str) -> list[str]: ...
     def entries(self, prefix: str) -> list[Entry]: ...
@@ -101,23 +102,42 @@ class LocalBackend:
     def size(self, name: str) -> int | None:
         with _trouble(self.root, name, "looking at"):
             try:
-                return os.stat(self._folder / name).st_size
+                return os.stat(f"{self._folder}/{name}").st_size
             except FileNotFoundError:
                 return None
 
-    def adopt(self, name: str, path: Path) -> None:
+    def adopt(self, name: str, path: str | Path) -> None:
         """Move a finished file to its name (a rename where the filesystem is the same), read-only."""
         with _trouble(self.root, name, "writing"):
-            target = self._folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if os.stat(path).st_dev == os.stat(target.parent).st_dev and not path.is_symlink():
-                aside = path
-            else:
-                aside = target.with_name(f".{uuid.uuid4().hex}")
-                shutil.copyfile(path, aside)
-            os.utime(aside)  # its age in the store counts from now, whatever it was elsewhere
-            aside.chmod(0o444)
-            aside.replace(target)
+            target = f"{self._folder}/{name}"
+            if os.path.islink(path):
+                self._adopt_copy(path, target)
+                return
+            _finish(path)
+            try:
+                self._rename(path, target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self._adopt_copy(path, target)
+
+    def _adopt_copy(self, path: str | Path, target: str) -> None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        aside = f"{os.path.dirname(target)}/.{uuid.uuid4().hex}"
+        shutil.copyfile(path, aside)
+        _finish(aside)
+        os.replace(aside, target)
+
+    def _rename(self, path: str | Path, target: str) -> None:
+        """Folders are made when they are missed, and anew when another process tidied them away meanwhile."""
+        for chance in range(PLACINGS):
+            try:
+                return os.replace(path, target)
+            except FileNotFoundError:
+                if chance == PLACINGS - 1 or not os.path.exists(path):
+                    raise
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+        raise AssertionError("unreachable")
 
     def fetch(self, name: str, path: Path) -> None:
         with _trouble(self.root, name, "reading"):
@@ -199,6 +219,12 @@ class LocalBackend:
         raise AssertionError("unreachable")
 
 
+def _finish(path: str | Path) -> None:
+    """Read-only; its age in the store counts from now, whatever it was elsewhere."""
+    os.utime(path)
+    os.chmod(path, 0o444)
+
+
 def _write(path: Path, data: bytes, *, durable: bool) -> None:
     with path.open("xb") as handle:
         handle.write(data)
@@ -257,7 +283,7 @@ class RemoteBackend:
             except FileNotFoundError:
                 return None
 
-    def adopt(self, name: str, path: Path) -> None:
+    def adopt(self, name: str, path: str | Path) -> None:
         with _trouble(self.root, name, "writing"):
             self._fs.put_file(str(path), self._path(name))
 

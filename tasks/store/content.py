@@ -11,16 +11,17 @@ import json
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.artifact import Artifact, File, Json, Meta, checked_path
 from tasks.errors import BlobLost, ConfigError, StoreError
-from tasks.fingerprint import canonical, digest_of
-from tasks.memo import Memo, sha256_file, stamp
+from tasks.fingerprint import canonical
+from tasks.memo import Memo, in_threads, sha256_bytes, sha256_file, sha256_files, stamp
 from tasks.store.backend import Backend, open_backend
+from tasks.store.folders import files_below
 from tasks.store.lease import Waiter, sweep_leases
-from tasks.store.names import blob_name
+from tasks.store.names import blob_name, read_manifest
 from tasks.store.partial import PartialState
 from tasks.store.trash import secure
 
@@ -78,16 +79,14 @@ class Store:
 
     def ingest(self, folder: Path, kind: str, meta: Meta) -> Artifact:
         """Take all files below `folder` (moved, where the filesystem is the same) and return the artifact they make."""
-        paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            digests = list(pool.map(sha256_file, paths))
+        paths = files_below(folder)
+        digests = sha256_files([f"{folder}/{path}" for path in paths])
         files = []
         for path, digest in zip(paths, digests, strict=True):
-            files.append(File(checked_path(path.relative_to(folder).as_posix()), path.stat().st_size, digest))
-        for path, file in zip(paths, files, strict=True):
-            self._keep(path, file)
+            files.append(File(checked_path(path), os.stat(f"{folder}/{path}").st_size, digest))
+            self._keep(f"{folder}/{path}", files[-1])
         manifest = canonical({"kind": kind, "meta": meta, "files": [list(file) for file in files]}).encode()
-        digest = digest_of(json.loads(manifest))
+        digest = sha256_bytes(manifest)
         self._backend.create(blob_name(digest), manifest)
         self._backend.sync()
         self.memo.save()
@@ -97,14 +96,10 @@ class Store:
         """The artifact of a manifest's digest, verified. BlobLost when the manifest is missing or corrupt."""
         name = blob_name(digest)
         try:
-            data = self._backend.read(name)
-            document = json.loads(data)
-            sound = digest_of(document) == digest
+            document = read_manifest(self._backend.read(name), digest)
         except FileNotFoundError as error:
             raise BlobLost(f"the manifest {digest} is not in the store {self.root}", "", digest) from error
-        except ValueError:
-            sound = False
-        if not sound:
+        if document is None:
             self._quarantine(name)
             raise BlobLost(f"the manifest {digest} in the store {self.root} was corrupt", "", digest)
         files = tuple(File(*entry) for entry in document["files"])
@@ -124,22 +119,13 @@ class Store:
     def checkout(self, artifact: Artifact, folder: Path) -> Path:
         """Lay out the artifact below `folder` as read-only links to verified blobs. BlobLost names what is not sound."""
         folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(FETCHES) as pool:
-            blobs = list(pool.map(self._verified, artifact.files))
-        for file, blob in zip(artifact.files, blobs, strict=True):
-            target = folder / checked_path(file.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(blob)
-        self.memo.save()
+        for blob, target in self._pulled(artifact, folder):
+            os.symlink(blob, target)
         return folder
 
     def copy_out(self, artifact: Artifact, folder: Path) -> None:
         """A copy of the artifact that the user owns and may change."""
-        with ThreadPoolExecutor(FETCHES) as pool:
-            blobs = list(pool.map(self._verified, artifact.files))
-        for file, blob in zip(artifact.files, blobs, strict=True):
-            target = folder / checked_path(file.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
+        for blob, target in self._pulled(artifact, folder):
             shutil.copyfile(blob, target)
 
     def changed(self, artifact: Artifact) -> File | None:
@@ -237,7 +223,7 @@ class Store:
 
     # Blobs
 
-    def _keep(self, path: Path, file: File) -> None:
+    def _keep(self, path: str, file: File) -> None:
         name = blob_name(file.digest)
         if self._backend.size(name) == file.size:
             return
@@ -246,34 +232,41 @@ class Store:
             blob = self._local_blob(file.digest)
             self.memo.put("blob", blob, stamp(blob), file.digest)
 
-    def _local_blob(self, digest: str) -> Path:
-        """Where the bytes lie, or would lie, on this machine."""
-        return (self._backend.local or self._cache) / blob_name(digest)
+    def _pulled(self, artifact: Artifact, folder: Path) -> Iterator[tuple[str, str]]:
+        """(verified blob on this machine, its place below `folder`) of each file; the places' folders are made."""
+        unknown = [file for file in artifact.files if not self._is_known(self._local_blob(file.digest), file)]
+        in_threads(self._pull, unknown, FETCHES)
+        self.memo.save()
+        for inside in {os.path.dirname(checked_path(file.path)) for file in artifact.files}:
+            os.makedirs(folder / inside, exist_ok=True)
+        for file in artifact.files:
+            yield self._local_blob(file.digest), f"{folder}/{file.path}"
 
-    def _is_known(self, blob: Path, file: File) -> bool:
+    def _local_blob(self, digest: str) -> str:
+        """Where the bytes lie, or would lie, on this machine."""
+        return f"{self._backend.local or self._cache}/{blob_name(digest)}"
+
+    def _is_known(self, blob: str, file: File) -> bool:
         try:
             return bool(self.memo.get("blob", blob, stamp(blob)) == file.digest)
         except FileNotFoundError:
             return False
 
-    def _is_unchanged(self, blob: Path, file: File) -> bool:
+    def _is_unchanged(self, blob: str, file: File) -> bool:
         """A move to trash and back leaves other times on the same bytes: only then they are read."""
-        return self._is_known(blob, file) or (blob.exists() and sha256_file(blob) == file.digest)
+        return self._is_known(blob, file) or (os.path.exists(blob) and sha256_file(blob) == file.digest)
 
-    def _verified(self, file: File) -> Path:
-        """The local path of a blob whose digest was checked once on this machine; fetched from a remote store if need be."""
+    def _pull(self, file: File) -> None:
+        """Have a blob on this machine, its digest checked; fetched from a remote store if need be."""
         blob = self._local_blob(file.digest)
-        if self._is_known(blob, file):
-            return blob
         if self.is_local:
             self._verify(blob, file)
-        elif not (blob.exists() and sha256_file(blob) == file.digest):
-            self._fetch(file, blob)
+        elif not (os.path.exists(blob) and sha256_file(blob) == file.digest):
+            self._fetch(file, Path(blob))
         self.memo.put("blob", blob, stamp(blob), file.digest)
-        return blob
 
-    def _verify(self, blob: Path, file: File) -> None:
-        if not blob.exists():
+    def _verify(self, blob: str, file: File) -> None:
+        if not os.path.exists(blob):
             raise BlobLost(f"the blob of {file.path} ({file.digest}) is missing", "", file.digest)
         if sha256_file(blob) != file.digest:
             self._quarantine(blob_name(file.digest))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 from tasks.artifact import Meta
 from tasks.errors import StoreError
-from tasks.fingerprint import digest_of
+from tasks.memo import sha256_bytes
 from tasks.store.backend import Entry
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def blob_name(digest: str) -> str:
     """`sha256:abcd...` -> `blobs/sha256/ab/abcd...`"""
-    kind, _, value = digest.partition(":")
-    if kind != "sha256" or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
+    if not _DIGEST.fullmatch(digest):
         raise StoreError(f"{digest!r} is no digest", "digests are written sha256:<64 hexadecimal digits>")
-    return f"blobs/sha256/{value[:2]}/{value}"
+    return f"blobs/sha256/{digest[7:9]}/{digest[7:]}"
 
 
 def record_name(stage: str, key: str) -> str:
@@ -39,8 +41,7 @@ def is_aside(name: str) -> bool:
 def read_manifest(data: bytes, digest: str) -> Meta | None:
     """The manifest, or None when the bytes are not those of `digest` or say nothing of files."""
     try:
-        document = json.loads(data)
-        sound = digest_of(document) == digest and isinstance(document["files"], list)
+        sound = sha256_bytes(data) == digest and isinstance((document := json.loads(data))["files"], list)
     except (ValueError, TypeError, KeyError):
         return None
     return dict(document) if sound else None

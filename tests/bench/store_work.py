@@ -64,7 +64,7 @@ def ingest(folder: str) -> dict[str, Any]:
 def look(folder: str) -> dict[str, Any]:
     """As the recipe's data: which files there are, and whether their bytes are still known."""
     resolver = Resolver(Path(folder, "home"), offline=True)
-    pattern = str(Path(folder, "files/*/*.txt"))
+    pattern = str(Path(folder, "files"))
     return _measured(lambda: len(resolve_source(pattern, None, None, Wanted(None, {}), resolver).identity["files"]))
 
 
