@@ -23,6 +23,14 @@ PLACINGS = 16
 """How often a file is written anew when its folder vanishes under the writer."""
 
 
+Count = Callable[[int], None]
+"""Hears of bytes as they come, of any thread; what it raises ends the transfer."""
+
+
+def uncounted(size: int) -> None:
+    """For who does not ask."""
+
+
 class Entry(NamedTuple):
     """size: bytes; time: of the last write, seconds since 1970 by the store's clock."""
 
@@ -42,7 +50,7 @@ class Backend(Protocol):
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None: ...
     def size(self, name: str) -> int | None: ...
     def adopt(self, name: str, path: str | Path) -> None: ...
-    def fetch(self, name: str, path: Path) -> None: ...
+    def fetch(self, name: str, path: Path, count: Count = uncounted) -> None: ...
     def names(self, prefix: str) -> list[str]: ...
     def entries(self, prefix: str) -> list[Entry]: ...
     def folders(self, prefix: str) -> list[str]: ...
@@ -139,9 +147,10 @@ class LocalBackend:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
         raise AssertionError("unreachable")
 
-    def fetch(self, name: str, path: Path) -> None:
+    def fetch(self, name: str, path: Path, count: Count = uncounted) -> None:
         with _trouble(self.root, name, "reading"):
             shutil.copyfile(self._folder / name, path)
+            count(os.stat(path).st_size)
 
     def names(self, prefix: str) -> list[str]:
         with _trouble(self.root, prefix, "listing"):
@@ -287,9 +296,9 @@ class RemoteBackend:
         with _trouble(self.root, name, "writing"):
             self._fs.put_file(str(path), self._path(name))
 
-    def fetch(self, name: str, path: Path) -> None:
+    def fetch(self, name: str, path: Path, count: Count = uncounted) -> None:
         with _trouble(self.root, name, "reading"):
-            self._fs.get_file(self._path(name), str(path))
+            self._fs.get_file(self._path(name), str(path), callback=_counting(count))
 
     def names(self, prefix: str) -> list[str]:
         with _trouble(self.root, prefix, "listing"):
@@ -355,6 +364,17 @@ def _written(told: dict[str, Any], root: str) -> float:
                 value = datetime.fromisoformat(value) if isinstance(value, str) else value
                 return float(value.timestamp() if isinstance(value, datetime) else value)
     raise StoreError(f"the store {root} does not say when its objects were written", "use S3, GCS or a local folder")
+
+
+def _counting(count: Count) -> Any:
+    """What fsspec tells of a transfer's bytes."""
+    from fsspec.callbacks import Callback
+
+    class Counting(Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            count(inc)
+
+    return Counting()
 
 
 def _filesystem(root: str) -> tuple[Any, str]:

@@ -17,16 +17,16 @@ from pathlib import Path
 from tasks.artifact import Artifact, File, Json, Meta, checked_path
 from tasks.errors import BlobLost, ConfigError, StoreError
 from tasks.fingerprint import canonical
-from tasks.memo import Memo, in_threads, sha256_bytes, sha256_file, sha256_files, stamp
-from tasks.store.backend import Backend, open_backend
+from tasks.memo import Memo, sha256_bytes, sha256_file, sha256_files, stamp
+from tasks.store.backend import Backend, Count, open_backend
 from tasks.store.folders import files_below
 from tasks.store.lease import Waiter, sweep_leases
 from tasks.store.names import blob_name, read_manifest
 from tasks.store.partial import PartialState
+from tasks.store.pull import Told, pull_all
 from tasks.store.trash import secure
 
 FORMAT = {"format": 1, "hash": "sha256"}
-FETCHES = 8
 
 
 class Store:
@@ -116,16 +116,18 @@ class Store:
             return None
         return next((file for file in artifact.files if self._backend.size(blob_name(file.digest)) != file.size), None)
 
-    def checkout(self, artifact: Artifact, folder: Path) -> Path:
-        """Lay out the artifact below `folder` as read-only links to verified blobs. BlobLost names what is not sound."""
+    def checkout(self, artifact: Artifact, folder: Path, told: Told = lambda done, total: None) -> Path:
+        """Lay out the artifact below `folder` as read-only links to verified blobs. BlobLost names what is not sound.
+
+        told: hears (bytes done, bytes in all) of what is pulled or checked; not called when all is known already."""
         folder.mkdir(parents=True, exist_ok=True)
-        for blob, target in self._pulled(artifact, folder):
+        for blob, target in self._pulled(artifact, folder, told):
             os.symlink(blob, target)
         return folder
 
     def copy_out(self, artifact: Artifact, folder: Path) -> None:
         """A copy of the artifact that the user owns and may change."""
-        for blob, target in self._pulled(artifact, folder):
+        for blob, target in self._pulled(artifact, folder, lambda done, total: None):
             shutil.copyfile(blob, target)
 
     def changed(self, artifact: Artifact) -> File | None:
@@ -232,10 +234,10 @@ class Store:
             blob = self._local_blob(file.digest)
             self.memo.put("blob", blob, stamp(blob), file.digest)
 
-    def _pulled(self, artifact: Artifact, folder: Path) -> Iterator[tuple[str, str]]:
+    def _pulled(self, artifact: Artifact, folder: Path, told: Told) -> Iterator[tuple[str, str]]:
         """(verified blob on this machine, its place below `folder`) of each file; the places' folders are made."""
         unknown = [file for file in artifact.files if not self._is_known(self._local_blob(file.digest), file)]
-        in_threads(self._pull, unknown, FETCHES)
+        pull_all(self._pull, unknown, told)
         self.memo.save()
         for inside in {os.path.dirname(checked_path(file.path)) for file in artifact.files}:
             os.makedirs(folder / inside, exist_ok=True)
@@ -256,13 +258,17 @@ class Store:
         """A move to trash and back leaves other times on the same bytes: only then they are read."""
         return self._is_known(blob, file) or (os.path.exists(blob) and sha256_file(blob) == file.digest)
 
-    def _pull(self, file: File) -> None:
+    def _pull(self, file: File, count: Count) -> None:
         """Have a blob on this machine, its digest checked; fetched from a remote store if need be."""
+        count(0)
         blob = self._local_blob(file.digest)
         if self.is_local:
             self._verify(blob, file)
-        elif not (os.path.exists(blob) and sha256_file(blob) == file.digest):
-            self._fetch(file, Path(blob))
+            count(file.size)
+        elif os.path.exists(blob) and sha256_file(blob) == file.digest:
+            count(file.size)
+        else:
+            self._fetch(file, Path(blob), count)
         self.memo.put("blob", blob, stamp(blob), file.digest)
 
     def _verify(self, blob: str, file: File) -> None:
@@ -272,11 +278,11 @@ class Store:
             self._quarantine(blob_name(file.digest))
             raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
 
-    def _fetch(self, file: File, blob: Path) -> None:
+    def _fetch(self, file: File, blob: Path, count: Count) -> None:
         blob.parent.mkdir(parents=True, exist_ok=True)
         aside = blob.with_name(f".{os.getpid()}-{time.monotonic_ns()}")
         try:
-            self._backend.fetch(blob_name(file.digest), aside)
+            self._backend.fetch(blob_name(file.digest), aside, count)
             if sha256_file(aside) != file.digest:
                 self._quarantine(blob_name(file.digest))
                 raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
