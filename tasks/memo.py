@@ -107,15 +107,17 @@ class Memo:
 
     def stamped(self, paths: Iterable[str | Path]) -> list[tuple[str, Stamp]]:
         """(digest, stamp) of several files; the stamps are older than the digests."""
-        files = [os.path.abspath(path) for path in paths]
-        stamps = dict(zip(files, map(stamp, files), strict=True))
-        known = {path: self.get("digest", path, now) for path, now in stamps.items()}
-        unknown = [path for path, value in known.items() if value is None]
-        for path, digest in zip(unknown, sha256_files(unknown), strict=True):
-            self.put("digest", path, stamps[path], digest)
-            known[path] = digest
+        files = [text if (text := os.fspath(path)).startswith("/") else os.path.abspath(text) for path in paths]
+        stamps = [stamp(path) for path in files]
+        known = self._of("digest")
+        found = [known.get(path, ("", "")) for path in files]
+        unknown = {path: now for path, now, (then, _) in zip(files, stamps, found, strict=True) if then != now}
+        if not unknown:
+            return [(value, then) for then, value in found]
+        for path, digest in zip(unknown, sha256_files([*unknown]), strict=True):
+            self.put("digest", path, unknown[path], digest)
         self.save()
-        return [(str(known[path]), stamps[path]) for path in files]
+        return [(known[path][1], now) for path, now in zip(files, stamps, strict=True)]
 
     def _of(self, kind: str) -> dict[str, tuple[Stamp, Json]]:
         """All that is known of a kind; threads wait for the one that reads it."""

@@ -110,8 +110,10 @@ def split_of(name: str) -> str | None:
 
 def format_of(name: str) -> str | None:
     """The format a file's extension tells, compressed or not; None for what is not data."""
-    stem, suffix = os.path.splitext(name.lower())
-    return FORMATS.get(os.path.splitext(stem)[1] if suffix in COMPRESSED else suffix)
+    stem, _, suffix = name.lower().rpartition(".")
+    if f".{suffix}" in COMPRESSED:
+        stem, _, suffix = stem.rpartition(".")
+    return FORMATS.get(f".{suffix}") if stem and not stem.endswith("/") else None
 
 
 def choose(source: str, found: list[Candidate], wanted: Wanted) -> list[Chosen]:

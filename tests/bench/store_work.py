@@ -3,6 +3,7 @@
     python -m tests.bench.store_work files FOLDER COUNT     COUNT small files, all different
     python -m tests.bench.store_work large FOLDER BYTES     an artifact of four sparse files and its record
     python -m tests.bench.store_work ingest FOLDER          `files` becomes an artifact with a record
+    python -m tests.bench.store_work status FOLDER          whether the bytes of all `files` are still known
     python -m tests.bench.store_work look FOLDER            what `files` are, as `plan` asks of data.source
     python -m tests.bench.store_work hit FOLDER             a stage whose artifact is on record, then its files laid out
     python -m tests.bench.store_work plan RECIPE [SETTING=VALUE ...] ROUNDS    `plan` again and again
@@ -27,9 +28,11 @@ from flows.run import open_store
 from flows.stage import now, recorded
 from tasks.config import StageConfig
 from tasks.fingerprint import key_of
+from tasks.memo import Memo
 from tasks.resolve import Resolver
 from tasks.stage import of
 from tasks.store import Store
+from tasks.store.folders import files_below
 from tasks.text.sources import Wanted, resolve_source
 
 KEY = key_of({})
@@ -61,8 +64,14 @@ def ingest(folder: str) -> dict[str, Any]:
     return _measured(lambda: _publish(store, Path(folder, "files")))
 
 
+def status(folder: str) -> dict[str, Any]:
+    """Listed, looked at, and their digests remembered."""
+    source, memo = Path(folder, "files"), Memo(Path(folder, "home/memo.db"))
+    return _measured(lambda: memo.digests([f"{source}/{name}" for name in files_below(source)]))
+
+
 def look(folder: str) -> dict[str, Any]:
-    """As the recipe's data: which files there are, and whether their bytes are still known."""
+    """As the recipe's data: their splits and formats too, in natural order."""
     resolver = Resolver(Path(folder, "home"), offline=True)
     pattern = str(Path(folder, "files"))
     return _measured(lambda: len(resolve_source(pattern, None, None, Wanted(None, {}), resolver).identity["files"]))
@@ -126,5 +135,5 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    work = {"files": files, "large": large, "ingest": ingest, "look": look, "hit": hit, "plan": plan}
+    work = {"files": files, "large": large, "ingest": ingest, "status": status, "look": look, "hit": hit, "plan": plan}
     print(json.dumps(work[sys.argv[1]](*sys.argv[2:])))
