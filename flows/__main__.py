@@ -16,7 +16,8 @@ import traceback
 from types import FrameType
 from typing import NoReturn
 
-from flows import accept, commands, history, upkeep
+from flows import accept, commands, history, preview, upkeep
+from flows.finetune import DATA_STAGES
 from tasks.errors import Interrupted, ProcessFailed, TrnflowError
 
 OVERRIDE = re.compile(r"[A-Za-z_]+(\.[A-Za-z_0-9-]+)*=")
@@ -88,6 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--offline", action="store_true", help="never ask a hub: use the last resolution")
     run.set_defaults(command=commands.run)
 
+    prepare = sub.add_parser("prepare", parents=[recipe], help="the data stages alone, before an accelerator is rented")
+    prepare.add_argument("--force", metavar="STAGE", action="append", default=[], help="run this stage though it hits")
+    prepare.add_argument("--direct", action="store_true", help="without Prefect")
+    prepare.add_argument("--offline", action="store_true", help="never ask a hub: use the last resolution")
+    prepare.set_defaults(command=commands.run, until=DATA_STAGES[-1])
+
     plan = sub.add_parser("plan", parents=[recipe], help="what would run, and why")
     plan.set_defaults(command=commands.plan)
 
@@ -108,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     history.add_commands(sub, store)
     upkeep.add_commands(sub, store)
     accept.add_commands(sub, recipe)
+    preview.add_commands(sub, recipe)
 
     config = sub.add_parser("config", parents=[recipe], help="the resolved recipe")
     config.set_defaults(command=commands.config)

@@ -17,10 +17,8 @@ from tasks.precompile import precompile
 from tasks.tokenize_text import tokenize_text
 from tasks.train import train
 
-STAGES = (
-    "load_data", "format_prompts", "tokenize_text", "pack_chunks", "precompile", "train", "consolidate", "export_neuron",
-    "evaluate_model",
-)  # fmt: skip
+DATA_STAGES = ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
+STAGES = (*DATA_STAGES, "precompile", "train", "consolidate", "export_neuron", "evaluate_model")
 
 
 def finetune(recipe: Recipe, stage: Stages) -> Any:
@@ -28,7 +26,7 @@ def finetune(recipe: Recipe, stage: Stages) -> Any:
     source = stage.resolve(data_source, recipe.data)
     model = stage.resolve(model_source, recipe.model)
     rows = stage(load_data, recipe.data, source)
-    texts = stage(format_prompts, recipe.format, rows)
+    texts = stage(format_prompts, recipe.format, rows, model)
     tokens = stage(tokenize_text, recipe.tokenize, texts, model)
     packed = stage(pack_chunks, recipe.pack, tokens)
     graphs = stage.later(precompile, recipe.train, model, packed)

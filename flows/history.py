@@ -18,7 +18,7 @@ from tasks.artifact import Meta
 from tasks.errors import BlobLost
 from tasks.lineage import Family, compare, leaves, nearest_run, unique
 from tasks.store import Store
-from tasks.store.names import newest_runs, read_manifest
+from tasks.store.names import SHARD, newest_runs, read_manifest
 
 ACTED = ("hit", "ran", "skip")
 
@@ -56,8 +56,9 @@ def store_of(options: Namespace) -> Store:
 
 
 def all_records(store: Store) -> list[Meta]:
-    """The records of every stage, newest first."""
+    """The records of every stage, newest first; those of shards are named in their stage's, and there may be thousands."""
     stages = sorted({name.split("/")[1] for name in store.backend.names("records")})
+    stages = [stage for stage in stages if not stage.endswith(SHARD)]
     found = [record for stage in stages for record in store.records(stage)]
     return sorted(found, key=lambda record: str(record["created"]), reverse=True)
 
@@ -157,6 +158,8 @@ def _up_lines(node: Meta, indent: str, name: str = "") -> Iterator[str]:
     below = f"{indent}  "
     yield f"{below}params: {_told(node['params'])}"
     yield f"{below}code: {len(node['code'])} modules; env: {_told(node['env'])}"
+    if node["shards"]:
+        yield f"{below}put together from shards: {node['shards']}"
     for other in node["also"]:
         yield f"{below}also made under key {other[:12]}"
     for inner, item in node["inputs"].items():

@@ -1,8 +1,8 @@
 """The Prefect seam: the same pipeline, with a flow run around it and a task run for each stage.
 
-`finetune` and `retrain` are what `prefect.yaml` deploys; their parameters are a recipe's name and overrides. Cached stages
-show as `Cached`; what a stage made shows as an artifact with a table and a link. Prefect carries no data: stages exchange
-digests, and the cache is the store.
+`finetune`, `prepare` and `retrain` are what `prefect.yaml` deploys; their parameters are a recipe's name and overrides.
+Cached stages show as `Cached`; what a stage made shows as an artifact with a table and a link. Prefect carries no data:
+stages exchange digests, and the cache is the store.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from prefect.states import Completed
 
 from flows import report, settings
 from flows.call import Call, Outcome
+from flows.finetune import DATA_STAGES
 from flows.run import Options, Result, execute, new_run_id, open_store
 from flows.stage import Listener, Runner
 from flows.track import Tracking
@@ -99,6 +100,12 @@ def finetune(
 ) -> None:
     """Run a recipe. overrides: such as `train.learning_rate=3e-5`; until: stop after this stage; force: stages to run again."""
     _run(recipe, overrides or [], Options(until, frozenset(force or ()), offline))
+
+
+@flow(name="prepare", flow_run_name="{recipe}", persist_result=False)
+def prepare(recipe: str = "demo", overrides: list[str] | None = None, offline: bool = False) -> None:
+    """The data stages alone, for a machine without an accelerator; a later `finetune` on the same store goes on from them."""
+    _run(recipe, overrides or [], Options(DATA_STAGES[-1], offline=offline))
 
 
 @flow(name="retrain", flow_run_name="{recipe}", persist_result=False)

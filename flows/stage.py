@@ -19,6 +19,7 @@ from typing import Any
 from flows.call import Call, Function, Outcome, Stop, Value, bind
 from flows.flight import maker, single_flight
 from flows.settings import LaunchConfig
+from flows.shards import Shards, listed
 from flows.workplace import workplace
 from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
@@ -133,7 +134,7 @@ class Runner:
         journal = _journal(self.run, call.name, lease.attempt)
         with self._journalled(call, key, journal), workplace(self.store.home, journal["attempt"]) as work:
             self.store.check_space(self._expected_bytes(call), self._reserve)
-            meta = self._perform(call, document, work, journal["figures"], lease)
+            meta = self._perform(call, document, work, journal, lease)
             self._check_inputs(call)
             artifact = self.store.ingest(work / "out", call.stage.kind, meta)
             journal |= {"artifact": artifact.digest, "bytes": artifact.size}
@@ -203,13 +204,13 @@ class Runner:
     def _key(self, call: Call) -> str:
         return key_of(key_document(call.stage, call.config, call.inputs, self.store.memo))
 
-    def _perform(self, call: Call, document: Meta, work: Path, figures: Meta, lease: Lease) -> Meta:
-        """Run the stage's function on its inputs laid out below `work`; figures collects what it says of this run."""
+    def _perform(self, call: Call, document: Meta, work: Path, journal: Meta, lease: Lease) -> Meta:
+        """Run the stage's function on its inputs laid out below `work`; the journal collects what it says of this run."""
 
         def emit(event: Meta) -> None:
             with unwatched():
                 lease.heed()  # ends the stage: another makes it
-                figures.update(event.get("figures", {}))
+                journal["figures"].update(event.get("figures", {}))
                 for listener in self.listeners:
                     listener.event(call.name, event)
 
@@ -220,9 +221,14 @@ class Runner:
         permit = permit_for(call.stage, document["code"], inputs.values(), self._places(), self.store.memo)
         if call.stage.process:
             return self._perform_apart(call, key_of(document), work, inputs, emit, permit, lease.attempt)
-        out = Workdir(work / "out", work / "scratch", emit)
+        force = call.name in self._force
+        shards = Shards(self.store, call.stage, document, journal, work / "shard", force=force, note=self.notes.append)
         with watch(permit):
-            return call.stage.function(call.config, **inputs, out=out)
+            meta = call.stage.function(
+                call.config, **inputs, out=Workdir(work / "out", work / "scratch", emit, shards=shards)
+            )
+        shards.tell(emit)
+        return meta
 
     def _places(self) -> list[Path]:
         """Folders of data, never of code, wherever the home and the store lie (it may be the project's own folder)."""
@@ -293,6 +299,7 @@ class Runner:
             "artifact": artifact.digest,
             "attempt": journal["attempt"],
             "created": journal["ended"],
+            **listed(self.store, journal),
         }
         published = self.store.publish(record)
         if published["artifact"] == artifact.digest:

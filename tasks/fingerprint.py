@@ -31,7 +31,7 @@ SCHEMA = 1
 PLUMBING = frozenset(
     {
         "tasks", "tasks.artifact", "tasks.config", "tasks.errors", "tasks.fingerprint", "tasks.memo",
-        "tasks.model_source", "tasks.resolve", "tasks.stage",
+        "tasks.hub", "tasks.model_source", "tasks.resolve", "tasks.stage",
     }
 )  # fmt: skip
 """Modules whose code is not hashed: each states its meaning in a SCHEMA number that is bumped when results change."""

@@ -1,28 +1,32 @@
 """Turn rows into what a model reads: one text and a label, or parts of a text of which some are trained on.
 
-Columns come by name, or through sandboxed Jinja templates that see all kept columns. Rows without an answer, or without
-any text, teach nothing: they are dropped and counted. Streams in batches of 4,096 rows.
+Columns come by name, or through sandboxed Jinja templates that see all kept columns; conversations through the chat
+template of the model's tokenizer. Rows without an answer, or without any text, teach nothing: they are dropped and
+counted. Streams in batches of 4,096 rows.
 Fails with ConfigError for a column the rows lack or a template that is wrong, DataError for a row that does not fit.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
-from tasks.artifact import Input, Meta
+from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import ConfigError, DataError
-from tasks.stage import Workdir, stage
+from tasks.model_source import tokenizer_folder
+from tasks.stage import Keyed, Workdir, stage
+from tasks.text.chat import Render, messages_of, sections, templated
+from tasks.text.special import chat_template, special_tokens
+from tasks.text.templates import chat_renderer, row_template
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH = 4096
-ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 Row = dict[str, Any]
 Made = dict[str, Any] | None
@@ -31,11 +35,13 @@ Maker = Callable[[Row, str], Made]
 
 class FormatConfig(StageConfig):
     """task: `classification` (text columns joined by `separator`, and the label), `instruction` (sections Instruction,
-    Context when there is one, Answer; only the answer is trained on), `chat` (a column of messages, `role` and
-    `content`; trained on the assistant's turns), `text` (one column, all of it trained on).
+    Context when there is one, Answer; only the answer is trained on), `chat` (a column of messages, `role` and `content`
+    or ShareGPT's `from` and `value`; trained on the assistant's turns), `text` (one column, all of it trained on).
 
-    instruction, context, response, messages, text: columns; context may be missing from the rows.
-    prompt_template, response_template: Jinja over the row's columns, instead of the sections or the joined text."""
+    instruction, context, response, messages, text: columns; context may be missing from the rows. style: of an
+    instruction's sections, Dolly's or Alpaca's. prompt_template, response_template: Jinja over the row's columns, instead
+    of the sections or the joined text. chat_template: `tokenizer` (its own), `sections` (plain headings), or Jinja as
+    tokenizers carry it. turns: the assistant's that are trained on."""
 
     task: Literal["classification", "instruction", "chat", "text"] = "classification"
     separator: str = "\n"
@@ -44,8 +50,11 @@ class FormatConfig(StageConfig):
     response: str = "response"
     messages: str = "messages"
     text: str = "text"
+    style: Literal["dolly", "alpaca"] = "dolly"
     prompt_template: str | None = None
     response_template: str | None = None
+    chat_template: str = "tokenizer"
+    turns: Literal["all", "last"] = "all"
 
     @model_validator(mode="after")
     def _templates_have_a_task(self) -> FormatConfig:
@@ -56,13 +65,22 @@ class FormatConfig(StageConfig):
         return self
 
 
-@stage(kind="texts")
-def format_prompts(config: FormatConfig, rows: Input, out: Workdir) -> Meta:
+def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
+    """The model counts only where its tokenizer's chat template, and the special tokens that it names, are read."""
+    rows, model = inputs["rows"], inputs["model"]
+    assert isinstance(rows, Artifact) and isinstance(model, Source)
+    return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if config.task == "chat" else {})}
+
+
+@stage(kind="texts", inputs=_inputs)
+def format_prompts(config: FormatConfig, rows: Input, model: Source, out: Workdir) -> Meta:
     """rows -> `<split>.parquet`: classification `text: string, label: int64`, else `parts: list<struct<text, train>>`.
 
-    meta: task (`classification` or `causal_lm`), labels, splits {name: rows}, dropped {reason: rows}."""
+    meta: task (`classification` or `causal_lm`), labels, splits {name: rows}, dropped {reason: rows}, framed (the texts
+    hold their special tokens, bos and eos, as a chat template writes them)."""
     classify = config.task == "classification"
-    maker = MAKERS[config.task](config, rows.meta)
+    framed = config.task == "chat" and config.chat_template != "sections"
+    maker = _chat(config, rows.meta, model) if config.task == "chat" else MAKERS[config.task](config, rows.meta)
     kept, dropped = {}, 0
     for split, count in rows.meta["splits"].items():
         kept[split] = _format_split(split, count, maker, rows, out, _schema(classify))
@@ -78,6 +96,7 @@ def format_prompts(config: FormatConfig, rows: Input, out: Workdir) -> Meta:
         "labels": rows.meta["labels"] if classify else None,
         "splits": kept,
         "dropped": {"empty": dropped} if dropped else {},
+        "framed": framed,
     }
 
 
@@ -109,7 +128,7 @@ def _classification(config: FormatConfig, meta: Meta) -> Maker:
     if meta["labels"] is None:
         raise ConfigError("format.task: classification needs labels, and the data has none", "set data.label")
     columns = meta["text"]
-    text = _template("format.prompt_template", config.prompt_template) if config.prompt_template else None
+    text = row_template("format.prompt_template", config.prompt_template) if config.prompt_template else None
     if not columns and text is None:
         raise ConfigError("format.task: classification needs to know the text", "set data.text")
 
@@ -124,9 +143,9 @@ def _classification(config: FormatConfig, meta: Meta) -> Maker:
 
 def _instruction(config: FormatConfig, meta: Meta) -> Maker:
     templates = (config.prompt_template, config.response_template)
-    prompt = _template("format.prompt_template", templates[0]) if templates[0] else _sections(config, meta)
+    prompt = row_template("format.prompt_template", templates[0]) if templates[0] else _sections(config, meta)
     if templates[1]:
-        answer = _template("format.response_template", templates[1])
+        answer = row_template("format.response_template", templates[1])
     else:
         _present("format.response", config.response, meta)
         answer = _column(config.response)
@@ -141,40 +160,54 @@ def _instruction(config: FormatConfig, meta: Meta) -> Maker:
 
 
 def _sections(config: FormatConfig, meta: Meta) -> Callable[[Row], str]:
-    """The prompt as Dolly's, up to and with the line `### Answer`."""
+    """The prompt up to the answer, in the words of Dolly's tutorial or of Alpaca's."""
     _present("format.instruction", config.instruction, meta)
     instruction, context = _column(config.instruction), _column(config.context)
-
-    def prompt(row: Row) -> str:
-        sections = [f"### Instruction\n{instruction(row)}"]
-        if given := context(row):
-            sections.append(f"### Context\n{given}")
-        return "\n\n".join([*sections, "### Answer\n"])
-
-    return prompt
+    words = {"dolly": _dolly, "alpaca": _alpaca}[config.style]
+    return lambda row: words(instruction(row), context(row))
 
 
-def _chat(config: FormatConfig, meta: Meta) -> Maker:
-    """`### User` and so on; a model's own chat template is not read."""
+def _dolly(instruction: str, context: str) -> str:
+    given = [f"### Context\n{context}"] if context else []
+    return "\n\n".join([f"### Instruction\n{instruction}", *given, "### Answer\n"])
+
+
+def _alpaca(instruction: str, context: str) -> str:
+    given = [f"### Input:\n{context}"] if context else []
+    paired = ", paired with an input that provides further context" if context else ""
+    opening = (
+        f"Below is an instruction that describes a task{paired}. "
+        "Write a response that appropriately completes the request."
+    )
+    return "\n\n".join([opening, f"### Instruction:\n{instruction}", *given, "### Response:\n"])
+
+
+def _chat(config: FormatConfig, meta: Meta, model: Source) -> Maker:
     _present("format.messages", config.messages, meta)
+    render = None if config.chat_template == "sections" else _renderer(config, model)
 
     def make(row: Row, where: str) -> Made:
-        messages = row[config.messages] or []
-        parts = [part for number, message in enumerate(messages) for part in _turn(message, number, where)]
+        messages = messages_of(row[config.messages], where)
+        last = config.turns == "last"
+        parts = templated(messages, render, where, last=last) if render else list(sections(messages, last=last))
         return {"parts": parts} if any(part["train"] and part["text"].strip() for part in parts) else None
 
     return make
 
 
-def _turn(message: Any, number: int, where: str) -> Iterator[Row]:
-    role = message.get("role") if isinstance(message, dict) else None
-    if role not in ROLES:
-        raise DataError(
-            f"{where}: message {number + 1} has the role {role!r}", f"give role (one of {', '.join(ROLES)}) and content"
+def _renderer(config: FormatConfig, model: Source) -> Render:
+    """The chat template of the recipe, or of the model's tokenizer."""
+    folder = tokenizer_folder(model)
+    special = (special_tokens(folder) if folder else None) or {}
+    if config.chat_template != "tokenizer":
+        return chat_renderer("format.chat_template", config.chat_template, special)
+    template = chat_template(folder) if folder else None
+    if template is None:
+        raise ConfigError(
+            "format.chat_template: the tokenizer of model.source has no chat template",
+            "set it to `sections` (plain headings), or to a Jinja template; or use a chat model's tokenizer",
         )
-    before = "\n\n" if number else ""
-    yield {"text": f"{before}### {ROLES[role]}\n", "train": False}
-    yield {"text": message.get("content") or "", "train": role == "assistant"}
+    return chat_renderer("the tokenizer's chat template", template, special)
 
 
 def _text(config: FormatConfig, meta: Meta) -> Maker:
@@ -191,7 +224,6 @@ def _text(config: FormatConfig, meta: Meta) -> Maker:
 MAKERS: dict[str, Callable[[FormatConfig, Meta], Maker]] = {
     "classification": _classification,
     "instruction": _instruction,
-    "chat": _chat,
     "text": _text,
 }
 
@@ -212,23 +244,3 @@ def _present(setting: str, name: str, meta: Meta) -> None:
         there = ", ".join(meta["columns"])
         fix = f"did you mean {close[0]}?" if close else f"set {setting}, or rename with data.columns.{name}=..."
         raise ConfigError(f"{setting}: the rows have no column {name} (they have {there})", fix)
-
-
-def _template(setting: str, source: str) -> Callable[[Row], str]:
-    """A template that can neither reach Python's internals nor change the row; an unknown column is an error."""
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    try:
-        template = environment.from_string(source)
-    except TemplateError as error:
-        raise ConfigError(f"{setting}: {error}", "repair the template") from error
-
-    def render(row: Row) -> str:
-        try:
-            return template.render(row)
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ConfigError(f"{setting}: {error}", f"the row's columns are {', '.join(row)}") from error
-
-    return render

@@ -32,7 +32,8 @@ class Family:
 
     def up(self, artifact: str) -> Meta:
         """How it was made: {"artifact", "stage", "key", "created", "adopted", "attempt", "params", "code", "env", "accel",
-        "inputs": {name: the same of an artifact, or {"source": identity}}, "also": other keys that made the same bytes}.
+        "inputs": {name: the same of an artifact, or {"source": identity}}, "shards": how many it was put together from,
+        "also": other keys that made the same bytes}.
 
         Where no record says so: {"artifact", "stage": None}.
         """
@@ -48,6 +49,7 @@ class Family:
             **{name: record.get(name) for name in ("stage", "key", "created", "adopted", "attempt")},
             **{part: document[part] for part in ("params", "code", "env", "accel")},
             "inputs": {name: self._input(value, (*below, artifact)) for name, value in document["inputs"].items()},
+            "shards": len(record.get("shards", [])),
             "also": [other["key"] for other in records[1:]],
         }
 

@@ -16,6 +16,7 @@ from pydantic import model_validator
 from tasks.artifact import Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import ConfigError, ModelError
+from tasks.hub import hub_errors
 from tasks.resolve import Resolver
 
 TOKENIZER_FILES = (
@@ -113,26 +114,10 @@ def _resolve_hub(repo: str, revision: str, resolver: Resolver) -> Meta:
 
 def _ask_hub(repo: str, revision: str) -> Meta:
     from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    try:
+    with hub_errors("model", repo, revision):
         commit = HfApi().model_info(repo, revision=revision).sha
         config = hf_hub_download(repo, "config.json", revision=commit)
-    except GatedRepoError as error:
-        raise ModelError(
-            f"the model {repo} is gated and no token that may read it was found",
-            f"accept its licence on the hub, then `hf auth login` or set HF_TOKEN (or model.source to a folder): {repo}",
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(
-            f"model.source: {repo} is neither a folder here nor a model on the hub",
-            "check the name; a private or gated model also needs HF_TOKEN",
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ModelError(
-            f"the hub could not be asked for {repo}: {type(error).__name__}",
-            "check the network, or point model.source at a local folder",
-        ) from error
     return {"commit": commit, "config": json.loads(Path(config).read_text())}
 
 
@@ -143,4 +128,5 @@ def _folder(location: Meta | None, patterns: tuple[str, ...]) -> Path | None:
         return Path(location["folder"])
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(location["repo"], revision=location["commit"], allow_patterns=list(patterns)))
+    with hub_errors("model", location["repo"], location["commit"]):
+        return Path(snapshot_download(location["repo"], revision=location["commit"], allow_patterns=list(patterns)))

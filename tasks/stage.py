@@ -10,6 +10,7 @@ artifact's metadata. It is deterministic: run twice, same bytes. Parameter names
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,19 +39,46 @@ class Partial(Protocol):
         """Remove all but the newest `keep` complete steps."""
 
 
+class Shards(Protocol):
+    """Where the runner keeps what `Workdir.shard` makes."""
+
+    def __call__(self, identity: Meta, make: Callable[[Path], Meta]) -> tuple[Path, Meta]: ...
+
+
 class Workdir:
     """A stage's output folder and its voice.
 
-    path: what is written here becomes the artifact; scratch: removed afterwards; partial: resumable training state.
+    path: what is written here becomes the artifact; scratch: removed afterwards; partial: resumable training state; shards:
+    where parts of the work are kept by themselves.
     Everything said goes to `emit` as one JSON object; what varies from run to run belongs here, not in the metadata.
     """
 
-    def __init__(self, path: Path, scratch: Path, emit: Callable[[Meta], None], partial: Partial | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        scratch: Path,
+        emit: Callable[[Meta], None],
+        partial: Partial | None = None,
+        shards: Shards | None = None,
+    ) -> None:
         self.path = path
         self.scratch = scratch
         self.partial = partial
         self._emit = emit
+        self._shards = shards
         self._shown = 0.0
+
+    def shard(self, identity: Meta, make: Callable[[Path], Meta]) -> tuple[Path, Meta]:
+        """(folder, meta) of a part of the work: what `make` wrote into an empty folder and returned, now or in an earlier run.
+
+        identity: `params` and `inputs`, JSON: with the stage's code and environment, all that the result depends on. Whether
+        it was made before must not show in what the stage makes. The folder stands until the next shard is asked for."""
+        if self._shards is not None:
+            return self._shards(identity, make)
+        folder = self.scratch / "shard"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder, make(folder)
 
     def progress(self, done: int, total: int, unit: str = "rows", **figures: Json) -> None:
         """`done` of `total` units; figures such as loss stand beside the bar. Cheap: at most ten a second are sent."""

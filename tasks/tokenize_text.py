@@ -1,9 +1,11 @@
 """Turn texts into token ids, with a mask of what is trained on; or train the tokenizer first.
 
 A causal text is tokenised whole, as at inference, and the mask follows from character offsets: a token is trained on if it
-holds a trained character. bos stands first if the tokenizer puts it there; eos is appended. Rows without any supervised
-token teach nothing: dropped and counted. Batches of 1,024 rows over all cores, arrays appended to files: memory is a
-batch, and the bytes don't depend on the number of cores. Keyed by the tokenizer's files alone, never by weights.
+holds a trained character. bos stands first if the tokenizer puts it there; eos is appended (a chat template writes both
+itself). Rows without any supervised token teach nothing: dropped and counted. Rows are cut into shards of 2 MiB of text,
+each kept by itself, so that changed data tokenises only the shards it changed; memory is a shard, tokenised in batches of
+1,024 rows over all cores. The bytes depend neither on the cuts nor on the number of cores. Keyed by the tokenizer's files
+alone, never by weights.
 Fails with DataError for an overlong row when `overlong` is "error", ModelError for an unreadable or padless tokenizer.
 """
 
@@ -11,33 +13,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import PositiveInt
 
 from tasks.artifact import Artifact, Input, Meta, Source
-from tasks.config import StageConfig
+from tasks.config import NOT_KEYED, StageConfig, keyed_params
 from tasks.errors import ConfigError, DataError, ModelError
+from tasks.memo import sha256_file
 from tasks.model_source import tokenizer_folder
 from tasks.stage import Keyed, Workdir, stage
 from tasks.text.arrays import GrowingArray
 from tasks.text.encoders import CausalEncoder, ClassEncoder, Encoded, Piece
+from tasks.text.shards import content_digest, cut_shards
 from tasks.text.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
 from tasks.text.trainer import TrainTokenizer, train_tokenizer
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 BATCH = 1024
+
+Encoder = ClassEncoder | CausalEncoder
 
 
 class TokenizeConfig(StageConfig):
     """max_length: tokens a row, special ones included; overlong: what happens to longer rows (`split` only for causal
-    texts); add_eos: at the end of causal texts; train: a tokenizer of the recipe's own, on the train split."""
+    texts); add_eos: at the end of causal texts; train: a tokenizer of the recipe's own, on the train split; shard_bytes: of
+    text, on average, in what is tokenised and kept by itself: less is redone when data changes, and more files are kept."""
 
     max_length: PositiveInt = 512
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
     add_eos: bool = True
     train: TrainTokenizer | None = None
+    shard_bytes: Annotated[PositiveInt, NOT_KEYED] = 2 << 20
 
 
 def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
@@ -58,12 +70,13 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
         raise ConfigError("tokenize.overlong: a classified text can't be split", "use truncate, drop or error")
     loaded = _tokenizer(config, texts, model, causal, out)
     special = loaded.meta()
-    encoder: ClassEncoder | CausalEncoder = (
-        CausalEncoder(loaded, config.max_length, config.overlong, config.add_eos)
+    identity = _identity(config, texts, out)
+    encoder: Encoder = (
+        CausalEncoder(loaded, config.max_length, config.overlong, add_eos=config.add_eos, framed=texts.meta["framed"])
         if causal
         else ClassEncoder(loaded, config.max_length, config.overlong)
     )
-    counts = {split: _tokenize_split(split, encoder, config, texts, out) for split in texts.meta["splits"]}
+    counts = {split: _tokenize_split(split, encoder, config, identity, texts, out) for split in texts.meta["splits"]}
     dropped = {
         reason: total
         for reason in ("overlong", "unsupervised")
@@ -86,13 +99,20 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
 
 @dataclass
 class Count:
-    """What became of a split's rows."""
+    """What became of rows."""
 
     rows: int = 0
     tokens: int = 0
     longest: int = 0
     overlong: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: {"overlong": 0, "unsupervised": 0})
+
+    def add(self, other: Meta) -> None:
+        self.rows += other["rows"]
+        self.tokens += other["tokens"]
+        self.longest = max(self.longest, other["longest"])
+        self.overlong += other["overlong"]
+        self.dropped = {reason: count + other["dropped"][reason] for reason, count in self.dropped.items()}
 
 
 def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool, out: Workdir) -> FastTokenizer:
@@ -120,34 +140,70 @@ def _texts(path: Path) -> Iterator[str]:
             yield row["text"] if "text" in row else "".join(part["text"] for part in row["parts"])
 
 
+def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
+    """What a shard's tokens depend on besides its rows. A trained tokenizer is what came of training, not how it was trained."""
+    params = {"task": texts.meta["task"], "framed": texts.meta["framed"], **keyed_params(config)}
+    tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
+    del params["train"]
+    return {"params": params, "inputs": {"tokenizer": tokenizer}}
+
+
 def _tokenize_split(
-    split: str, encoder: ClassEncoder | CausalEncoder, config: TokenizeConfig, texts: Input, out: Workdir
+    split: str, encoder: Encoder, config: TokenizeConfig, identity: Meta, texts: Input, out: Workdir
 ) -> Count:
     import numpy as np
     import pyarrow.parquet as pq
 
-    causal = isinstance(encoder, CausalEncoder)
     folder, total, count, done = out.path / split, texts.meta["splits"][split], Count(), 0
     with ExitStack() as stack:
         ids = stack.enter_context(GrowingArray(folder / "input_ids.npy", "<i4"))
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
-        extra = (folder / "loss_mask.npy", "|u1") if causal else (folder / "labels.npy", "<i4")
-        extras = stack.enter_context(GrowingArray(*extra))
+        extra = stack.enter_context(GrowingArray(folder / f"{encoder.extra}.npy", encoder.extra_type))
         offsets.append(np.zeros(1, dtype=np.int64))
-        for batch in pq.ParquetFile(texts.path / f"{split}.parquet").iter_batches(BATCH):
-            for number, row in enumerate(encoder.encode(batch), done + 1):
-                for piece in _kept(row, f"split {split} row {number}", config, causal, count):
-                    ids.append(piece.ids)
-                    extras.append(piece.extra)
-                    offsets.append(np.array([ids.size]))
-            done += batch.num_rows
+        for rows in cut_shards(pq.ParquetFile(texts.path / f"{split}.parquet").iter_batches(BATCH), config.shard_bytes):
+            inputs = {**identity["inputs"], "rows": content_digest(rows)}
+            make = partial(_make_shard, rows, Place(split, done, total), encoder, config, out)
+            made, meta = out.shard({**identity, "inputs": inputs}, make)
+            offsets.append(np.cumsum(np.load(made / "lengths.npy"), dtype=np.int64) + ids.size)
+            ids.append(np.load(made / "input_ids.npy"))
+            extra.append(np.load(made / f"{encoder.extra}.npy"))
+            count.add(meta)
+            done += rows.num_rows
             out.progress(done, total, f"{split} rows")
     if count.rows == 0:
         raise DataError(f"the split {split} is empty: all its {total} rows were dropped", "raise tokenize.max_length")
     return count
 
 
-def _kept(row: Encoded, where: str, config: TokenizeConfig, causal: bool, count: Count) -> Iterator[Piece]:
+class Place(NamedTuple):
+    """Where a shard begins: after `done` of `total` rows. For what is said, not for what is made."""
+
+    split: str
+    done: int
+    total: int
+
+
+def _make_shard(
+    rows: pa.Table, place: Place, encoder: Encoder, config: TokenizeConfig, out: Workdir, folder: Path
+) -> Meta:
+    """`input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`; meta: a Count."""
+    import numpy as np
+
+    count, done = Count(), place.done
+    pieces: list[Piece] = []
+    for batch in rows.to_batches(BATCH):
+        for number, row in enumerate(encoder.encode(batch), done + 1):
+            pieces += _kept(row, f"split {place.split} row {number}", config, encoder, count)
+        done += batch.num_rows
+        out.progress(done, place.total, f"{place.split} rows")
+    nothing = [Piece(np.empty(0, dtype=np.int32), np.empty(0, dtype=encoder.extra_type))]
+    np.save(folder / "input_ids.npy", np.concatenate([piece.ids for piece in pieces or nothing]))
+    np.save(folder / "lengths.npy", np.array([len(piece.ids) for piece in pieces], dtype=np.int32))
+    np.save(folder / f"{encoder.extra}.npy", np.concatenate([piece.extra for piece in pieces or nothing]))
+    return asdict(count)
+
+
+def _kept(row: Encoded, where: str, config: TokenizeConfig, encoder: Encoder, count: Count) -> Iterator[Piece]:
     """The pieces of a row that are written; the others are counted."""
     count.overlong += row.too_long
     if row.too_long and config.overlong == "error":
@@ -159,7 +215,7 @@ def _kept(row: Encoded, where: str, config: TokenizeConfig, causal: bool, count:
         count.dropped["overlong"] += 1
         return
     for piece in row.pieces:
-        if causal and not piece.extra[1:].any():
+        if encoder.extra == "loss_mask" and not piece.extra[1:].any():
             count.dropped["unsupervised"] += 1
             continue
         count.rows += 1

@@ -109,6 +109,11 @@ class Witness:
         self.offences.append(error)
         raise error
 
+    def refuse_offenders(self) -> None:
+        """CodeError if the stage has offended by now, though it may have swallowed the error."""
+        if self.offences:
+            raise self.offences[0]
+
 
 def edited(stage: str, what: str) -> CodeError:
     """A module is not, or no longer, what the key says."""
@@ -147,11 +152,11 @@ def watch_process(permit: Permit) -> Iterator[None]:
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
-    """What the flow does in a stage's thread (showing progress, say) is not the stage's doing."""
+def unwatched() -> Iterator[Witness | None]:
+    """What the flow does in a stage's thread (showing progress, say) is not the stage's doing. Yields who watched."""
     witness = _by_thread.pop(get_ident(), None)
     try:
-        yield
+        yield witness
     finally:
         if witness is not None:
             _by_thread[get_ident()] = witness

@@ -37,9 +37,12 @@ class Bench:
         config, out = DataConfig(**{"source": "", **data}), self.workdir()
         return Input(out.path, "rows", load_data(config, self.source(config), out), "sha256:rows")
 
-    def texts(self, rows: Input, **format: Any) -> Input:
+    def texts(self, rows: Input, model: dict[str, Any] | None = None, **format: Any) -> Input:
+        source = model_source(
+            ModelConfig(**(model or {"config": {"model_type": "llama"}})), Resolver(self.root / "home")
+        )
         out = self.workdir()
-        return Input(out.path, "texts", format_prompts(FormatConfig(**format), rows, out), "sha256:texts")
+        return Input(out.path, "texts", format_prompts(FormatConfig(**format), rows, source, out), "sha256:texts")
 
     def tokens(self, texts: Input, model: dict[str, Any], **tokenize: Any) -> Input:
         source = model_source(ModelConfig(**model), Resolver(self.root / "home"))

@@ -58,7 +58,8 @@ def test_classification_joins_columns(bench, tmp_path):
     rows = rows_of(tmp_path, columns, text=["title", "body"], labels=["no", "yes"])
     texts = bench.texts(rows, separator=" | ")
     assert table(texts, "train") == {"text": ["a | x", "b | "], "label": [1, 0]}
-    assert texts.meta == {"task": "classification", "labels": ["no", "yes"], "splits": {"train": 2}, "dropped": {}}
+    wanted = {"task": "classification", "labels": ["no", "yes"], "splits": {"train": 2}, "dropped": {}, "framed": False}
+    assert texts.meta == wanted
     templated = bench.texts(rows, prompt_template="{{ body }}/{{ title|upper }}")
     assert table(templated, "train")["text"] == ["x/A", "/B"]
 
@@ -87,8 +88,8 @@ def test_templates_see_the_row_and_nothing_else(bench, tmp_path):
 def test_chat_trains_on_the_assistants_turns(bench, tmp_path):
     talk = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "ciao")]
     messages = [[{"role": role, "content": text} for role, text in talk], [{"role": "user", "content": "alone"}]]
-    texts = bench.texts(rows_of(tmp_path, {"messages": messages}), task="chat")
-    assert texts.meta["dropped"] == {"empty": 1}
+    texts = bench.texts(rows_of(tmp_path, {"messages": messages}), task="chat", chat_template="sections")
+    assert texts.meta["dropped"] == {"empty": 1} and texts.meta["framed"] is False
     (made,) = parts(texts)
     assert "".join(text for text, _ in made) == (
         "### User\nhi\n\n### Assistant\nhello\n\n### User\nbye\n\n### Assistant\nciao"
@@ -99,7 +100,17 @@ def test_chat_trains_on_the_assistants_turns(bench, tmp_path):
 def test_chat_with_an_unknown_role_names_the_row(bench, tmp_path):
     messages = [[{"role": "user", "content": "x"}, {"role": "robot", "content": "y"}]]
     with pytest.raises(DataError, match="split train row 1: message 2 has the role 'robot'"):
-        bench.texts(rows_of(tmp_path, {"messages": messages}), task="chat")
+        bench.texts(rows_of(tmp_path, {"messages": messages}), task="chat", chat_template="sections")
+
+
+def test_alpaca_s_words(bench, tmp_path):
+    rows = rows_of(tmp_path, {"instruction": ["Add.", "Greet."], "input": ["1 2", ""], "output": ["3", "Hi"]})
+    texts = bench.texts(rows, task="instruction", style="alpaca", context="input", response="output")
+    (first, answer), (second, _) = parts(texts)
+    assert answer == ("3", True)
+    assert first[0].startswith("Below is an instruction that describes a task, paired with an input that provides")
+    assert first[0].endswith("\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")
+    assert second[0].startswith("Below is an instruction that describes a task. Write") and "### Input" not in second[0]
 
 
 def test_plain_text_is_all_trained_on(bench, tmp_path):

@@ -24,6 +24,7 @@ from tasks.errors import Interrupted, ProcessFailed, TrnflowError, from_json
 from tasks.launch import guard as guard_module
 from tasks.launch.job import JobSpec
 from tasks.launch.python import python
+from tasks.lines import parsed
 
 Emit = Callable[[Meta], None]
 
@@ -109,7 +110,7 @@ class Guarded:
     def follow(self, emit: Emit) -> None:
         """Pass events on until the guard is gone."""
         for line in self._lines():
-            event = _parsed(line)
+            event = parsed(line)
             if event is not None and "guard" in event:
                 self._worker = event["guard"].get("worker", self._worker)
                 self._status = event["guard"].get("exit")
@@ -173,15 +174,6 @@ def _rebuilt(written: Meta) -> TrnflowError:
     error = from_json(written["error"])
     error.details = written["details"]
     return error
-
-
-def _parsed(line: bytes) -> Meta | None:
-    """The event in a line; None for an empty one, or for half of one, left by a killed worker."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
 
 
 def _signal_name(number: int) -> str:

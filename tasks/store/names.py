@@ -11,6 +11,8 @@ from tasks.errors import StoreError
 from tasks.memo import sha256_bytes
 from tasks.store.backend import Entry
 
+SHARD = ".shard"
+"""What follows a stage's name in that of its shards: `records/tokenize_text.shard/`."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 

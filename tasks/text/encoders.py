@@ -35,7 +35,10 @@ class Encoded(NamedTuple):
 
 
 class ClassEncoder:
-    """Texts as the tokenizer frames them ([CLS] text [SEP]); when cut, the frame stays."""
+    """Texts as the tokenizer frames them ([CLS] text [SEP]); when cut, the frame stays. extra, extra_type: what comes with
+    the ids, and its dtype."""
+
+    extra, extra_type = "labels", "<i4"
 
     def __init__(self, loaded: FastTokenizer, max_length: int, overlong: str) -> None:
         self._tokenizer = loaded.tokenizer
@@ -56,17 +59,21 @@ class ClassEncoder:
 
 
 class CausalEncoder:
-    """prefix (bos, or nothing), the joined parts, eos."""
+    """prefix (bos, or nothing), the joined parts, eos; texts that are `framed` hold all of that themselves."""
 
-    def __init__(self, loaded: FastTokenizer, max_length: int, overlong: str, add_eos: bool) -> None:
+    extra, extra_type = "loss_mask", "|u1"
+
+    def __init__(
+        self, loaded: FastTokenizer, max_length: int, overlong: str, *, add_eos: bool, framed: bool = False
+    ) -> None:
         import numpy as np
 
-        eos = loaded.id_of("eos_token") if add_eos else None
+        eos = loaded.id_of("eos_token") if add_eos and not framed else None
         self._tokenizer = loaded.tokenizer
         self._max_length = max_length
         self._split = overlong == "split"
         self._cut = overlong == "truncate"
-        self._prefix = np.array(loaded.prefix(), dtype=np.int32)
+        self._prefix = np.array([] if framed else loaded.prefix(), dtype=np.int32)
         self._suffix = np.array([] if eos is None else [eos], dtype=np.int32)
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[Encoded]:

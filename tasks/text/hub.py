@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
 from tasks.errors import ConfigError, DataError
+from tasks.hub import hub_errors
 from tasks.text.readers import BATCH, Rows
 from tasks.text.sources import ALIASES
 
@@ -39,15 +40,16 @@ def _load(repo: str, name: str | None, commit: str | None) -> Any:
     from datasets.exceptions import DatasetsError
 
     disable_progress_bars()  # the stage has a bar of its own
-    try:
-        return load_dataset(repo, name, revision=commit)
-    except ValueError as error:
-        raise ConfigError(f"the dataset {repo}: {' '.join(str(error).split())[:300]}", "set data.name") from error
-    except (DatasetsError, OSError, RuntimeError) as error:
-        raise DataError(
-            f"the dataset {repo} can't be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}",
-            "check the network and HF_TOKEN, or point data.source at local files",
-        ) from error
+    with hub_errors("data", repo, commit):
+        try:
+            return load_dataset(repo, name, revision=commit)
+        except ValueError as error:
+            raise ConfigError(f"the dataset {repo}: {' '.join(str(error).split())[:300]}", "set data.name") from error
+        except (DatasetsError, RuntimeError) as error:
+            raise DataError(
+                f"the dataset {repo} can't be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}",
+                "check the repository's files, or point data.source at local files",
+            ) from error
 
 
 def _rows(dataset: Any, name: str) -> Rows:

@@ -14,7 +14,8 @@ from pathlib import PurePosixPath
 from typing import IO, Any
 
 from tasks.artifact import Json, Meta, Source
-from tasks.errors import ConfigError, DataError, MissingDependency
+from tasks.errors import DataError, MissingDependency
+from tasks.hub import hub_errors
 from tasks.resolve import Resolver
 from tasks.text.sources import Candidate, Wanted, candidates, choose, pinned, source_of
 
@@ -116,27 +117,9 @@ def resolve_hub(repo: str, name: str | None, revision: str, wanted: Wanted, reso
 
 def _ask_hub(repo: str, revision: str) -> Json:
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-    try:
+    with hub_errors("data", repo, revision):
         return {"commit": HfApi().dataset_info(repo, revision=revision).sha}
-    except GatedRepoError as error:
-        raise DataError(
-            f"data.source: the dataset {repo} is gated and no token that may read it was found",
-            f"accept its licence on the hub, then `hf auth login` or set HF_TOKEN (or data.source to a folder): {repo}",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ConfigError(f"data.revision: the dataset {repo} has no revision {revision}", "change it") from error
-    except RepositoryNotFoundError as error:
-        raise DataError(
-            f"data.source: {repo} is neither a file or folder here nor a dataset on the hub",
-            "check the name; a private dataset also needs HF_TOKEN",
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise DataError(
-            f"data.source: {repo} is no file or folder here, and the hub could not be asked: {type(error).__name__}",
-            "check the network, or point data.source at local files",
-        ) from error
 
 
 def _line(error: BaseException) -> str:

@@ -7,16 +7,16 @@ Fails with ModelError for a folder without a fast tokenizer, or one with neither
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.artifact import Meta
 from tasks.errors import ModelError
 from tasks.model_source import TOKENIZER_FILES
 from tasks.stage import write_json
+from tasks.text.special import read_object, special_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -116,7 +116,7 @@ def _read_fast(folder: Path) -> FastTokenizer:
         raise ModelError(f"{folder.name}/tokenizer.json can't be read: {error}", "save the tokenizer anew") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    special = _special(folder)
+    special = special_tokens(folder)
     return FastTokenizer(tokenizer, special if special is not None else _usual(tokenizer), folder.name)
 
 
@@ -126,9 +126,9 @@ def _read_vocabulary(folder: Path) -> FastTokenizer:
 
     entries = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
     vocabulary = {entry: index for index, entry in enumerate(entries) if entry}
-    config = _json(folder / "tokenizer_config.json")
+    config = read_object(folder / "tokenizer_config.json")
     lowercase = config.get("do_lower_case", not any(entry.lower() != entry for entry in vocabulary if entry[0] != "["))
-    special = {**BERT_SPECIAL, **(_special(folder) or {})}
+    special = {**BERT_SPECIAL, **(special_tokens(folder) or {})}
     missing = [text for text in special.values() if text not in vocabulary]
     if missing:
         raise ModelError(f"{folder.name}/vocab.txt has no {missing[0]}", "use the vocabulary that belongs to the model")
@@ -152,33 +152,9 @@ def bert_pipeline(tokenizer: Tokenizer, lowercase: bool, special: dict[str, str]
     )
 
 
-def _special(folder: Path) -> dict[str, str] | None:
-    """The special tokens that the folder's configs name; None when it has no config."""
-    configs = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
-    if not any(path.exists() for path in configs):
-        return None
-    found = {}
-    for path in configs:
-        for role, token in _json(path).items():
-            text = token.get("content") if isinstance(token, dict) else token
-            if role.endswith("_token") and isinstance(text, str):
-                found[role] = text
-    return found
-
-
 def _usual(tokenizer: Tokenizer) -> dict[str, str]:
     """Without any config: by the names that tokens commonly bear."""
     named = {
         role: [text for text in texts if tokenizer.token_to_id(text) is not None] for role, texts in _USUAL.items()
     }
     return {role: texts[0] for role, texts in named.items() if texts}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path.parent.name}/{path.name} is not JSON: {error}", "save the tokenizer anew") from error
-    return document if isinstance(document, dict) else {}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tasks.artifact import Json, Meta
+from tasks.lines import parsed
 from tasks.tracking.redact import redact
 
 KEPT = 100  # finished spools
@@ -185,7 +186,7 @@ class Paths:
             if chunk and b"\n" not in chunk:
                 chunk += handle.readline()
         whole = chunk[: chunk.rfind(b"\n") + 1]
-        return [event for line in whole.splitlines() if (event := _parsed(line))], offset + len(whole)
+        return [event for line in whole.splitlines() if (event := parsed(line))], offset + len(whole)
 
     def abandoned(self) -> None:
         """Say for a run that was killed that it was; the half line it may have left is ended first."""
@@ -214,11 +215,3 @@ class Paths:
         self.warning.unlink(missing_ok=True)
         for old in sorted(self.done.parent.glob("*.jsonl"), key=os.path.getmtime)[:-KEPT]:
             old.unlink(missing_ok=True)
-
-
-def _parsed(line: bytes) -> Meta | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None

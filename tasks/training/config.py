@@ -143,6 +143,8 @@ def environ(config: TrainConfig) -> dict[str, str]:
         # short spins: on a machine that others use too, waiting for a descheduled thread costs four times the work;
         # and activations come and go by the megabyte: keep the pages rather than fault them in again at every step
         memory = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+        if config.device == "cuda":
+            memory["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else its products may differ from run to run
         return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
     if config.device == "neuron":
         return {

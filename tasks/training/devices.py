@@ -1,4 +1,4 @@
-"""Whether the device that a recipe names is there."""
+"""Whether the device that a recipe names is there, and what it is."""
 
 from __future__ import annotations
 
@@ -28,3 +28,12 @@ def check_device(config: TrainConfig) -> None:
             "on a trn1 or trn2 instance install neuronx-cc, libneuronxla and torch-neuronx from AWS's Neuron package index "
             "(Neuron SDK 2.28 or 2.29), or set train.device=cpu",
         )
+
+
+def device_name(config: TrainConfig) -> str:
+    """What the device calls itself, such as "NVIDIA H200"."""
+    if config.device != "cuda":
+        return config.device
+    import torch
+
+    return str(torch.cuda.get_device_name())

@@ -23,8 +23,8 @@ from tasks.errors import Interrupted, NonFiniteLoss
 from tasks.stage import Workdir, write_json
 from tasks.training import checkpoint
 from tasks.training.batches import Schedule, Split
-from tasks.training.config import TrainConfig, compiler
-from tasks.training.devices import check_device
+from tasks.training.config import TrainConfig
+from tasks.training.devices import check_device, device_name
 from tasks.training.engine import Engine, Handle, make_engine
 from tasks.training.flops import flops_per_row, mfu
 from tasks.training.inventory import Ledger
@@ -236,7 +236,7 @@ class Run:
             compiled_graphs=self.ledger.compiled,
             data_wait_seconds=meter.waited,
             peak_memory_bytes=peak if peak is not None else _resident(),
-            **mfu(meter.flops / seconds, compiler(self.config)["device"], self.config.devices),
+            **mfu(meter.flops / seconds, device_name(self.config), self.config.devices),
         )
 
 

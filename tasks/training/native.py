@@ -1,14 +1,15 @@
 """Engine `native`: one process, one device (cpu or cuda), eager PyTorch or torch.compile.
 
-Repeats are bitwise equal on the CPU with the same number of threads. The fused AdamW clips, gates and updates in one
-pass over the parameters. On cuda this engine asks for deterministic kernels, and was not run.
+Repeats are bitwise equal on the CPU with the same number of threads. On cuda deterministic kernels are asked for; that was
+not run. The fused AdamW clips, gates and updates in one pass over the parameters. With `compile`, forward pass and loss are
+one graph, so that the logits in fp32 are never written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from tasks.training.checkpoint import Reader
 
+LENGTHS = 64  # more graphs than this are no buckets
+
 
 class NativeEngine:
     """See `tasks.training.engine.Engine`."""
@@ -35,7 +38,7 @@ class NativeEngine:
         self._config, self._built, self._ledger = config, built, ledger
         self._tracing = next(built.model.parameters()).is_meta
         self._device = torch.device(config.device)
-        self._logits = logits_of
+        self._loss, self._scores = _loss, _scores
         if self._tracing:
             return
         _settle(config)
@@ -57,7 +60,7 @@ class NativeEngine:
         if config.remat:
             _recompute(built.model)
         if config.compile:
-            self._logits = torch.compile(logits_of, dynamic=False)
+            self._loss, self._scores = _compiled(_loss), _compiled(_scores)
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Tensor | None:
         import torch
@@ -68,8 +71,7 @@ class NativeEngine:
         torch.manual_seed(seed)
         loss = torch.zeros((), device=self._device)
         for micro in batch.micros(self._config.micro_rows):
-            ids, targets, segments, positions = self._columns(micro)
-            part = loss_sum(self._logits(self._built, ids, segments, positions), targets) * at.scale
+            part = self._loss(self._built, *self._columns(micro)) * at.scale
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
         return self._update(loss, at)
@@ -82,9 +84,7 @@ class NativeEngine:
             return None
         self._built.model.eval()
         with torch.no_grad():
-            ids, targets, segments, positions = self._columns(batch)
-            logits = self._logits(self._built, ids, segments, positions)
-            result = torch.stack([loss_sum(logits, targets), correct(logits, targets)])
+            result = self._scores(self._built, *self._columns(batch))
         self._built.model.train()
         return result
 
@@ -156,7 +156,7 @@ class NativeEngine:
         if not which:
             return
         decayed = decays(tuple(self._masters[which[0]].shape))
-        step = torch.tensor(at.t, device=self._device)
+        step = torch.full((), at.t, dtype=torch.float32, device=self._device)  # filled there: a copy would wait
         picked = ([tensors[i] for i in which] for tensors in (self._masters, gradients, self._first, self._second))
         torch._fused_adamw_(  # type: ignore[call-overload]
             *picked,
@@ -186,11 +186,33 @@ def _signature(name: str, inputs: list[Meta], config: TrainConfig, built: Built)
     return hashlib.sha256(json.dumps([name, inputs, steps, shapes], sort_keys=True).encode()).hexdigest()
 
 
+def _loss(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
+    return loss_sum(logits_of(built, ids, segments, positions), targets)
+
+
+def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
+    import torch
+
+    logits = logits_of(built, ids, segments, positions)
+    return torch.stack([loss_sum(logits, targets), correct(logits, targets)])
+
+
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """One graph a length. Beyond a limit PyTorch would go on eagerly without a word: here that limit is an error."""
+    import torch
+
+    torch._dynamo.config.recompile_limit = LENGTHS
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    return torch.compile(function, dynamic=False)
+
+
 def _settle(config: TrainConfig) -> None:
     import torch
 
     if config.device == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
+        # nothing here reads what was not written
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # moments of embedding rows that are no longer seen decay into denormals, which take the slow path
     torch.set_flush_denormal(True)
     torch.set_num_threads(config.resolved_threads)

@@ -74,6 +74,10 @@ def touched(path, out):
     from house.lazy import VALUE
     return VALUE
 
+def sharded(path, out):
+    make = lambda folder: {"value": swallowed(path, out)}
+    return out.shard({"params": {}, "inputs": {}}, make)[1]["value"]
+
 def spoken(path, out):
     out.info("load something")
     return 1
@@ -95,6 +99,7 @@ WAYS = {
     "sys.modules": lambda path, out: sys.modules.get("house.other", importlib).VALUE,
     "run": lambda path, out: __import__("runpy").run_path(str(HERE / "other.py"))["VALUE"],
     "swallowed": swallowed,
+    "sharded": sharded,
     "file": lambda path, out: (HERE / "letter.txt").read_text(),
     "descriptor": lambda path, out: os.read(os.open(HERE / "letter.txt", os.O_RDONLY), 9),
     "relative": lambda path, out: open("house/../house/letter.txt").read(),

@@ -84,17 +84,19 @@ def test_a_deployed_run_completes_and_the_next_shows_cached_tasks(api: Api) -> N
     api.prefect("deploy", "--all")
     schedules = api.get("deployments/name/retrain/retrain")["schedules"]
     assert [schedule["schedule"]["cron"] for schedule in schedules] == ["0 3 * * *"]
-    deployment = api.get("deployments/name/finetune/finetune")["id"]
-    parameters = {"recipe": "demo", "overrides": [*QUICK, "data.shuffle_seed=7"], "until": "tokenize_text"}
+    parameters = {"recipe": "demo", "overrides": [*QUICK, "data.shuffle_seed=7"]}
     states = []
-    for _ in range(2):
-        run = api.post(f"deployments/{deployment}/create_flow_run", parameters=parameters)["id"]
+    for name, further in (("finetune", {"until": "tokenize_text"}), ("prepare", {})):
+        deployment = api.get(f"deployments/name/{name}/{name}")["id"]
+        run = api.post(f"deployments/{deployment}/create_flow_run", parameters=parameters | further)["id"]
         api.prefect("worker", "start", "--pool", "local", "--run-once")
         found = api.get(f"flow_runs/{run}")
         assert found["state_type"] == "COMPLETED", found["state"]
         states.append(api.task_states(run))
     assert states[0] == dict.fromkeys(("load_data", "format_prompts", "tokenize_text"), "Completed")
-    assert states[1] == dict.fromkeys(("load_data", "format_prompts", "tokenize_text"), "Cached")
+    assert states[1] == dict.fromkeys(("load_data", "format_prompts", "tokenize_text"), "Cached") | {
+        "pack_chunks": "Completed"
+    }
 
 
 TOY = """

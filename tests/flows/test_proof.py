@@ -69,6 +69,15 @@ def test_a_loaded_module_taken_from_sys_modules_is_named(project: Project) -> No
     refused(project, "here", "sys.modules", r"house/other\.py")
 
 
+def test_a_shard_is_held_to_the_same(project: Project) -> None:
+    refused(project, "here", "sharded", r"here used house/other\.py")
+    assert project.published("here.shard") == []
+    source = project.folder / "house/stages.py"
+    source.write_text(f"{STAGES}\ndef unused():\n    import house.other\n")
+    assert project.run("here", "sharded") == "ran"
+    assert len(project.published("here.shard")) == 1
+
+
 @pytest.mark.parametrize("how", FILE)
 def test_an_undeclared_file_is_named(project: Project, how: str) -> None:
     assert 'assets=("house/letter.txt",)' in refused(project, "here", how, r"here read house/letter\.txt")

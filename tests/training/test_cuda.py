@@ -1,0 +1,66 @@
+"""Engine native on a GPU. Skipped where torch finds none, as in CI: run it where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.train import TrainConfig
+from tests.training.run_stage import FolderPartial, Result, Stage, files_of, kill_after, run_stage, traced_and_trained
+from tests.training.toys import LLAMA, packed_lm, scratch
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
+
+WIDE = {**LLAMA, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
+
+
+def run(folder: Path, **fields: Any) -> Result:
+    config = TrainConfig(
+        **{"engine": "native", "device": "cuda", "global_batch": 8, "max_steps": 5, "log_every": 1, **fields}
+    )
+    packed = packed_lm(folder / "packed", length=64, rows=48)
+    return run_stage(traced_and_trained, config, folder / "run", model=scratch(**WIDE), packed=packed)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    return run(tmp_path_factory.mktemp("cpu"), device="cpu").curve("loss")
+
+
+@pytest.mark.parametrize(
+    ("fields", "tolerance"),
+    [
+        ({}, 1e-5),
+        ({"micro_batch": 2}, 1e-5),
+        ({"remat": True}, 1e-5),
+        ({"compile": True}, 1e-5),
+        ({"dtype": "bfloat16"}, 3e-2),
+        ({"dtype": "bfloat16", "compile": True}, 3e-2),
+    ],
+    ids=str,
+)
+def test_the_losses_are_those_of_the_cpu(
+    plain: dict[int, float], fields: dict[str, Any], tolerance: float, tmp_path: Path
+) -> None:
+    found = run(tmp_path, **fields).curve("loss")
+    assert found == pytest.approx(plain, abs=tolerance)
+
+
+@pytest.mark.parametrize("fields", [{}, {"compile": True, "dtype": "bfloat16"}], ids=str)
+def test_a_killed_run_ends_in_the_same_bytes(fields: dict[str, Any], tmp_path: Path) -> None:
+    config = TrainConfig(
+        engine="native", device="cuda", global_batch=8, max_steps=60, log_every=1, checkpoint_every=5, **fields
+    )
+    packed = packed_lm(tmp_path / "packed", length=64, rows=48)
+    inputs = {"model": scratch(**WIDE), "packed": packed}
+    whole = run_stage(traced_and_trained, config, tmp_path / "whole", **inputs)
+    stage = Stage(traced_and_trained, config, tmp_path / "killed", tmp_path / "partial", **inputs)
+    kill_after(stage, 20)
+    stage.process.wait()
+    assert FolderPartial(tmp_path / "partial").steps()
+    again = Stage(traced_and_trained, config, tmp_path / "again", tmp_path / "partial", **inputs).result()
+    assert any("resumes at step" in text for text in again.said("info"))
+    assert files_of(again.artifact) == files_of(whole.artifact)
