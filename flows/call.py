@@ -47,7 +47,8 @@ class Call:
 class Outcome:
     """What became of a call. action: run: `hit`, `ran`, `skip`; plan: `hit`, `run`, `maybe`, `skip`.
 
-    seconds: this run's (plan: expected, from the past, or None); figures: of the attempt that made the artifact.
+    seconds: this run's (plan: expected, from the past, or None); figures: of the attempt that made the artifact;
+    bytes: of the artifact (plan: expected, or None).
     """
 
     stage: str
@@ -57,6 +58,11 @@ class Outcome:
     artifact: Artifact | None = None
     seconds: float | None = 0.0
     figures: Meta = field(default_factory=dict)
+    expected_bytes: int | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        return self.artifact.size if self.artifact else self.expected_bytes
 
     @property
     def metrics(self) -> Meta:

@@ -11,6 +11,7 @@ import yaml
 
 from flows import report, settings
 from flows.call import Outcome
+from flows.forecast import dollars, total
 from flows.recipes import read_recipe, recipe_names
 from flows.run import Options, Result, check_stage, execute, look, new_run_id, nothing_to_do, open_store
 from tasks.artifact import Artifact, Json, Meta
@@ -78,18 +79,26 @@ def plan(options: Namespace) -> int:
     recipe = settings.load(options.recipe, options.overrides)
     planner = look(recipe, open_store(recipe))
     outcomes = list(planner.outcomes.values())
+    price = recipe.hardware.price_per_hour
     if options.json:
+        stages = [_plan_json(outcome, price) for outcome in outcomes]
         emit_json(
-            {"schema": 1, "recipe": recipe.name, "stages": [_plan_json(o) for o in outcomes], "notes": planner.notes}
+            {
+                "schema": 1,
+                "recipe": recipe.name,
+                "stages": stages,
+                "expected": total(outcomes, price),
+                "notes": planner.notes,
+            }
         )
         return 0
-    sys.stdout.write(f"{report.plan_table(outcomes)}\n")
+    sys.stdout.write(f"{report.plan_table(outcomes, price)}\n")
     for note in planner.notes:
         sys.stdout.write(f"note: {note}\n")
     return 0
 
 
-def _plan_json(outcome: Outcome) -> Meta:
+def _plan_json(outcome: Outcome, price_per_hour: float) -> Meta:
     return {
         "stage": outcome.stage,
         "action": outcome.action,
@@ -97,6 +106,8 @@ def _plan_json(outcome: Outcome) -> Meta:
         "key": None if outcome.action == "maybe" else outcome.key,
         "artifact": outcome.artifact.digest if outcome.artifact else None,
         "seconds": outcome.seconds,
+        "bytes": outcome.bytes,
+        "dollars": None if outcome.seconds is None else dollars(outcome.seconds, price_per_hour),
     }
 
 
@@ -112,7 +123,14 @@ def explain(options: Namespace) -> int:
     changes = near[1] if near else []
     if options.json:
         listed = [change._asdict() for change in changes]
-        emit_json({"schema": 1, **_plan_json(outcome), "changes": listed, "document": document})
+        emit_json(
+            {
+                "schema": 1,
+                **_plan_json(outcome, recipe.hardware.price_per_hour),
+                "changes": listed,
+                "document": document,
+            }
+        )
         return 0
     sys.stdout.write(f"{stage}: {outcome.action} ({outcome.why})\n")
     if outcome.key:
@@ -133,7 +151,9 @@ def show(options: Namespace) -> int:
                 {
                     "schema": 1,
                     "recipe": recipe.name,
-                    "stages": [_plan_json(o) | {"metrics": o.metrics} for o in outcomes],
+                    "stages": [
+                        _plan_json(o, recipe.hardware.price_per_hour) | {"metrics": o.metrics} for o in outcomes
+                    ],
                 }
             )
         else:

@@ -11,6 +11,7 @@ from typing import Any
 
 from flows.call import Call, Function, Outcome, Unknown, Value, bind
 from flows.damage import usable
+from flows.forecast import forecast
 from flows.stage import recorded
 from flows.unfinished import outlook
 from tasks.artifact import Artifact, Meta, Source
@@ -62,33 +63,34 @@ class Planner:
     def _outcome(self, call: Call) -> Outcome:
         if call.unknown:
             waits = " and ".join(dict.fromkeys(call.unknown))
-            return Outcome(call.name, "maybe", f"waits for {waits}", seconds=self._past_seconds(call.name))
+            known = {"params": call.stage.params(call.config)}
+            return self._expected(Outcome(call.name, "maybe", f"waits for {waits}"), self._past(call.name), known)
         document = key_document(call.stage, call.config, call.inputs, self.store.memo)
         key = key_of(document)
         self.documents[call.name] = document
         found = recorded(self.store, call, key, set())
         if found is not None:
             return found
-        why = self._why(call.name, key, document)
+        past = self._past(call.name)
+        why = self._why(call.name, key, document, past)
         if call.stage.process:
             why = "; ".join(filter(None, (why, outlook(self.store, call.name, key, document))))
-        return Outcome(call.name, "run", why, key, seconds=self._past_seconds(call.name))
+        return self._expected(Outcome(call.name, "run", why, key), past, document)
 
-    def _why(self, stage: str, key: str, document: Meta) -> str:
+    def _past(self, stage: str) -> list[Meta]:
+        return self.store.records(stage)[:RECENT]
+
+    def _expected(self, outcome: Outcome, past: list[Meta], known: Meta) -> Outcome:
+        outcome.seconds, outcome.expected_bytes = forecast(self.store, past, known)
+        return outcome
+
+    def _why(self, stage: str, key: str, document: Meta, past: list[Meta]) -> str:
         record = self.store.record(stage, key)
         if record is not None:
             return f"its artifact is damaged or gone: {usable(self.store, record, set())}"
-        near = nearest_record(self.store.records(stage)[:RECENT], document)
+        near = nearest_record(past, document)
         if near is None:
             return "never ran in this store"
         changes = near[1]
         more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
         return "; ".join(str(change) for change in changes[:2]) + more
-
-    def _past_seconds(self, stage: str) -> float | None:
-        """What the stage took last time, whatever its key was then."""
-        for record in self.store.records(stage)[:RECENT]:
-            seconds = self.store.attempt(record["key"], record["attempt"]).get("seconds")
-            if seconds is not None:
-                return float(seconds)
-        return None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from flows.call import Call, Outcome
+from flows.forecast import ANYWAY, dollars, total
 from flows.stage import Listener
 from tasks.artifact import Meta
 
@@ -98,12 +99,22 @@ def table(outcomes: list[Outcome]) -> str:
     return aligned(rows)
 
 
-def plan_table(outcomes: list[Outcome]) -> str:
-    rows = [("stage", "action", "seconds", "why")]
+def plan_table(outcomes: list[Outcome], price_per_hour: float = 0.0) -> str:
+    """What each stage is expected to take, and all that run or may run; dollars where the hardware has a price."""
+    rows = [("stage", "action", "seconds", "size", "dollars", "why")]
     for outcome in outcomes:
-        expected = "" if outcome.action in ("hit", "skip") else seconds(outcome.seconds)
-        rows.append((outcome.stage, outcome.action, expected, outcome.why))
-    return aligned(rows)
+        due = outcome.action not in ANYWAY
+        expected = _expected(outcome.seconds, outcome.bytes, price_per_hour) if due else ("", "", "")
+        rows.append((outcome.stage, outcome.action, *expected, outcome.why))
+    if any(outcome.action not in ANYWAY for outcome in outcomes):
+        sums = total(outcomes, price_per_hour)
+        why = f"at least: no past of {', '.join(sums['unknown'])}" if sums["unknown"] else "if all of these run"
+        rows.append(("total", "", *_expected(sums["seconds"], sums["bytes"], price_per_hour), why))
+    return aligned(rows if price_per_hour else [(*row[:4], row[5]) for row in rows])
+
+
+def _expected(time: float | None, size: int | None, price_per_hour: float) -> tuple[str, str, str]:
+    return seconds(time), bytes_(size), "?" if time is None else f"{dollars(time, price_per_hour):.2f}"
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> str:
@@ -133,6 +144,16 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "?"
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def bytes_(value: int | None) -> str:
+    """In powers of 1000, three digits or so."""
+    if value is None:
+        return "?"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value} B"
 
 
 def number(value: Any) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flows.call import Outcome, Stop
 from flows.finetune import STAGES, finetune
+from flows.forecast import dollars
 from flows.plan import Planner
 from flows.settings import Recipe, home_folder, store_root
 from flows.stage import Listener, Runner, now
@@ -43,7 +44,7 @@ class Result:
     @property
     def dollars(self) -> float:
         """What this run's time cost on its hardware, USD."""
-        return self.seconds / 3600 * self.price_per_hour
+        return dollars(self.seconds, self.price_per_hour)
 
     def to_json(self) -> dict[str, Json]:
         document: dict[str, Json] = {

@@ -211,10 +211,6 @@ class Runner:
 
     def _perform(self, call: Call, document: Meta, work: Path, journal: Meta, lease: Lease) -> Meta:
         """Run the stage's function on its inputs laid out below `work`; the journal collects what it says of this run."""
-        inputs = {name: self._lay_out(item, work / "in" / name) for name, item in call.inputs.items()}
-        for name, needed in call.after.items():
-            artifact = self.outcomes[needed.name].artifact
-            inputs[name] = self._lay_out(artifact, work / "in" / name)
 
         def emit(event: Meta) -> None:
             with unwatched():
@@ -223,6 +219,8 @@ class Runner:
                 for listener in self.listeners:
                     listener.event(call.name, event)
 
+        needed = {name: self.outcomes[earlier.name].artifact for name, earlier in call.after.items()}
+        inputs = {name: self._lay_out(item, work / "in" / name, emit) for name, item in (call.inputs | needed).items()}
         (work / "out").mkdir()
         (work / "scratch").mkdir()
         permit = permit_for(call.stage, document["code"], inputs.values(), self._places(), self.store.memo)
@@ -276,10 +274,16 @@ class Runner:
             old.unlink(missing_ok=True)
         return folder / f"{attempt}.log"
 
-    def _lay_out(self, item: Any, folder: Path) -> Input | Source:
+    def _lay_out(self, item: Any, folder: Path, emit: Emit) -> Input | Source:
         if isinstance(item, Source):
             return item
-        return Input(self.store.checkout(item, folder), item.kind, item.meta, item.digest)
+        unit = f"MB of {folder.name} {'checked' if self.store.is_local else 'pulled'}"
+
+        def told(done: int, total: int) -> None:
+            if total >= 10**6:
+                emit({"progress": {"done": done // 10**6, "total": total // 10**6, "unit": unit}})
+
+        return Input(self.store.checkout(item, folder, told), item.kind, item.meta, item.digest)
 
     def _check_inputs(self, call: Call) -> None:
         for name, item in call.inputs.items():

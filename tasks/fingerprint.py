@@ -9,6 +9,7 @@ Costs about 1 ms a stage once memoised.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import json
 import math
@@ -59,6 +60,8 @@ def canonical(value: Json) -> str:
         item = pending.pop()
         if isinstance(item, _Raw):
             parts.append(item.text)
+        elif (text := _flat(item)) is not None:
+            parts.append(text)
         elif isinstance(item, dict):
             pending.extend(reversed(list(_dict_parts(item))))
         elif isinstance(item, list | tuple):
@@ -66,6 +69,22 @@ def canonical(value: Json) -> str:
         else:
             parts.append(_scalar(item))
     return "".join(parts)
+
+
+_TEXT = frozenset((str,))
+_PLAIN = frozenset((str, int, bool, float, type(None)))
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
+def _flat(item: Json) -> str | None:
+    """The JSON of a table or list of plain values, at C's speed; None for all else."""
+    if isinstance(item, dict):
+        is_flat = _TEXT.issuperset(map(type, item)) and _PLAIN.issuperset(map(type, item.values()))
+    else:
+        is_flat = isinstance(item, list | tuple) and _PLAIN.issuperset(map(type, item))
+    with contextlib.suppress(ValueError):  # not finite: said below, where it stands
+        return _encode(item) if is_flat else None
+    return None
 
 
 class _Raw:
@@ -112,15 +131,15 @@ def digest_of(value: Json) -> str:
 
 def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -> Meta:
     """The typed document whose digest is the stage's key for this config and these inputs."""
-    _, env = closure(stage.function.__module__, memo)
+    code, env = closure(stage.function.__module__, memo)
     return {
         "schema": SCHEMA,
         "stage": stage.name,
-        "code": code_of(stage, memo),
+        "code": code | _assets(stage, memo),
         "params": stage.params(config),
         "inputs": stage.inputs(config, inputs),
         "env": env,
-        "accel": stage.accel(config),
+        "accel": _accel(stage, config, memo),
     }
 
 
@@ -131,15 +150,26 @@ def key_of(document: Meta) -> str:
 
 def code_of(stage: Stage, memo: Memo) -> dict[str, str]:
     """What the key says of code: {module: hash or schema}, and {path: digest} of the declared assets. ConfigError without one."""
-    code, _ = closure(stage.function.__module__, memo)
+    return closure(stage.function.__module__, memo)[0] | _assets(stage, memo)
+
+
+def _assets(stage: Stage, memo: Memo) -> dict[str, str]:
+    found = {}
     folder = project_folder(stage.function.__module__.split(".")[0])
     for asset in stage.assets:
         if not (folder / asset).is_file():
             raise ConfigError(
                 f"{stage.name} declares the asset {asset}, and {folder} has no such file", "mend its @stage"
             )
-        code[asset] = memo.digest(folder / asset)
-    return code
+        found[asset] = memo.digest(folder / asset)
+    return found
+
+
+def _accel(stage: Stage, config: StageConfig, memo: Memo) -> Meta:
+    accel = stage.accel(config)
+    if isinstance(accel.get("versions"), list):
+        accel["versions"] = _versions(set(accel["versions"]), memo)
+    return accel
 
 
 def project_folder(package: str) -> Path:
@@ -153,11 +183,13 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
     locate = locator({top, "tasks"})
     code: dict[str, str] = {}
     foreign: set[str] = set()
+    seen: set[str] = set()
     pending = [module]
     while pending:
         name = pending.pop()
-        path = locate(name)
-        if name in code or path is None:
+        path = locate(name) if name not in seen else None
+        seen.add(name)
+        if path is None:
             continue
         if name in PLUMBING:
             code[name] = f"schema:{_schema(name)}"
@@ -171,17 +203,17 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def locator(roots: set[str]) -> Callable[[str], Path | None]:
-    folders = {root: project_folder(root) / root for root in roots}
+    folders = {root: f"{project_folder(root)}/{root}" for root in roots}
 
     def locate(name: str) -> Path | None:
         """The file of a first-party module, or None: found on disk, nothing is imported."""
         root, _, rest = name.partition(".")
         if root not in folders:
             return None
-        base = folders[root].joinpath(*rest.split(".")) if rest else folders[root]
-        for path in (base.with_suffix(".py") if rest else base / "__init__.py", base / "__init__.py"):
-            if path.is_file():
-                return path
+        base = "/".join((folders[root], *rest.split("."))) if rest else folders[root]
+        for path in (f"{base}.py", f"{base}/__init__.py") if rest else (f"{base}/__init__.py",):
+            if os.path.isfile(path):
+                return Path(path)
         return None
 
     return locate

@@ -105,7 +105,8 @@ class Workdir:
 
 @dataclass(frozen=True)
 class Stage:
-    """name: the function's; kind: of its artifact; params, inputs, accel: the parts of its key, from config and inputs;
+    """name: the function's; kind: of its artifact; params, inputs, accel: the parts of its key, from config and inputs
+    (a list under accel's `versions` names distributions, of which the key takes the versions);
     process: whether it runs in a process of its own (all that import torch do); environ: that process's variables;
     assets: files it reads beside the code (templates), hashed like code: paths from the folder that holds its package."""
 

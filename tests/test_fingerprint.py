@@ -39,6 +39,14 @@ def test_the_encoding_is_json(value: Any) -> None:
     assert typed(json.loads(canonical(value))) == typed(value)
 
 
+@given(values)
+def test_tables_and_lists_of_plain_values_are_encoded_as_all_others(value: Any) -> None:
+    """A nested empty list keeps what holds it from the short way."""
+    assert canonical([value, []]) == f"[{canonical(value)},[]]"
+    assert canonical([value, 1]) == f"[{canonical(value)},1]"
+    assert canonical({"a": value, "b": []}) == f'{{"a":{canonical(value)},"b":[]}}'
+
+
 def test_types_that_look_alike_differ() -> None:
     assert len({canonical(value) for value in (1, 1.0, "1", True, [1], {"1": 1})}) == 6
 
@@ -47,6 +55,8 @@ def test_types_that_look_alike_differ() -> None:
 def test_what_is_not_json_is_an_error(value: Any) -> None:
     with pytest.raises(TypeError, match="key document"):
         canonical({"here": value})
+    with pytest.raises(TypeError, match="key document"):
+        canonical([value, []])
 
 
 def test_depth_has_no_limit() -> None:

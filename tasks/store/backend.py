@@ -25,6 +25,14 @@ PLACINGS = 16
 WRITES = ("creating", "writing", "moving", "removing")
 
 
+Count = Callable[[int], None]
+"""Hears of bytes as they come, of any thread; what it raises ends the transfer."""
+
+
+def uncounted(size: int) -> None:
+    """For who does not ask."""
+
+
 class Entry(NamedTuple):
     """size: bytes; time: of the last write, seconds since 1970 by the store's clock."""
 
@@ -43,8 +51,8 @@ class Backend(Protocol):
     def create(self, name: str, data: bytes) -> bool: ...
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None: ...
     def size(self, name: str) -> int | None: ...
-    def adopt(self, name: str, path: Path) -> None: ...
-    def fetch(self, name: str, path: Path) -> None: ...
+    def adopt(self, name: str, path: str | Path) -> None: ...
+    def fetch(self, name: str, path: Path, count: Count = uncounted) -> None: ...
     def names(self, prefix: str) -> list[str]: ...
     def entries(self, prefix: str) -> list[Entry]: ...
     def folders(self, prefix: str) -> list[str]: ...
@@ -119,26 +127,46 @@ class LocalBackend:
     def size(self, name: str) -> int | None:
         with _trouble(self.root, name, "looking at"):
             try:
-                return os.stat(self._folder / name).st_size
+                return os.stat(f"{self._folder}/{name}").st_size
             except FileNotFoundError:
                 return None
 
-    def adopt(self, name: str, path: Path) -> None:
+    def adopt(self, name: str, path: str | Path) -> None:
         """Move a finished file to its name (a rename where the filesystem is the same), read-only."""
         with _trouble(self.root, name, "writing"):
-            target = self._folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if os.stat(path).st_dev == os.stat(target.parent).st_dev and not path.is_symlink():
-                aside = path
-            else:
-                aside = _copied(path, target.with_name(f".{uuid.uuid4().hex}"))
-            os.utime(aside)  # its age in the store counts from now, whatever it was elsewhere
-            aside.chmod(0o444)
-            aside.replace(target)
+            target = f"{self._folder}/{name}"
+            if os.path.islink(path):
+                self._adopt_copy(path, target)
+                return
+            _finish(path)
+            try:
+                self._rename(path, target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self._adopt_copy(path, target)
 
-    def fetch(self, name: str, path: Path) -> None:
+    def _adopt_copy(self, path: str | Path, target: str) -> None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        aside = _copied(path, f"{os.path.dirname(target)}/.{uuid.uuid4().hex}")
+        _finish(aside)
+        os.replace(aside, target)
+
+    def _rename(self, path: str | Path, target: str) -> None:
+        """Folders are made when they are missed, and anew when another process tidied them away meanwhile."""
+        for chance in range(PLACINGS):
+            try:
+                return os.replace(path, target)
+            except FileNotFoundError:
+                if chance == PLACINGS - 1 or not os.path.exists(path):
+                    raise
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+        raise AssertionError("unreachable")
+
+    def fetch(self, name: str, path: Path, count: Count = uncounted) -> None:
         with _trouble(self.root, name, "reading"):
             shutil.copyfile(self._folder / name, path)
+            count(os.stat(path).st_size)
 
     def names(self, prefix: str) -> list[str]:
         with _trouble(self.root, prefix, "listing"):
@@ -216,13 +244,19 @@ class LocalBackend:
         raise AssertionError("unreachable")
 
 
-def _copied(path: Path, aside: Path) -> Path:
+def _copied(path: str | Path, aside: str) -> str:
     try:
         shutil.copyfile(path, aside)
     except OSError:  # a full disk is not left fuller
-        aside.unlink(missing_ok=True)
+        Path(aside).unlink(missing_ok=True)
         raise
     return aside
+
+
+def _finish(path: str | Path) -> None:
+    """Read-only; its age in the store counts from now, whatever it was elsewhere."""
+    os.utime(path)
+    os.chmod(path, 0o444)
 
 
 def _write(path: Path, data: bytes, *, durable: bool) -> None:
@@ -283,13 +317,13 @@ class RemoteBackend:
             except FileNotFoundError:
                 return None
 
-    def adopt(self, name: str, path: Path) -> None:
+    def adopt(self, name: str, path: str | Path) -> None:
         with _trouble(self.root, name, "writing"):
             self._fs.put_file(str(path), self._path(name))
 
-    def fetch(self, name: str, path: Path) -> None:
+    def fetch(self, name: str, path: Path, count: Count = uncounted) -> None:
         with _trouble(self.root, name, "reading"):
-            self._fs.get_file(self._path(name), str(path))
+            self._fs.get_file(self._path(name), str(path), callback=_counting(count))
 
     def names(self, prefix: str) -> list[str]:
         with _trouble(self.root, prefix, "listing"):
@@ -355,6 +389,17 @@ def _written(told: dict[str, Any], root: str) -> float:
                 value = datetime.fromisoformat(value) if isinstance(value, str) else value
                 return float(value.timestamp() if isinstance(value, datetime) else value)
     raise StoreError(f"the store {root} does not say when its objects were written", "use S3, GCS or a local folder")
+
+
+def _counting(count: Count) -> Any:
+    """What fsspec tells of a transfer's bytes."""
+    from fsspec.callbacks import Callback
+
+    class Counting(Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            count(inc)
+
+    return Counting()
 
 
 def _filesystem(root: str) -> tuple[Any, str]:

@@ -11,21 +11,22 @@ import json
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.artifact import Artifact, File, Json, Meta, checked_path
 from tasks.errors import BlobLost, ConfigError, ReadOnlyStore, StoreError
-from tasks.fingerprint import canonical, digest_of
-from tasks.memo import Memo, sha256_file, stamp
-from tasks.store.backend import Backend, open_backend
+from tasks.fingerprint import canonical
+from tasks.memo import Memo, sha256_bytes, sha256_file, sha256_files, stamp
+from tasks.store.backend import Backend, Count, open_backend
+from tasks.store.folders import files_below
 from tasks.store.lease import Waiter, sweep_leases
 from tasks.store.names import blob_name, checked_manifest, checked_record, read_object, record_name
 from tasks.store.partial import PartialState
+from tasks.store.pull import Told, pull_all
 from tasks.store.trash import secure
 
 FORMAT = {"format": 1, "hash": "sha256"}
-FETCHES = 8
 
 
 class Store:
@@ -95,16 +96,14 @@ class Store:
 
     def ingest(self, folder: Path, kind: str, meta: Meta) -> Artifact:
         """Take all files below `folder` (moved, where the filesystem is the same) and return the artifact they make."""
-        paths = sorted(path for path in folder.rglob("*") if _is_content(path, folder))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            digests = list(pool.map(sha256_file, paths))
+        paths = files_below(folder)
+        digests = sha256_files([f"{folder}/{path}" for path in paths])
         files = []
         for path, digest in zip(paths, digests, strict=True):
-            files.append(File(checked_path(path.relative_to(folder).as_posix()), path.stat().st_size, digest))
-        for path, file in zip(paths, files, strict=True):
-            self._keep(path, file)
+            files.append(File(checked_path(path), os.stat(f"{folder}/{path}").st_size, digest))
+            self._keep(f"{folder}/{path}", files[-1])
         manifest = canonical({"kind": kind, "meta": meta, "files": [list(file) for file in files]}).encode()
-        digest = digest_of(json.loads(manifest))
+        digest = sha256_bytes(manifest)
         self._backend.create(blob_name(digest), manifest)
         self._backend.sync()
         self.memo.save()
@@ -135,25 +134,18 @@ class Store:
             return None
         return next((file for file in artifact.files if self._backend.size(blob_name(file.digest)) != file.size), None)
 
-    def checkout(self, artifact: Artifact, folder: Path) -> Path:
-        """Lay out the artifact below `folder` as read-only links to verified blobs. BlobLost names what is not sound."""
+    def checkout(self, artifact: Artifact, folder: Path, told: Told = lambda done, total: None) -> Path:
+        """Lay out the artifact below `folder` as read-only links to verified blobs. BlobLost names what is not sound.
+
+        told: hears (bytes done, bytes in all) of what is pulled or checked; not called when all is known already."""
         folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(FETCHES) as pool:
-            blobs = list(pool.map(self._verified, artifact.files))
-        for file, blob in zip(artifact.files, blobs, strict=True):
-            target = folder / checked_path(file.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(blob)
-        self.memo.save()
+        for blob, target in self._pulled(artifact, folder, told):
+            os.symlink(blob, target)
         return folder
 
     def copy_out(self, artifact: Artifact, folder: Path) -> None:
         """A copy of the artifact that the user owns and may change."""
-        with ThreadPoolExecutor(FETCHES) as pool:
-            blobs = list(pool.map(self._verified, artifact.files))
-        for file, blob in zip(artifact.files, blobs, strict=True):
-            target = folder / checked_path(file.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
+        for blob, target in self._pulled(artifact, folder, lambda done, total: None):
             shutil.copyfile(blob, target)
 
     def changed(self, artifact: Artifact) -> File | None:
@@ -255,7 +247,7 @@ class Store:
 
     # Blobs
 
-    def _keep(self, path: Path, file: File) -> None:
+    def _keep(self, path: str, file: File) -> None:
         name = blob_name(file.digest)
         if self._backend.size(name) == file.size:
             return
@@ -264,44 +256,55 @@ class Store:
             blob = self._local_blob(file.digest)
             self.memo.put("blob", blob, stamp(blob), file.digest)
 
-    def _local_blob(self, digest: str) -> Path:
-        """Where the bytes lie, or would lie, on this machine."""
-        return (self._backend.local or self._cache) / blob_name(digest)
+    def _pulled(self, artifact: Artifact, folder: Path, told: Told) -> Iterator[tuple[str, str]]:
+        """(verified blob on this machine, its place below `folder`) of each file; the places' folders are made."""
+        unknown = [file for file in artifact.files if not self._is_known(self._local_blob(file.digest), file)]
+        pull_all(self._pull, unknown, told)
+        self.memo.save()
+        for inside in {os.path.dirname(checked_path(file.path)) for file in artifact.files}:
+            os.makedirs(folder / inside, exist_ok=True)
+        for file in artifact.files:
+            yield self._local_blob(file.digest), f"{folder}/{file.path}"
 
-    def _is_known(self, blob: Path, file: File) -> bool:
+    def _local_blob(self, digest: str) -> str:
+        """Where the bytes lie, or would lie, on this machine."""
+        return f"{self._backend.local or self._cache}/{blob_name(digest)}"
+
+    def _is_known(self, blob: str, file: File) -> bool:
         try:
             return bool(self.memo.get("blob", blob, stamp(blob)) == file.digest)
         except FileNotFoundError:
             return False
 
-    def _is_unchanged(self, blob: Path, file: File) -> bool:
+    def _is_unchanged(self, blob: str, file: File) -> bool:
         """A move to trash and back leaves other times on the same bytes: only then they are read."""
-        return self._is_known(blob, file) or (blob.exists() and sha256_file(blob) == file.digest)
+        return self._is_known(blob, file) or (os.path.exists(blob) and sha256_file(blob) == file.digest)
 
-    def _verified(self, file: File) -> Path:
-        """The local path of a blob whose digest was checked once on this machine; fetched from a remote store if need be."""
+    def _pull(self, file: File, count: Count) -> None:
+        """Have a blob on this machine, its digest checked; fetched from a remote store if need be."""
+        count(0)
         blob = self._local_blob(file.digest)
-        if self._is_known(blob, file):
-            return blob
         if self.is_local:
             self._verify(blob, file)
-        elif not (blob.exists() and sha256_file(blob) == file.digest):
-            self._fetch(file, blob)
+            count(file.size)
+        elif os.path.exists(blob) and sha256_file(blob) == file.digest:
+            count(file.size)
+        else:
+            self._fetch(file, Path(blob), count)
         self.memo.put("blob", blob, stamp(blob), file.digest)
-        return blob
 
-    def _verify(self, blob: Path, file: File) -> None:
-        if not blob.exists():
+    def _verify(self, blob: str, file: File) -> None:
+        if not os.path.exists(blob):
             raise BlobLost(f"the blob of {file.path} ({file.digest}) is missing", "", file.digest)
         if sha256_file(blob) != file.digest:
             self._quarantine(blob_name(file.digest))
             raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
 
-    def _fetch(self, file: File, blob: Path) -> None:
+    def _fetch(self, file: File, blob: Path, count: Count) -> None:
         blob.parent.mkdir(parents=True, exist_ok=True)
         aside = blob.with_name(f".{os.getpid()}-{time.monotonic_ns()}")
         try:
-            self._backend.fetch(blob_name(file.digest), aside)
+            self._backend.fetch(blob_name(file.digest), aside, count)
             if sha256_file(aside) != file.digest:
                 self._quarantine(blob_name(file.digest))
                 raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)

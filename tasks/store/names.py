@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 from tasks.artifact import File, Meta, checked_path
 from tasks.errors import StoreError
 from tasks.fingerprint import digest_of
+from tasks.memo import sha256_bytes
 from tasks.store.backend import Entry
 
 SHARD = ".shard"
 """What follows a stage's name in that of its shards: `records/tokenize_text.shard/`."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def blob_name(digest: str) -> str:
     """`sha256:abcd...` -> `blobs/sha256/ab/abcd...`"""
-    kind, _, value = digest.partition(":")
-    if kind != "sha256" or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
+    if not _DIGEST.fullmatch(digest):
         raise StoreError(f"{digest!r} is no digest", "digests are written sha256:<64 hexadecimal digits>")
-    return f"blobs/sha256/{value[:2]}/{value}"
+    return f"blobs/sha256/{digest[7:9]}/{digest[7:]}"
 
 
 def record_name(stage: str, key: str) -> str:
@@ -50,9 +52,9 @@ def read_manifest(data: bytes, digest: str) -> Meta | None:
 def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
     """A manifest and its files. ValueError says why the bytes are not those of `digest`, or are of no artifact: a path that
     leaves its folder, a path twice, or one below a file."""
-    document = read_object(data)
-    if digest_of(document) != digest:
+    if sha256_bytes(data) != digest:
         raise ValueError("its bytes have another digest")
+    document = read_object(data)
     try:
         if not isinstance(document["kind"], str) or not isinstance(document["meta"], dict):
             raise ValueError("it has no kind or no metadata")

@@ -7,16 +7,17 @@ Fails with ConfigError when a split or file can't be found, DataError when it ca
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from tasks.artifact import Meta, Source
 from tasks.errors import ConfigError, DataError
-from tasks.memo import stamp
 from tasks.resolve import Resolver
 
 SPLITS = ("train", "validation", "test")
@@ -30,6 +31,7 @@ FORMATS = {
 }  # fmt: skip
 COMPRESSED = (".gz", ".bz2", ".zst")
 _WORD = re.compile(rf"(?:^|[-_. ])({'|'.join(sorted(ALIASES, key=len, reverse=True))})(?=$|[-_. \d])", re.IGNORECASE)
+_NUMBER = re.compile(r"(\d+)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
@@ -78,8 +80,7 @@ def local_files(source: str) -> list[Candidate]:
     if place.is_file():
         return [Candidate(place.name, str(place.resolve()))]
     if place.is_dir():
-        found = [path for pattern in ("*", "*/*") for path in place.glob(pattern) if path.is_file()]
-        return candidates((path.relative_to(place).as_posix(), str(path.resolve())) for path in found)
+        return candidates(_listed(place.resolve()))
     if glob.has_magic(source):
         root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts))
         matches = [path for path in root.glob(str(place.relative_to(root))) if path.is_file()]
@@ -87,9 +88,21 @@ def local_files(source: str) -> list[Candidate]:
     return []
 
 
+def _listed(folder: Path, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(name, path) of the files of a folder and of its subfolders; links are followed. Costs 2 us a file."""
+    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            is_link = entry.is_symlink()
+            path = os.path.realpath(entry.path) if is_link else entry.path
+            if os.path.isfile(path) if is_link else entry.is_file():
+                yield f"{prefix}{entry.name}", path
+            elif not prefix and os.path.isdir(path):
+                yield from _listed(Path(path), f"{entry.name}/")
+
+
 def split_of(name: str) -> str | None:
     """The split a file's name tells, else its folder's: `val.csv`, `imdb_test.jsonl`, `train/0001.parquet`."""
-    for part in reversed(PurePosixPath(name).parts):
+    for part in reversed(name.split("/")):
         if match := _WORD.search(part):
             return ALIASES[match[1].lower()]
     return None
@@ -97,10 +110,10 @@ def split_of(name: str) -> str | None:
 
 def format_of(name: str) -> str | None:
     """The format a file's extension tells, compressed or not; None for what is not data."""
-    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
-    if suffixes and suffixes[-1] in COMPRESSED:
-        suffixes.pop()
-    return FORMATS.get(suffixes[-1]) if suffixes else None
+    stem, _, suffix = name.lower().rpartition(".")
+    if f".{suffix}" in COMPRESSED:
+        stem, _, suffix = stem.rpartition(".")
+    return FORMATS.get(f".{suffix}") if stem and not stem.endswith("/") else None
 
 
 def choose(source: str, found: list[Candidate], wanted: Wanted) -> list[Chosen]:
@@ -173,12 +186,11 @@ def _named_one(source: str, found: list[Candidate], split: str, theirs: str) -> 
 def _resolve_local(source: str, found: list[Candidate], wanted: Wanted, resolver: Resolver) -> Source:
     chosen = choose(source, found, wanted)
     try:
-        digests = resolver.memo.digests([item.file.place for item in chosen])
-        stamps = [stamp(item.file.place) for item in chosen]
+        seen = resolver.memo.stamped([item.file.place for item in chosen])
     except OSError as error:
         raise DataError(f"data.source: {error.filename} can't be read: {error.strerror}", "check the file") from error
-    files = [pinned(item, digest) for item, digest in zip(chosen, digests, strict=True)]
-    places = [{"path": item.file.place, "stamp": now} for item, now in zip(chosen, stamps, strict=True)]
+    files = [pinned(item, digest) for item, (digest, _) in zip(chosen, seen, strict=True)]
+    places = [{"path": item.file.place, "stamp": now} for item, (_, now) in zip(chosen, seen, strict=True)]
     return source_of(files, places, _ignored(found, chosen))
 
 
@@ -196,12 +208,15 @@ def pinned(item: Chosen, digest: str) -> Meta:
 
 def candidates(found: Iterable[tuple[str, str]]) -> list[Candidate]:
     """Without hidden files, in natural order: part-2 before part-10."""
-    files = [Candidate(name, place) for name, place in found if not any(p.startswith(".") for p in name.split("/"))]
+    files = [Candidate(name, place) for name, place in found if not name.startswith(".") and "/." not in name]
     return sorted(files, key=lambda file: (_natural(file.name), file.place))
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+def _natural(name: str) -> list[str | int]:
+    """Texts and numbers by turns, a text first."""
+    parts: list[str | int] = [*_NUMBER.split(name)]
+    parts[1::2] = map(int, parts[1::2])
+    return parts
 
 
 def _split_order(split: str) -> tuple[int, str]:
@@ -222,5 +237,5 @@ def _stem(name: str) -> str:
 
 def _ignored(found: list[Candidate], chosen: list[Chosen]) -> str:
     used = {item.file.place for item in chosen}
-    names = [file.name for file in found if format_of(file.name) and file.place not in used]
+    names = [file.name for file in found if file.place not in used and format_of(file.name)]
     return f"not read: {', '.join(names[:5])}" if names else ""

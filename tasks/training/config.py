@@ -5,7 +5,6 @@ Apart from `tasks.train`, so that `precompile`, which shares it, is not keyed by
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from pathlib import Path
@@ -118,14 +117,14 @@ class TrainConfig(StageConfig):
 
 
 def compiler(config: TrainConfig) -> Meta:
-    """What decides a graph besides config and shapes: the device's kind, and versions and flags of what traces and compiles."""
+    """What decides a graph besides config and shapes: the device's kind, what traces and compiles (the key document takes
+    their versions), and flags."""
     packages = ["torch", "transformers"]
     if config.engine == "xla":
         packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])
-    versions = {name: _version(name) for name in packages}
     return {
         "device": _device_kind(config),
-        "versions": versions,
+        "versions": packages,
         "flags": flags_around() if config.engine == "xla" else {},
     }
 
@@ -159,14 +158,6 @@ def environ(config: TrainConfig) -> dict[str, str]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _version(package: str) -> str | None:
-    """Without importing it; None when it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _device_kind(config: TrainConfig) -> str:

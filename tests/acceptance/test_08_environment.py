@@ -114,7 +114,7 @@ def install(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         told = {name.replace("_", "-"): version for name, version in versions.items()}
         monkeypatch.setattr(importlib.metadata, "version", lambda name: told.get(name) or installed(name))
         with sqlite3.connect(project.home / "memo.db") as connection:
-            connection.execute("delete from memo where kind = 'versions'")
+            connection.execute("delete from known where kind = 'versions'")
 
     return pretend
 

@@ -84,6 +84,23 @@ def test_run_plan_explain_show_get_on_the_data_stages(trnflow: Shell) -> None:
     ]  # fmt: skip
     assert plan["stages"][2]["why"] == "params.max_length: 64 -> 32"
     assert plan["stages"][3]["key"] is None
+    first = done["stages"][2]
+    assert plan["stages"][2]["seconds"] == first["seconds"]
+    assert plan["stages"][2]["bytes"] == trnflow.json("show", "mine.yaml", "tokenize_text")["bytes"]
+
+    priced = trnflow.json("plan", "mine.yaml", "tokenize.max_length=32", "hardware.price_per_hour=3600")
+    due = [stage for stage in priced["stages"] if stage["action"] in ("run", "maybe") and stage["seconds"] is not None]
+    assert [stage["stage"] for stage in due] == ["tokenize_text", "pack_chunks"]
+    assert all(stage["dollars"] == pytest.approx(stage["seconds"]) for stage in due)
+    assert priced["expected"] == {
+        "seconds": pytest.approx(sum(stage["seconds"] for stage in due)),
+        "bytes": sum(stage["bytes"] for stage in due),
+        "dollars": pytest.approx(sum(stage["dollars"] for stage in due)),
+        "unknown": ["precompile", "train", "consolidate", "export_neuron", "evaluate_model"],
+    }
+    said = trnflow("plan", "mine.yaml", "tokenize.max_length=32", "hardware.price_per_hour=3600").stdout
+    assert "dollars" in said.splitlines()[0] and said.splitlines()[-1].startswith("total")
+    assert "at least: no past of precompile" in said
 
     why = trnflow.json("explain", "mine.yaml", "tokenize_text", "tokenize.max_length=32")
     assert [(change["name"], change["before"], change["after"]) for change in why["changes"]] == [
