@@ -9,7 +9,7 @@ from pathlib import Path
 
 def files_below(folder: Path) -> list[str]:
     """Paths of all files below, relative, with `/`, sorted folder by folder; folders that are links are left out."""
-    return sorted(_files(str(folder), ""), key=lambda path: path.split("/"))
+    return sorted(_files(str(folder), ""), key=lambda path: path.replace("/", "\0"))  # below all that a name may hold
 
 
 def _files(folder: str, prefix: str) -> Iterator[str]:
