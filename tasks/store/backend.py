@@ -328,10 +328,10 @@ class RemoteBackend:
     def names(self, prefix: str) -> list[str]:
         with _trouble(self.root, prefix, "listing"):
             try:
-                found = self._fs.find(self._path(prefix))
+                found = self._fs.find(self._path(prefix), detail=True)
             except FileNotFoundError:
                 return []
-            return sorted(path.removeprefix(self._base).lstrip("/") for path in found)
+            return sorted(path.removeprefix(self._base).lstrip("/") for path, told in found.items() if _is_file(told))
 
     def entries(self, prefix: str) -> list[Entry]:
         with _trouble(self.root, prefix, "listing"):
@@ -342,6 +342,7 @@ class RemoteBackend:
             return [
                 Entry(path.removeprefix(self._base).lstrip("/"), int(told["size"]), _written(told, self.root))
                 for path, told in sorted(found.items())
+                if _is_file(told)
             ]
 
     def folders(self, prefix: str) -> list[str]:
@@ -378,6 +379,11 @@ def _walk(folder: Path) -> Iterator[tuple[str, int, float]]:
             with contextlib.suppress(FileNotFoundError):  # gone since it was listed
                 found = os.stat(path, follow_symlinks=False)
                 yield path, found.st_size, found.st_mtime
+
+
+def _is_file(told: dict[str, Any]) -> bool:
+    """s3fs finds the prefix itself, as a folder, when nothing lay below it and then something did."""
+    return bool(told["type"] == "file")
 
 
 def _written(told: dict[str, Any], root: str) -> float:

@@ -60,6 +60,8 @@ class View:
         self.by_key = defaultdict(list)
         for name in sorted(self.present.keys() | self.trashed.keys()):
             kind, *parts = name.split("/")
+            if is_aside(name):  # what a killed writer left is no one's, beside whatever it lies
+                continue
             if kind == "records" and len(parts) == 2:
                 self.by_key[parts[1].removesuffix(".json")].append(name)
             elif kind in ("attempts", "partial", "leases") and parts:
