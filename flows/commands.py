@@ -79,7 +79,7 @@ def plan(options: Namespace) -> int:
     recipe = settings.load(options.recipe, options.overrides)
     planner = look(recipe, open_store(recipe))
     outcomes = list(planner.outcomes.values())
-    price = recipe.hardware.price_per_hour
+    price = recipe.price_per_hour
     if options.json:
         stages = [_plan_json(outcome, price) for outcome in outcomes]
         emit_json(
@@ -126,7 +126,7 @@ def explain(options: Namespace) -> int:
         emit_json(
             {
                 "schema": 1,
-                **_plan_json(outcome, recipe.hardware.price_per_hour),
+                **_plan_json(outcome, recipe.price_per_hour),
                 "changes": listed,
                 "document": document,
             }
@@ -151,9 +151,7 @@ def show(options: Namespace) -> int:
                 {
                     "schema": 1,
                     "recipe": recipe.name,
-                    "stages": [
-                        _plan_json(o, recipe.hardware.price_per_hour) | {"metrics": o.metrics} for o in outcomes
-                    ],
+                    "stages": [_plan_json(o, recipe.price_per_hour) | {"metrics": o.metrics} for o in outcomes],
                 }
             )
         else:

@@ -142,7 +142,7 @@ def execute(
         until=options.until,
         force=options.force,
     )
-    result = Result(runner.run, recipe.name, 0.0, [], price_per_hour=recipe.hardware.price_per_hour)
+    result = Result(runner.run, recipe.name, 0.0, [], price_per_hour=recipe.price_per_hour)
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
     clean(store)
     try:

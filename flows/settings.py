@@ -28,10 +28,12 @@ from tasks.training.config import TrainConfig
 
 
 class HardwareConfig(StageConfig):
-    """What the run is paid for. price_per_hour: USD; the devices themselves are `train.device` and `train.devices`."""
+    """What the run is paid for. price_per_hour: USD; device: its kind, where a recipe that is overridden to train on another
+    kind runs elsewhere, and has no price. The devices themselves are `train.device` and `train.devices`."""
 
     name: str = "this machine"
     price_per_hour: NonNegativeFloat = 0.0
+    device: Literal["cpu", "cuda", "neuron"] | None = None
 
 
 class StoreConfig(StageConfig):
@@ -85,6 +87,11 @@ class Recipe(StageConfig):
     store: StoreConfig = StoreConfig()
     launch: LaunchConfig = LaunchConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @property
+    def price_per_hour(self) -> float:
+        """USD, of where it runs."""
+        return self.hardware.price_per_hour if self.hardware.device in (None, self.train.device) else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The resolved recipe: every setting, defaults filled in."""

@@ -102,3 +102,9 @@ def test_yaml_can_not_make_objects(tmp_path: Path) -> None:
     path = tmp_path / "evil.yaml"
     path.write_text("extends: demo\nname: !!python/object/apply:os.getcwd []\n")
     refused(str(path))
+
+
+def test_a_recipe_that_runs_elsewhere_has_no_price() -> None:
+    assert settings.load("bert-emotion").price_per_hour == 1.34
+    assert settings.load("bert-emotion", ["train.engine=native", "train.device=cpu", "train.devices=1"]).price_per_hour == 0
+    assert settings.load("demo", ["hardware.price_per_hour=2"]).price_per_hour == 2
