@@ -30,7 +30,7 @@ DEMO = (
 RUN = ("run", "--until", "train", "--direct", *DEMO)
 UNTRACKED = "tracking.enabled=false"
 CHECKPOINT, PARTIAL = "tasks.training.checkpoint:write", "tasks.store.partial:PartialState"
-BACKEND = "tasks.store.backend:LocalBackend"
+BACKEND = "tasks.store.local:LocalBackend"
 SHORT = "train.max_steps=60"
 
 KILLER = """

@@ -106,5 +106,8 @@ def test_yaml_can_not_make_objects(tmp_path: Path) -> None:
 
 def test_a_recipe_that_runs_elsewhere_has_no_price() -> None:
     assert settings.load("bert-emotion").price_per_hour == 1.34
-    assert settings.load("bert-emotion", ["train.engine=native", "train.device=cpu", "train.devices=1"]).price_per_hour == 0
+    assert (
+        settings.load("bert-emotion", ["train.engine=native", "train.device=cpu", "train.devices=1"]).price_per_hour
+        == 0
+    )
     assert settings.load("demo", ["hardware.price_per_hour=2"]).price_per_hour == 2

@@ -1,0 +1,145 @@
+"""A store over an fsspec filesystem: S3, GCS, memory ..."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import ConfigError, MissingDependency, StoreError
+from tasks.store.backend import Count, Entry, trouble, uncounted
+
+
+class RemoteBackend:
+    """Any fsspec filesystem; exclusive creation is tried when the store is opened. Credentials and endpoint come from the usual
+    environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL ...)."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+        self.local: Path | None = None
+        self._fs, self._base = _filesystem(self.root)
+
+    def read(self, name: str) -> bytes:
+        with trouble(self.root, name, "reading"):
+            return bytes(self._fs.cat_file(self._path(name)))
+
+    def create(self, name: str, data: bytes) -> bool:
+        with trouble(self.root, name, "creating"):
+            try:
+                self._fs.pipe_file(self._path(name), data, mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if "PreconditionFailed" in str(error) or "pre-conditions" in str(error):
+                    return False
+                raise
+            return True
+
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        with trouble(self.root, name, "writing"):
+            self._fs.pipe_file(self._path(name), data)
+
+    def size(self, name: str) -> int | None:
+        with trouble(self.root, name, "looking at"):
+            try:
+                return int(self._fs.info(self._path(name))["size"])
+            except FileNotFoundError:
+                return None
+
+    def adopt(self, name: str, path: str | Path) -> None:
+        with trouble(self.root, name, "writing"):
+            self._fs.put_file(str(path), self._path(name))
+
+    def fetch(self, name: str, path: Path, count: Count = uncounted) -> None:
+        with trouble(self.root, name, "reading"):
+            self._fs.get_file(self._path(name), str(path), callback=_counting(count))
+
+    def names(self, prefix: str) -> list[str]:
+        with trouble(self.root, prefix, "listing"):
+            try:
+                found = self._fs.find(self._path(prefix), detail=True)
+            except FileNotFoundError:
+                return []
+            return sorted(path.removeprefix(self._base).lstrip("/") for path, told in found.items() if _is_file(told))
+
+    def entries(self, prefix: str) -> list[Entry]:
+        with trouble(self.root, prefix, "listing"):
+            try:
+                found = self._fs.find(self._path(prefix), detail=True)
+            except FileNotFoundError:
+                return []
+            return [
+                Entry(path.removeprefix(self._base).lstrip("/"), int(told["size"]), _written(told, self.root))
+                for path, told in sorted(found.items())
+                if _is_file(told)
+            ]
+
+    def folders(self, prefix: str) -> list[str]:
+        with trouble(self.root, prefix, "listing"):
+            try:
+                found = self._fs.ls(self._path(prefix), detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted(path.rstrip("/").rsplit("/", 1)[1] for path in found)
+
+    def tidy(self, prefix: str, *, asides: bool = False) -> None:
+        """Object stores have no folders."""
+
+    def move(self, name: str, to: str) -> None:
+        with trouble(self.root, name, "moving"):
+            self._fs.copy(self._path(name), self._path(to))
+            self._fs.rm_file(self._path(name))
+
+    def remove(self, prefix: str) -> None:
+        with trouble(self.root, prefix, "removing"), contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self._path(prefix), recursive=True)
+
+    def sync(self) -> None:
+        """Object stores acknowledge durable writes."""
+
+    def _path(self, name: str) -> str:
+        return f"{self._base}/{name}"
+
+
+def _is_file(told: dict[str, Any]) -> bool:
+    """s3fs finds the prefix itself, as a folder, when nothing lay below it and then something did."""
+    return bool(told["type"] == "file")
+
+
+def _written(told: dict[str, Any], root: str) -> float:
+    """When an object was written last; filesystems name it differently."""
+    for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
+        value = told.get(name)
+        if value is not None:
+            with contextlib.suppress(ValueError):
+                value = datetime.fromisoformat(value) if isinstance(value, str) else value
+                return float(value.timestamp() if isinstance(value, datetime) else value)
+    raise StoreError(f"the store {root} does not say when its objects were written", "use S3, GCS or a local folder")
+
+
+def _counting(count: Count) -> Any:
+    """What fsspec tells of a transfer's bytes."""
+    from fsspec.callbacks import Callback
+
+    class Counting(Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            count(inc)
+
+    return Counting()
+
+
+def _filesystem(root: str) -> tuple[Any, str]:
+    import fsspec
+
+    protocol = root.split("://", 1)[0]
+    try:
+        filesystem, base = fsspec.url_to_fs(root, use_listings_cache=False)
+    except ImportError as error:
+        raise MissingDependency(
+            f"the store {root} needs a package for {protocol}://: {error}",
+            f"pip install 'trnflow[{'gcs' if protocol in ('gs', 'gcs') else protocol}]'",
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"store.root: {root} is no folder and no known kind of URL: {error}", "see README") from error
+    return filesystem, base.rstrip("/")
