@@ -29,8 +29,8 @@ Function = TypeVar("Function", bound=Callable[..., Meta])
 class Partial(Protocol):
     """Resumable state of one key, `<root>/partial/<key>/`: complete steps only, the newest wins."""
 
-    def newest(self) -> tuple[int, Path] | None:
-        """(step, folder) of the newest complete step, or None."""
+    def newest(self, warn: Callable[[str], None]) -> tuple[int, Path] | None:
+        """(step, folder) of the newest complete and undamaged step, or None; `warn` hears of damaged ones."""
 
     def commit(self, step: int, folder: Path) -> None:
         """Publish `folder` (moved or copied) as `step`; readers see all of it or nothing."""

@@ -321,17 +321,5 @@ class Store:
             self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
 
 
-def _is_content(path: Path, folder: Path) -> bool:
-    """A file, or a link to one (its bytes are taken). StoreError for what can't be kept: a link to a folder or to nothing."""
-    if path.is_file():
-        return True
-    if path.is_dir() and not path.is_symlink():
-        return False
-    raise StoreError(
-        f"the stage made {path.relative_to(folder)}, which is neither a file nor a folder",
-        "write files, or copies of them",
-    )
-
-
 def _pretty(document: Json) -> bytes:
     return json.dumps(document, indent=1, sort_keys=True).encode()

@@ -1,16 +1,24 @@
 """Resumable training state under `<root>/partial/<key>/step-N/`. A step counts once its COMMIT exists; written last.
 
+COMMIT holds the files' digests: a step that is no longer what was written goes to quarantine, and the one before it counts.
 A local store takes the folder by rename; a remote one by upload, and hands it back through the local cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import shutil
+import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
+from tasks.memo import sha256_files
 from tasks.store.backend import Backend, open_backend
+from tasks.store.folders import files_below
+from tasks.store.names import read_object
 
 
 def partial_state(root: str, home: str | Path, key: str) -> PartialState:
@@ -26,26 +34,48 @@ class PartialState:
         self._cache = cache
         self._prefix = f"partial/{key}"
 
-    def newest(self) -> tuple[int, Path] | None:
-        steps = self.steps()
-        if not steps:
-            return None
-        step = steps[-1]
-        if self._backend.local is not None:
-            return step, self._backend.local / self._folder(step)
-        return step, self._download(step)
+    def newest(self, warn: Callable[[str], None]) -> tuple[int, Path] | None:
+        for step in reversed(self.steps()):
+            local = self._backend.local
+            folder = local / self._folder(step) if local is not None else self._download(step)
+            damaged = self._damaged(step, folder)
+            if damaged is None:
+                return step, folder
+            self._quarantine(step)
+            warn(f"the state of step {step} is damaged ({damaged}): it is in quarantine, and the one before it is used")
+        return None
 
     def commit(self, step: int, folder: Path) -> None:
         target = self._folder(step)
         if self._backend.size(f"{target}/COMMIT") is not None:
             shutil.rmtree(folder)  # the same key and step: the same state
             return
+        names = files_below(folder)
+        digests = dict(zip(names, sha256_files([folder / name for name in names]), strict=True))
         if self._backend.local is not None:
             self._move_in(folder, self._backend.local / target)
             self._backend.sync()
         else:
             self._upload(folder, target)
-        self._backend.replace(f"{target}/COMMIT", b"")
+        self._backend.replace(f"{target}/COMMIT", json.dumps(digests).encode())
+
+    def _damaged(self, step: int, folder: Path) -> str | None:
+        """What is wrong with a step's files, or None. Costs reading them: they are about to be loaded."""
+        try:
+            digests = read_object(self._backend.read(f"{self._folder(step)}/COMMIT"))
+            found = sha256_files([folder / name for name in digests])
+        except ValueError:
+            return "COMMIT can't be read"
+        except FileNotFoundError as error:
+            return f"{Path(str(error.filename or error)).name} is gone"
+        return next((name for name, digest in zip(digests, found, strict=True) if digest != digests[name]), None)
+
+    def _quarantine(self, step: int) -> None:
+        """COMMIT first: a step that is taken away by halves is none."""
+        folder = self._folder(step)
+        for name in [f"{folder}/COMMIT", *self._backend.names(folder)]:
+            with contextlib.suppress(FileNotFoundError):
+                self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
 
     def _move_in(self, folder: Path, destination: Path) -> None:
         """All of it at once, so that a superseded run that still writes, or a kill, leaves no mixture."""

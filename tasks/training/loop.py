@@ -71,7 +71,7 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
     schedule = Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch)
     built = build(model, packed, seed=config.seed, weights=True)
     ledger = Ledger.of(graphs, allow=config.allow_recompile)
-    newest = out.partial.newest() if out.partial else None
+    newest = out.partial.newest(out.warn) if out.partial else None
     stored = checkpoint.Reader(newest[1]) if newest else None
     engine = make_engine(config, built, ledger, stored)
     progress = Progress(**stored.state) if stored else Progress()

@@ -41,7 +41,7 @@ def apart(config: OnceConfig, out: Workdir) -> Meta:
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
     assert out.partial is not None
-    found = out.partial.newest()
+    found = out.partial.newest(out.warn)
     _note(config, f"begins at step {found[0] if found else 0}")
     while not found and not stopped:
         time.sleep(0.01)

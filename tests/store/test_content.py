@@ -127,21 +127,42 @@ def test_a_damaged_manifest_or_record_is_a_miss_not_a_crash(store: Store, tmp_pa
 
 def test_partial_state_shows_complete_steps_only(store: Store, tmp_path: Path) -> None:
     partial = store.partial("p" * 64)
-    assert partial.newest() is None
+    assert partial.newest(print) is None
     for step in (5, 10):
         partial.commit(step, folder_of(tmp_path, {"state.bin": f"{step}".encode(), "deep/x": b"x"}))
     store._backend.replace(f"partial/{'p' * 64}/step-000000015/state.bin", b"torn")
-    found = partial.newest()
+    found = partial.newest(print)
     assert found is not None
     step, folder = found
     assert step == 10
     assert (folder / "state.bin").read_bytes() == b"10"
     assert (folder / "deep/x").read_bytes() == b"x"
     partial.prune(1)
-    assert partial.newest() is not None
+    assert partial.newest(print) is not None
     partial.prune(0)
-    assert partial.newest() is None
+    assert partial.newest(print) is None
     assert store._backend.names(f"partial/{'p' * 64}") == []
+
+
+@pytest.mark.parametrize("harm", ["flip", "gone", "commit"])
+def test_damaged_partial_state_gives_way_to_the_one_before(store: Store, tmp_path: Path, harm: str) -> None:
+    partial, said = store.partial("d" * 64), list[str]()
+    for step in (5, 10):
+        partial.commit(step, folder_of(tmp_path, {"state.bin": f"{step}".encode(), "deep/x": b"x"}))
+    newest = f"partial/{'d' * 64}/step-000000010"
+    if harm == "gone":
+        store._backend.remove(f"{newest}/deep/x")
+    else:
+        store._backend.replace(f"{newest}/{'state.bin' if harm == 'flip' else 'COMMIT'}", b"11")
+    found = partial.newest(said.append)
+    assert found is not None and found[0] == 5
+    assert (found[1] / "state.bin").read_bytes() == b"5"
+    what = {"flip": "state.bin", "gone": "x is gone", "commit": "COMMIT can't be read"}[harm]
+    assert said == [f"the state of step 10 is damaged ({what}): it is in quarantine, and the one before it is used"]
+    assert any("step-000000010/state.bin" in name for name in store._backend.names("quarantine"))
+    assert partial.steps() == [5]
+    partial.commit(10, folder_of(tmp_path, {"state.bin": b"10"}))
+    assert partial.newest(said.append) is not None and len(said) == 1
 
 
 def test_a_changed_blob_behind_a_checkout_is_noticed(tmp_path: Path) -> None:

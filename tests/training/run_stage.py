@@ -34,7 +34,7 @@ class FolderPartial:
     def steps(self) -> list[int]:
         return sorted(int(file.parent.name) for file in self.root.glob("*/COMMIT"))
 
-    def newest(self) -> tuple[int, Path] | None:
+    def newest(self, warn: Callable[[str], None]) -> tuple[int, Path] | None:
         steps = self.steps()
         return (steps[-1], self.root / str(steps[-1])) if steps else None
 
