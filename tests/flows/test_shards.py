@@ -300,8 +300,10 @@ def test_shards_collected_while_they_are_used_cost_work_and_no_result(shelf: She
         collector.join()
     assert sum(tally.files["records"] for tally in collected) > 10
     assert shelf.notes == []
+    # without grace a record may be left that names what was purged: a miss, made anew by whoever needs it
+    assert {count: digest(healed(shelf, count)) for count in expected} == expected
+    assert {count: digest(shelf.run(sentences(count), force=True)) for count in expected} == expected
     assert verify(shelf.store().backend).problems == []
-    assert digest(shelf.run(sentences(290), force=True)) == expected[290]
 
 
 def healed(shelf: Shelf, count: int) -> Outcome:
