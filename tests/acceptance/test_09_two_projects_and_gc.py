@@ -57,8 +57,8 @@ def share(root: str, tmp_path: Path, grace: float, seconds: float) -> tuple[list
 def test_two_projects_write_while_garbage_is_collected(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
     runs, counts = share(root, tmp_path, grace=0.3, seconds=5)
-    assert min(runs) > 10
-    assert counts["collections"] > 10
+    assert min(runs) > 2
+    assert counts["collections"] > 2
     assert counts["swept"] > counts["restored"]
     assert counts["purged"] > 0
     check_after(root, tmp_path, runs)
