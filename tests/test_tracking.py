@@ -33,22 +33,23 @@ SETTINGS = {
 }
 
 
-def speak(tracker: Spool, folder: Path, points: int = 1200, *, metrics: bool = True) -> None:
-    """What a run of three stages says; load_data was a hit."""
+def speak(tracker: Spool, folder: Path, points: int = 1200, *, metrics: bool = True, keys: str = "bc") -> None:
+    """What a run of three stages says; load_data was a hit. keys: of train and evaluate_model, 64 times each letter."""
+    train, evaluate = (letter * 64 for letter in keys)
     plot = folder / "confusion_matrix.png"
     plot.write_bytes(b"\x89PNG plot")
     tracker.stage_ended("load_data", action="hit", key="a" * 64, artifact="sha256:" + "a" * 64)
     tracker.dataset("emotion", "sha256:" + "a" * 64, note="philschmid/emotion", context="training")
-    tracker.stage_started("train", "b" * 64, {"learning_rate": 3e-5})
+    tracker.stage_started("train", train, {"learning_rate": 3e-5})
     for step in range(points if metrics else 0):
         tracker.metrics("train", step, {"loss": 1 / (step + 1), "learning_rate": 3e-5})
     tracker.stage_ended(
-        "train", action="ran", key="b" * 64, artifact="sha256:" + "b" * 64, seconds=12.5,
+        "train", action="ran", key=train, artifact="sha256:" + "b" * 64, seconds=12.5,
         metrics={"train_loss": 0.25}, figures={"samples_per_second": 70.0, "device": "cpu"},
     )  # fmt: skip
-    tracker.stage_started("evaluate_model", "c" * 64)
+    tracker.stage_started("evaluate_model", evaluate)
     tracker.stage_ended(
-        "evaluate_model", action="ran", key="c" * 64, artifact="sha256:" + "c" * 64, seconds=1.0,
+        "evaluate_model", action="ran", key=evaluate, artifact="sha256:" + "c" * 64, seconds=1.0,
         metrics={"f1_weighted": 0.92, "per_class": {"joy": {"f1": 0.9}}}, plots=(plot,),
     )  # fmt: skip
     plot.unlink()
@@ -180,7 +181,7 @@ def test_what_a_server_missed_is_uploaded_by_a_later_run(tmp_path):
     assert "does not answer" in (first.finish("FINISHED", PATIENCE) or "")
     with mlflow_server(tmp_path, port):
         second = started(tmp_path, "second", uri)
-        speak(second, tmp_path)
+        speak(second, tmp_path, keys="de")  # of the same keys it would be the same training, begun again
         assert second.finish("FINISHED", PATIENCE) is None
         wait_until(first.paths.done.exists)
         for run in ("first", "second"):
