@@ -25,6 +25,7 @@ from flows.call import Call, Outcome
 from flows.finetune import DATA_STAGES
 from flows.run import Options, Result, execute, new_run_id, open_store
 from flows.stage import Listener, Runner
+from flows.task_runners import task_runner_workers
 from flows.track import Tracking
 from tasks.artifact import Artifact, Meta
 from tasks.store import Store
@@ -122,8 +123,11 @@ def _run(name: str, overrides: Iterable[str], options: Options) -> None:
     run = new_run_id()
     with ExitStack() as stack:
         tracking = stack.enter_context(Tracking(recipe, store.home, run))
+        workers = stack.enter_context(task_runner_workers(recipe.task_runner, store))
         listeners = (*session.listeners, PrefectLog(), tracking)
-        result = execute(recipe, store, options, run=run, listeners=listeners, runner_type=PrefectRunner)
+        result = execute(
+            recipe, store, options, run=run, listeners=listeners, runner_type=PrefectRunner, workers=workers
+        )
         session.result = tracking.finish(result)
     create_markdown_artifact(_table(result), key="run", description=f"{recipe.name}: stages and key figures")
     for note in result.notes:

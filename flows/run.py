@@ -19,6 +19,7 @@ from flows.forecast import dollars
 from flows.plan import Planner
 from flows.settings import Recipe, home_folder, store_root
 from flows.stage import Listener, Runner, now
+from flows.workers import Workers, workers_for
 from flows.workplace import clean
 from tasks.artifact import Json, Meta
 from tasks.errors import BlobLost, ConfigError, Interrupted, ReadOnlyStore, StoreError, TrnflowError
@@ -128,8 +129,9 @@ def execute(
     run: str | None = None,
     listeners: tuple[Listener, ...] = (),
     runner_type: Callable[..., Runner] = Runner,
+    workers: Workers | None = None,
 ) -> Result:
-    """Run the pipeline; a failure is in the result, and in the run record, not raised."""
+    """Run the pipeline; a failure is in the result, and in the run record, not raised. workers: who makes shards."""
     begun = time.monotonic()
     runner = runner_type(
         store,
@@ -139,6 +141,7 @@ def execute(
         launch=recipe.launch,
         min_free_gb=recipe.store.min_free_gb,
         lease_ttl=recipe.store.lease_ttl_seconds,
+        workers=workers or workers_for(recipe.task_runner),
         until=options.until,
         force=options.force,
     )

@@ -10,7 +10,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from flows.recipes import Origins, nearest, origin_of, read_recipe
 from tasks.compilers import FLAGS
@@ -61,6 +69,26 @@ class LaunchConfig(StageConfig):
         return value
 
 
+class TaskRunnerConfig(StageConfig):
+    """Who makes the shards of the data stages. kind: `threads` of the flow's process, or one of Prefect's task runners:
+    `processes` of this machine, `ray`, `dask`; workers: how many, the cores of this machine when not set (of a cluster with an
+    address: how many shards are handed out at once); address: of a Ray or Dask cluster, a local one is started when not set."""
+
+    kind: Literal["threads", "processes", "ray", "dask"] = "threads"
+    workers: PositiveInt | None = None
+    address: str | None = None
+
+    @model_validator(mode="after")
+    def _address_has_a_cluster(self) -> TaskRunnerConfig:
+        if self.address and self.kind not in ("ray", "dask"):
+            raise ValueError(f"`address` is of a Ray or Dask cluster, and kind is {self.kind}")
+        return self
+
+    @property
+    def count(self) -> int:
+        return self.workers or len(os.sched_getaffinity(0))
+
+
 class TrackingConfig(StageConfig):
     """MLflow. uri: of the tracking server, `sqlite:///<home>/mlflow.db` when not set (MLFLOW_TRACKING_URI serves too)."""
 
@@ -86,6 +114,7 @@ class Recipe(StageConfig):
     hardware: HardwareConfig = HardwareConfig()
     store: StoreConfig = StoreConfig()
     launch: LaunchConfig = LaunchConfig()
+    task_runner: TaskRunnerConfig = TaskRunnerConfig()
     tracking: TrackingConfig = TrackingConfig()
 
     @property

@@ -3,131 +3,212 @@
 A shard's key document is its stage's, with params and inputs of its own; its record lies at `records/<stage>.shard/<key>.json`
 and its artifact beside all others. What the stage reads is a copy, so a shard that is collected, corrupt or changed beside it
 is at worst made again. A shard is published as soon as it is made: a killed stage goes on from there.
+
+Those that must be made are handed to workers (`flows.workers`) some ahead of the one that the stage reads, in order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
-from tasks.artifact import Artifact, Meta
+from flows.part import shard_record
+from flows.workers import Job, Pending, Workers
+from tasks.artifact import Artifact, Input, Meta
+from tasks.config import StageConfig
 from tasks.errors import BlobLost
 from tasks.fingerprint import key_of
-from tasks.stage import Stage
+from tasks.stage import Part, Stage
 from tasks.store import Store
 from tasks.store.names import SHARD
 from tasks.witness import unwatched
 
-Make = Callable[[Path], Meta]
+
+@dataclass
+class Item:
+    """A part on its way. record: that of an earlier run; pending: who makes it now."""
+
+    part: Part
+    document: Meta
+    folder: Path
+    record: Meta | None
+    pending: Pending | None = None
 
 
+@dataclass
 class Shards:
     """Finds or makes the shards of one execution of a stage.
 
     stage, document: the stage and its key document; journal: its attempt, which names the shards, so that they are not
-    collected while the stage runs; folder: to work in; force: make them all anew; note: hears what went wrong."""
+    collected while the stage runs; folder: to work in; force: make them all anew; note: hears what went wrong; emit: what
+    the parts say."""
 
-    def __init__(
-        self,
-        store: Store,
-        stage: Stage,
-        document: Meta,
-        journal: Meta,
-        folder: Path,
-        *,
-        force: bool,
-        note: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._stage = f"{stage.name}{SHARD}"
-        self._kind = f"{stage.kind}{SHARD}"
-        self._key = key_of(document)
-        self._document = document
-        self._journal = journal
-        self._folder = folder
-        self._force = force
-        self._note = note
-        self._made = 0
-        self._reused = 0
+    store: Store
+    stage: Stage
+    document: Meta
+    journal: Meta
+    folder: Path
+    workers: Workers
+    force: bool
+    note: Callable[[str], None]
+    emit: Callable[[Meta], None]
+    made: int = 0
+    reused: int = 0
+    _numbers: Iterator[int] = field(default_factory=count)
 
-    def __call__(self, identity: Meta, make: Make) -> tuple[Path, Meta]:
-        """See `tasks.stage.Workdir.shard`. Called in the stage's thread: only `make` is watched as the stage's doing."""
+    def share(self, folder: Path, kind: str) -> Input:
+        """See `tasks.stage.Workdir.share`. Workers in other processes take it from the store."""
+        if not self.workers.apart:
+            return Input(folder, kind, {}, "")
         with unwatched():
-            document = {**self._document, **identity, "stage": self._stage}
-            key = key_of(document)
-            record = None if self._force else self._store.record(self._stage, key)
-            meta = self._lay_out(record) if record else None
-            if meta is not None:
-                self._reused += 1
-                return self._folder, meta
-            self._clear()
-        meta = make(self._folder)
+            artifact = self._ingest(folder, kind, {})
+            return Input(folder, kind, {}, artifact.digest)
+
+    def map(
+        self, make: Callable[..., Meta], config: StageConfig, inputs: Mapping[str, Input], parts: Iterable[Part]
+    ) -> Iterator[tuple[Path, Meta]]:
+        """See `tasks.stage.Workdir.parts`. Called in the stage's thread: only `make` is watched as the stage's doing."""
+        waiting: deque[Item] = deque()
+        todo = iter(parts)
+        with self.workers.at(self.stage.name) as crew:
+
+            def start(item: Item) -> None:
+                item.pending = crew.start(self._job(item, make, config, inputs))
+
+            def fill(most: int) -> None:
+                for part in islice(todo, most):
+                    item = self._looked_up(part)
+                    if item.record is None:
+                        start(item)
+                    waiting.append(item)
+
+            fill(crew.ahead)
+            while waiting:
+                item = waiting.popleft()
+                meta = self._found(item)
+                if meta is None:
+                    if item.pending is None:  # it was on record, and could not be read
+                        start(item)
+                    meta = self._finished(item)
+                yield item.folder, meta
+                shutil.rmtree(item.folder, ignore_errors=True)
+                fill(1)
+
+    def tell(self) -> None:
+        """How many were made, for the user and the attempt."""
+        total = self.made + self.reused
+        if self.reused:
+            self.emit({"info": f"{self.reused} of {total} shards were made before"})
+        if total:
+            self.emit({"figures": {"shards_made": self.made, "shards_reused": self.reused}})
+
+    # One part
+
+    def _looked_up(self, part: Part) -> Item:
+        with unwatched():
+            document = {**self.document, **part.identity, "stage": f"{self.stage.name}{SHARD}"}
+            record = None if self.force else self.store.record(document["stage"], key_of(document))
+            return Item(part, document, self.folder / str(next(self._numbers)), record)
+
+    def _found(self, item: Item) -> Meta | None:
+        """The metadata of a shard on record, whose files are then in its folder; None when it must be made."""
+        if item.record is None:
+            return None
+        with unwatched():
+            meta = self._lay_out(item.record["artifact"], item)
+            self.reused += meta is not None
+            return meta
+
+    def _job(self, item: Item, make: Callable[..., Meta], config: StageConfig, inputs: Mapping[str, Input]) -> Job:
+        return Job(
+            make=make,
+            config=config,
+            inputs=inputs,
+            arguments=item.part.arguments,
+            folder=item.folder,
+            stage=self.stage,
+            kind=f"{self.stage.kind}{SHARD}",
+            document=item.document,
+            journal=self.journal,
+            replace=self.force or item.record is not None,
+        )
+
+    def _finished(self, item: Item) -> Meta:
+        """Wait for a part, hear what it said, and have it on record."""
+        assert item.pending is not None
+        done = item.pending()
+        self.made += 1
+        for event in done.said:
+            self.emit(event)
         with unwatched() as witness:
             if witness is not None:
                 witness.refuse_offenders()
-            self._made += 1
-            return self._folder, self._publish(document, meta, replace=self._force or record is not None)
+            if done.artifact is None:
+                return self._publish(item, done.meta)
+            if done.artifact != done.made:
+                self._tell_difference(item)
+            meta = self._lay_out(done.artifact, item)
+            if meta is None:
+                raise self._lost(item, done.artifact)
+            self._write_journal()
+            return meta
 
-    def tell(self, emit: Callable[[Meta], None]) -> None:
-        """How many were made, for the user and the attempt."""
-        total = self._made + self._reused
-        if self._reused:
-            emit({"info": f"{self._reused} of {total} shards were made before"})
-        if total:
-            emit({"figures": {"shards_made": self._made, "shards_reused": self._reused}})
-
-    def _lay_out(self, record: Meta) -> Meta | None:
-        """The metadata of a shard on record, whose files are then in the folder; None when it must be made."""
-        self._clear()
+    def _lay_out(self, digest: str, item: Item) -> Meta | None:
+        """Copy a shard into its folder, which then is the stage's own. None when it is corrupt, or was collected meanwhile."""
+        shutil.rmtree(item.folder, ignore_errors=True)
+        item.folder.mkdir(parents=True)
         try:
-            artifact = self._store.artifact(record["artifact"])
-            self._store.copy_out(artifact, self._folder)
-        except (BlobLost, FileNotFoundError):  # corrupt, or collected under our hands
+            artifact = self.store.artifact(digest)
+            self.store.copy_out(artifact, item.folder)
+        except (BlobLost, FileNotFoundError):
+            shutil.rmtree(item.folder, ignore_errors=True)
             return None
-        self._list(record["key"], artifact)
+        self._list(item, artifact)
         return artifact.meta
 
-    def _publish(self, document: Meta, meta: Meta, *, replace: bool) -> Meta:
+    def _publish(self, item: Item, meta: Meta) -> Meta:
         """The metadata that counts: that of another run which made the same shard meanwhile, if that is on record."""
-        artifact = self._ingest(meta)
-        key = key_of(document)
-        self._list(key, artifact)
-        self._store.write_attempt(self._key, self._journal["attempt"], self._journal)
-        self._store.secure([], artifact)
-        record = {
-            "schema": 1,
-            "stage": self._stage,
-            "key": key,
-            "document": document,
-            "artifact": artifact.digest,
-            "attempt": self._journal["attempt"],
-            "created": self._journal["started"],
-        }
-        published = self._store.publish(record, replace=replace)
+        artifact = self._ingest(item.folder, f"{self.stage.kind}{SHARD}", meta)
+        self._list(item, artifact)
+        self._write_journal()
+        self.store.secure([], artifact)
+        record = shard_record(item.document, artifact, self.journal["attempt"], self.journal["started"])
+        published = self.store.publish(record, replace=self.force or item.record is not None)
         if published["artifact"] == artifact.digest:
             return meta
-        self._note(f"{self._stage} {key[:12]} is not deterministic; the record counts")
-        adopted = self._lay_out(published)
+        self._tell_difference(item)
+        adopted = self._lay_out(published["artifact"], item)
         if adopted is None:
-            raise BlobLost(f"{self._stage} {key[:12]} was lost when it was needed", "run again", published["artifact"])
+            raise self._lost(item, published["artifact"])
         return adopted
 
-    def _ingest(self, meta: Meta) -> Artifact:
+    def _tell_difference(self, item: Item) -> None:
+        self.note(f"{item.document['stage']} {key_of(item.document)[:12]} is not deterministic; the record counts")
+
+    def _lost(self, item: Item, digest: Any) -> BlobLost:
+        what = f"{item.document['stage']} {key_of(item.document)[:12]}"
+        return BlobLost(f"{what} was lost when it was needed", "run again", digest)
+
+    def _ingest(self, folder: Path, kind: str, meta: Meta) -> Artifact:
         """The store moves what it takes, and the stage has yet to read it."""
-        copy = self._folder.with_name("ingest")
-        shutil.copytree(self._folder, copy)
-        artifact = self._store.ingest(copy, self._kind, meta)
+        copy = folder.with_name(f"{folder.name}.ingest")
+        shutil.copytree(folder, copy)
+        artifact = self.store.ingest(copy, kind, meta)
         shutil.rmtree(copy)
         return artifact
 
-    def _list(self, key: str, artifact: Artifact) -> None:
-        self._journal.setdefault("shards", []).append({"stage": self._stage, "key": key, "artifact": artifact.digest})
+    def _list(self, item: Item, artifact: Artifact) -> None:
+        shard = {"stage": item.document["stage"], "key": key_of(item.document), "artifact": artifact.digest}
+        self.journal.setdefault("shards", []).append(shard)
 
-    def _clear(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+    def _write_journal(self) -> None:
+        self.store.write_attempt(key_of(self.document), self.journal["attempt"], self.journal)
 
 
 def listed(store: Store, journal: Meta) -> Meta:

@@ -22,6 +22,7 @@ from flows.flight import maker, single_flight
 from flows.settings import LaunchConfig
 from flows.shards import Shards, listed
 from flows.unfinished import outlook
+from flows.workers import Threads, Workers
 from flows.workplace import workplace
 from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
@@ -62,6 +63,7 @@ class Runner:
         launch: LaunchConfig | None = None,
         min_free_gb: float = 1.0,
         lease_ttl: float = 60.0,
+        workers: Workers | None = None,
         until: str | None = None,
         force: frozenset[str] = frozenset(),
     ) -> None:
@@ -76,6 +78,7 @@ class Runner:
         note_loaded(store.memo)
         self._reserve = int(min_free_gb * 1e9)
         self._lease_ttl = lease_ttl
+        self._workers = workers or Threads(1)
         self._until = until
         self._force = force
         self._deferred: list[Call] = []
@@ -227,12 +230,14 @@ class Runner:
         if call.stage.process:
             return self._perform_apart(call, key_of(document), work, inputs, emit, permit, lease.attempt)
         force = call.name in self._force
-        shards = Shards(self.store, call.stage, document, journal, work / "shard", force=force, note=self.notes.append)
+        shards = Shards(
+            self.store, call.stage, document, journal, work / "shards", self._workers, force, self.notes.append, emit
+        )
         with watch(permit):
             meta = call.stage.function(
-                call.config, **inputs, out=Workdir(work / "out", work / "scratch", emit, shards=shards)
+                call.config, **inputs, out=Workdir(work / "out", work / "scratch", emit, parts=shards)
             )
-        shards.tell(emit)
+        shards.tell()
         return meta
 
     def _places(self) -> list[Path]:

@@ -16,8 +16,8 @@ from tasks.store.process import lives_on, read_tag, this_process
 @contextlib.contextmanager
 def workplace(home: Path, attempt: str) -> Iterator[Path]:
     """A folder of this attempt's own. A disk that fills up meanwhile is a StoreError."""
-    _clear(home / "work")
-    work = home / "work" / f"{this_process().tag}~{attempt}"
+    clear(home / "work")
+    work = workfolder(home, attempt)
     try:
         work.mkdir(parents=True)
         yield work
@@ -32,13 +32,18 @@ def workplace(home: Path, attempt: str) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def workfolder(home: Path, name: str) -> Path:
+    """A folder of this process, not made yet; when the process is dead, the next run removes it."""
+    return home / "work" / f"{this_process().tag}~{name}"
+
+
 def clean(store: Store) -> None:
     """Remove what killed runs left: folders of work, leases. Costs two listings when there is nothing."""
-    _clear(store.home / "work")
+    clear(store.home / "work")
     store.sweep_leases()
 
 
-def _clear(base: Path) -> None:
+def clear(base: Path) -> None:
     """Remove the folders of dead processes; those of another machine that shares the home stay."""
     for left in base.iterdir() if base.is_dir() else ():
         tag, _, attempt = left.name.partition("~")

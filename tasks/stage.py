@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tasks.artifact import Artifact, Json, Meta, Source
+from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig, keyed_params
 
 SCHEMA = 1
@@ -39,17 +39,30 @@ class Partial(Protocol):
         """Remove all but the newest `keep` complete steps."""
 
 
-class Shards(Protocol):
-    """Where the runner keeps what `Workdir.shard` makes."""
+@dataclass(frozen=True)
+class Part:
+    """A part of a stage's work. identity: `params` and `inputs`, JSON: with the stage's code and environment, all that the
+    result depends on; arguments: JSON that tells the worker which part it is."""
 
-    def __call__(self, identity: Meta, make: Callable[[Path], Meta]) -> tuple[Path, Meta]: ...
+    identity: Meta
+    arguments: Meta
+
+
+class Parts(Protocol):
+    """Who does the parts of a stage's work; see `Workdir.share` and `Workdir.parts`."""
+
+    def share(self, folder: Path, kind: str) -> Input: ...
+
+    def map(
+        self, make: Callable[..., Meta], config: StageConfig, inputs: Mapping[str, Input], parts: Iterable[Part]
+    ) -> Iterator[tuple[Path, Meta]]: ...
 
 
 class Workdir:
     """A stage's output folder and its voice.
 
-    path: what is written here becomes the artifact; scratch: removed afterwards; partial: resumable training state; shards:
-    where parts of the work are kept by themselves.
+    path: what is written here becomes the artifact; scratch: removed afterwards; partial: resumable training state; parts:
+    who does parts of the work, and keeps them.
     Everything said goes to `emit` as one JSON object; what varies from run to run belongs here, not in the metadata.
     """
 
@@ -59,26 +72,34 @@ class Workdir:
         scratch: Path,
         emit: Callable[[Meta], None],
         partial: Partial | None = None,
-        shards: Shards | None = None,
+        parts: Parts | None = None,
     ) -> None:
         self.path = path
         self.scratch = scratch
         self.partial = partial
         self._emit = emit
-        self._shards = shards
+        self._parts = parts
         self._shown = 0.0
 
-    def shard(self, identity: Meta, make: Callable[[Path], Meta]) -> tuple[Path, Meta]:
-        """(folder, meta) of a part of the work: what `make` wrote into an empty folder and returned, now or in an earlier run.
+    def share(self, folder: Path, kind: str) -> Input:
+        """What this stage has made so far, as an input of its parts, wherever they are made."""
+        return self._parts.share(folder, kind) if self._parts else Input(folder, kind, {}, "")
 
-        identity: `params` and `inputs`, JSON: with the stage's code and environment, all that the result depends on. Whether
-        it was made before must not show in what the stage makes. The folder stands until the next shard is asked for."""
-        if self._shards is not None:
-            return self._shards(identity, make)
-        folder = self.scratch / "shard"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        return folder, make(folder)
+    def parts(
+        self, make: Callable[..., Meta], config: StageConfig, inputs: Mapping[str, Input], parts: Iterable[Part]
+    ) -> Generator[tuple[Path, Meta]]:
+        """(folder, meta) of each part, in order: what `make(config, **inputs, part=part.arguments, out=Workdir(...))`, a
+        function of the stage's module, wrote and returned: now or in an earlier run, in this process or in another.
+
+        Whether it was made before, and where, must not show in what the stage makes. A folder stands until the next is
+        asked for."""
+        if self._parts is not None:
+            yield from self._parts.map(make, config, inputs, parts)
+            return
+        for part in parts:
+            folder = self.scratch / "part"
+            shutil.rmtree(folder, ignore_errors=True)
+            yield folder, make_part(make, config, inputs, part.arguments, folder, self._emit)
 
     def progress(self, done: int, total: int, unit: str = "rows", **figures: Json) -> None:
         """`done` of `total` units; figures such as loss stand beside the bar. Cheap: at most ten a second are sent."""
@@ -101,6 +122,24 @@ class Workdir:
 
     def info(self, text: str) -> None:
         self._emit({"info": text})
+
+
+def make_part(
+    make: Callable[..., Meta],
+    config: StageConfig,
+    inputs: Mapping[str, Input],
+    arguments: Meta,
+    folder: Path,
+    emit: Callable[[Meta], None],
+) -> Meta:
+    """Do one part in a new folder; its scratch is gone afterwards. Returns its metadata."""
+    scratch = folder.with_name(f"{folder.name}.scratch")
+    folder.mkdir(parents=True)
+    scratch.mkdir()
+    try:
+        return make(config, **inputs, part=arguments, out=Workdir(folder, scratch, emit))
+    finally:
+        shutil.rmtree(scratch)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ Fails with DataError for an overlong row when `overlong` is "error", ModelError 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import PositiveInt
 
@@ -25,19 +25,14 @@ from tasks.config import NOT_KEYED, StageConfig, keyed_params
 from tasks.errors import ConfigError, DataError, ModelError
 from tasks.memo import sha256_file
 from tasks.model_source import tokenizer_folder
-from tasks.stage import Keyed, Workdir, stage
+from tasks.stage import Keyed, Part, Workdir, stage
 from tasks.text.arrays import GrowingArray
-from tasks.text.encoders import CausalEncoder, ClassEncoder, Encoded, Piece
-from tasks.text.shards import content_digest, cut_shards
+from tasks.text.encoders import CausalEncoder, ClassEncoder, Encoded, Encoder, Piece, encoder_type
+from tasks.text.shards import content_digest, cut_shards, read_rows
 from tasks.text.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
 from tasks.text.trainer import TrainTokenizer, train_tokenizer
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 BATCH = 1024
-
-Encoder = ClassEncoder | CausalEncoder
 
 
 class TokenizeConfig(StageConfig):
@@ -68,15 +63,10 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
     causal = texts.meta["task"] == "causal_lm"
     if config.overlong == "split" and not causal:
         raise ConfigError("tokenize.overlong: a classified text can't be split", "use truncate, drop or error")
-    loaded = _tokenizer(config, texts, model, causal, out)
-    special = loaded.meta()
+    special = _tokenizer(config, texts, model, causal, out).meta()
     identity = _identity(config, texts, out)
-    encoder: Encoder = (
-        CausalEncoder(loaded, config.max_length, config.overlong, add_eos=config.add_eos, framed=texts.meta["framed"])
-        if causal
-        else ClassEncoder(loaded, config.max_length, config.overlong)
-    )
-    counts = {split: _tokenize_split(split, encoder, config, identity, texts, out) for split in texts.meta["splits"]}
+    inputs = {"texts": texts, "tokenizer": out.share(out.path / "tokenizer", "tokenizer")}
+    counts = {split: _tokenize_split(split, config, identity, inputs, out) for split in texts.meta["splits"]}
     dropped = {
         reason: total
         for reason in ("overlong", "unsupervised")
@@ -149,58 +139,71 @@ def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
 
 
 def _tokenize_split(
-    split: str, encoder: Encoder, config: TokenizeConfig, identity: Meta, texts: Input, out: Workdir
+    split: str, config: TokenizeConfig, identity: Meta, inputs: dict[str, Input], out: Workdir
 ) -> Count:
     import numpy as np
-    import pyarrow.parquet as pq
 
+    texts = inputs["texts"]
+    extra, extra_type = encoder_type(texts.meta["task"]).extra, encoder_type(texts.meta["task"]).extra_type
     folder, total, count, done = out.path / split, texts.meta["splits"][split], Count(), 0
+    parts = list(_parts(split, texts, config, identity))
     with ExitStack() as stack:
         ids = stack.enter_context(GrowingArray(folder / "input_ids.npy", "<i4"))
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
-        extra = stack.enter_context(GrowingArray(folder / f"{encoder.extra}.npy", encoder.extra_type))
+        extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type))
         offsets.append(np.zeros(1, dtype=np.int64))
-        for rows in cut_shards(pq.ParquetFile(texts.path / f"{split}.parquet").iter_batches(BATCH), config.shard_bytes):
-            inputs = {**identity["inputs"], "rows": content_digest(rows)}
-            make = partial(_make_shard, rows, Place(split, done, total), encoder, config, out)
-            made, meta = out.shard({**identity, "inputs": inputs}, make)
-            offsets.append(np.cumsum(np.load(made / "lengths.npy"), dtype=np.int64) + ids.size)
-            ids.append(np.load(made / "input_ids.npy"))
-            extra.append(np.load(made / f"{encoder.extra}.npy"))
+        made = stack.enter_context(closing(out.parts(tokenize_rows, config, inputs, parts)))
+        for part, (here, meta) in zip(parts, made, strict=True):
+            offsets.append(np.cumsum(np.load(here / "lengths.npy"), dtype=np.int64) + ids.size)
+            ids.append(np.load(here / "input_ids.npy"))
+            extras.append(np.load(here / f"{extra}.npy"))
             count.add(meta)
-            done += rows.num_rows
+            done += part.arguments["count"]
             out.progress(done, total, f"{split} rows")
     if count.rows == 0:
         raise DataError(f"the split {split} is empty: all its {total} rows were dropped", "raise tokenize.max_length")
     return count
 
 
-class Place(NamedTuple):
-    """Where a shard begins: after `done` of `total` rows. For what is said, not for what is made."""
+def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> Iterator[Part]:
+    """The shards of a split, and the digest of what each holds."""
+    import pyarrow.parquet as pq
 
-    split: str
-    done: int
-    total: int
+    first = 0
+    batches = pq.ParquetFile(texts.path / f"{split}.parquet").iter_batches(BATCH)
+    for rows in cut_shards(batches, config.shard_bytes):
+        inputs = {**identity["inputs"], "rows": content_digest(rows)}
+        yield Part({**identity, "inputs": inputs}, {"split": split, "first": first, "count": rows.num_rows})
+        first += rows.num_rows
 
 
-def _make_shard(
-    rows: pa.Table, place: Place, encoder: Encoder, config: TokenizeConfig, out: Workdir, folder: Path
-) -> Meta:
-    """`input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`; meta: a Count."""
+def tokenize_rows(config: TokenizeConfig, texts: Input, tokenizer: Input, part: Meta, out: Workdir) -> Meta:
+    """A shard: rows `first`..`first + count` of `split` -> `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows],
+    `labels.npy` or `loss_mask.npy`; meta: a Count."""
     import numpy as np
 
-    count, done = Count(), place.done
+    encoder = _encoder(tokenizer.path, config.model_dump_json(), texts.meta["task"], texts.meta["framed"])
+    rows = read_rows(texts.path / f"{part['split']}.parquet", part["first"], part["count"])
+    count, done = Count(), part["first"]
     pieces: list[Piece] = []
     for batch in rows.to_batches(BATCH):
         for number, row in enumerate(encoder.encode(batch), done + 1):
-            pieces += _kept(row, f"split {place.split} row {number}", config, encoder, count)
+            pieces += _kept(row, f"split {part['split']} row {number}", config, encoder, count)
         done += batch.num_rows
-        out.progress(done, place.total, f"{place.split} rows")
     nothing = [Piece(np.empty(0, dtype=np.int32), np.empty(0, dtype=encoder.extra_type))]
-    np.save(folder / "input_ids.npy", np.concatenate([piece.ids for piece in pieces or nothing]))
-    np.save(folder / "lengths.npy", np.array([len(piece.ids) for piece in pieces], dtype=np.int32))
-    np.save(folder / f"{encoder.extra}.npy", np.concatenate([piece.extra for piece in pieces or nothing]))
+    np.save(out.path / "input_ids.npy", np.concatenate([piece.ids for piece in pieces or nothing]))
+    np.save(out.path / "lengths.npy", np.array([len(piece.ids) for piece in pieces], dtype=np.int32))
+    np.save(out.path / f"{encoder.extra}.npy", np.concatenate([piece.extra for piece in pieces or nothing]))
     return asdict(count)
+
+
+@lru_cache(maxsize=4)
+def _encoder(folder: Path, config: str, task: str, framed: bool) -> Encoder:
+    """Of a tokenizer's folder, once a process: reading one takes as long as tokenising thousands of rows."""
+    settings, loaded = TokenizeConfig.model_validate_json(config), read_tokenizer(folder)
+    if encoder_type(task) is ClassEncoder:
+        return ClassEncoder(loaded, settings.max_length, settings.overlong)
+    return CausalEncoder(loaded, settings.max_length, settings.overlong, add_eos=settings.add_eos, framed=framed)
 
 
 def _kept(row: Encoded, where: str, config: TokenizeConfig, encoder: Encoder, count: Count) -> Iterator[Piece]:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from importlib.util import source_from_cache
 from pathlib import Path
 from threading import get_ident
@@ -243,6 +244,10 @@ class _Watched(ModuleType):
         if witness is not None and not name.startswith("__"):  # looking through sys.modules is no use
             witness.used(self)
         return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By name, as any module: a function that travels to a worker of Ray's may refer to one."""
+        return import_module, (self.__name__,)
 
 
 @contextmanager

@@ -62,9 +62,9 @@ class JobSpec:
     ) -> JobSpec:
         """The spec of `function(config, **inputs, **after, out=Workdir(...))`; log: else beside scratch."""
         return cls(
-            function=_name(function),
-            config_type=_name(type(config)),
-            config=_portable(config),
+            function=name_of(function),
+            config_type=name_of(type(config)),
+            config=portable(config),
             out=out,
             scratch=scratch,
             log=log or scratch.with_name(f"{scratch.name}.log"),
@@ -133,14 +133,16 @@ def resolve(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _name(thing: Any) -> str:
+def name_of(thing: Any) -> str:
+    """`module:name`. TypeError for what can't be imported by it."""
     name = f"{thing.__module__}:{thing.__qualname__}"
     if thing.__module__ == "__main__" or getattr(sys.modules[thing.__module__], thing.__qualname__, None) is not thing:
         raise TypeError(f"{name} can't run in a process of its own: it is not at the top level of an importable module")
     return name
 
 
-def _portable(config: StageConfig) -> Meta:
+def portable(config: StageConfig) -> Meta:
+    """The config as JSON. TypeError when it does not survive the trip."""
     document: Meta = config.model_dump(mode="json")
     if type(config).model_validate_json(json.dumps(document)) != config:
         raise TypeError(f"{type(config).__name__} changes when it is written as JSON and read again: {document}")

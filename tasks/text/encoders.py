@@ -106,6 +106,13 @@ class CausalEncoder:
         return [whole]
 
 
+Encoder = ClassEncoder | CausalEncoder
+
+
+def encoder_type(task: str) -> type[ClassEncoder] | type[CausalEncoder]:
+    return CausalEncoder if task == "causal_lm" else ClassEncoder
+
+
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:
     """uint8 [count]: 1 where a token's characters hold one that is trained on.
 
