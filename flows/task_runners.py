@@ -28,6 +28,7 @@ from tasks.store import Store
 from tasks.witness import unwatched
 
 PARENT_SECONDS = 1.0
+CONNECT_SECONDS = 20
 
 
 @contextlib.contextmanager
@@ -72,20 +73,25 @@ class TaskRunnerWorkers:
 
     def submit(self, spec: dict[str, Any]) -> Any:
         """A Prefect future; the runner is started with the first."""
-        if not self._started:
-            try:
-                self._flow.run(self._stack.enter_context, self._runner)
-            except (OSError, RuntimeError, ConnectionError, TimeoutError) as error:
-                where = self._config.address or "this machine"
-                said = " ".join(str(error).split())[:200]
-                raise ConfigError(
-                    f"task_runner: {self._config.kind} can't be used on {where}: {said}",
-                    "check task_runner.address, or set task_runner.kind=threads",
-                ) from error
-            self._started = True
         name = f"{spec['document']['stage']} {' '.join(map(str, spec['arguments'].values()))}"
         shard = _task.with_options(name=spec["document"]["stage"], task_run_name=name)
-        return self._flow.run(self._runner.submit, shard, {"spec": spec})
+        if self._started:
+            return self._flow.run(self._runner.submit, shard, {"spec": spec})
+        try:
+            self._flow.run(self._stack.enter_context, self._runner)
+            future = self._flow.run(self._runner.submit, shard, {"spec": spec})  # Dask connects only here
+        except (OSError, RuntimeError, ConnectionError, TimeoutError) as error:
+            raise _unreachable(self._config, error) from error
+        self._started = True
+        return future
+
+
+def _unreachable(config: TaskRunnerConfig, error: Exception) -> ConfigError:
+    where, said = config.address or "this machine", " ".join(str(error).split())[:200]
+    return ConfigError(
+        f"task_runner: {config.kind} can't be used on {where}: {said}",
+        "check task_runner.address, or set task_runner.kind=threads",
+    )
 
 
 _task = task(cache_policy=NO_CACHE, persist_result=False)(make_apart)
@@ -154,7 +160,7 @@ def _dask(config: TaskRunnerConfig) -> Any:
     from prefect_dask.task_runners import DaskTaskRunner
 
     if config.address:
-        return DaskTaskRunner(address=config.address)
+        return DaskTaskRunner(address=config.address, client_kwargs={"timeout": CONNECT_SECONDS})
     # a thread a worker: a part is watched by its thread
     local = {"n_workers": config.count, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
     return DaskTaskRunner(cluster_kwargs=local)

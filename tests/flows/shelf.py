@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from flows.call import Outcome
 from flows.stage import Listener, Runner, now
+from flows.workers import Workers
 from tasks.artifact import Artifact, Meta, Source
 from tasks.memo import sha256_file
 from tasks.resolve import Resolver
@@ -89,7 +90,9 @@ class Shelf:
         hold(store.backend, artifact.digest[7:19], {"artifact": artifact.digest})
         return artifact
 
-    def run(self, rows: Rows, *, run: str = "r", force: bool = False, **config: Any) -> Outcome:
+    def run(
+        self, rows: Rows, *, run: str = "r", force: bool = False, workers: Workers | None = None, **config: Any
+    ) -> Outcome:
         store = self.store()
         runner = Runner(
             store,
@@ -97,6 +100,7 @@ class Shelf:
             run=run,
             min_free_gb=0.0,
             listeners=(self.heard,),
+            workers=workers,
             force=frozenset({"tokenize_text"} if force else ()),
         )
         settings = TokenizeConfig(**{"shard_bytes": SHARD_BYTES, **config})

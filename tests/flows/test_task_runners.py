@@ -1,0 +1,192 @@
+"""The shards of a stage on Prefect's task runners: real processes, a real local Ray and Dask, a real S3 server between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.part import make_apart
+from flows.settings import TaskRunnerConfig
+from flows.shards import Shards
+from flows.workers import Job, Threads, workers_for
+from tasks.artifact import Meta
+from tasks.errors import CodeError, ConfigError, StoreError
+from tasks.store import Store
+from tasks.store.verify import verify
+from tests.flows.shelf import Shelf, sentences
+from tests.flows.test_orchestrate import Api, api  # noqa: F401 - a fixture
+from tests.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+
+QUICK = ["data.limit=60", "tokenize.shard_bytes=4000", "task_runner.workers=2", "tracking.enabled=false"]
+
+
+def prepare(house: Api, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    environ = house.environ | {"TRNFLOW_HOME": str(folder / "home")}
+    command = [sys.executable, "-m", "flows", "prepare", "demo", "--json", *QUICK, *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+
+
+def made(done: subprocess.CompletedProcess[str]) -> dict[str, Meta]:
+    assert done.returncode == 0, done.stderr
+    return {stage["stage"]: stage for stage in json.loads(done.stdout)["stages"]}
+
+
+@pytest.fixture(scope="module")
+def alone(api: Api, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Meta]:  # noqa: F811
+    """What one thread makes, in a store of its own, in one shard a split."""
+    return made(
+        prepare(
+            api, tmp_path_factory.mktemp("alone"), "--direct", "task_runner.workers=1", "tokenize.shard_bytes=10000000"
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes", "ray", "dask"])
+def test_any_worker_takes_any_part_and_the_bytes_are_the_same(
+    kind: str,
+    api: Api,  # noqa: F811
+    alone: dict[str, Meta],
+    s3_root: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    found = made(prepare(api, tmp_path / "flow", f"task_runner.kind={kind}", f"store.root={s3_root}"))
+    assert {name: stage["artifact"] for name, stage in found.items()} == {
+        name: stage["artifact"] for name, stage in alone.items()
+    }
+    shards = found["tokenize_text"]["figures"]["shards_made"]
+    assert shards > 3
+    if kind != "threads":
+        run = api.post("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
+        tasks = api.post("task_runs/filter", flow_runs={"id": {"any_": [run["id"]]}})
+        names = [task["name"] for task in tasks if task["name"].startswith("tokenize_text.shard ")]
+        assert len(names) == len({*names}) == shards
+        assert {task["state_type"] for task in tasks} == {"COMPLETED"}
+    assert verify(Store(s3_root, tmp_path / "look").backend).ok
+    again = made(
+        prepare(api, tmp_path / "elsewhere", f"task_runner.kind={kind}", f"store.root={s3_root}", "pack.buckets=2")
+    )
+    assert again["tokenize_text"]["action"] == "hit"
+
+
+def test_a_flow_that_is_killed_leaves_no_worker(api: Api, tmp_path: Path) -> None:  # noqa: F811
+    command = [
+        sys.executable,
+        "-m",
+        "flows",
+        "prepare",
+        "demo",
+        "task_runner.kind=processes",
+        "tokenize.shard_bytes=2000",
+    ]
+    mark = uuid.uuid4().hex
+    environ = api.environ | {"TRNFLOW_HOME": str(tmp_path / "home"), "TEST_MARK": mark}
+    flow = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    records = tmp_path / "home/store/records/tokenize_text.shard"
+    wait_until(lambda: records.is_dir() and len(list(records.iterdir())) > 1, 120)
+    assert len(marked(mark)) >= 3
+    flow.send_signal(signal.SIGKILL)
+    flow.wait()
+    wait_until(lambda: not marked(mark), 30)
+
+
+def marked(mark: str) -> list[str]:
+    """The living processes that have `mark` in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and f"TEST_MARK={mark}".encode() in (folder / "environ").read_bytes():
+                found.append(folder.name)
+    return found
+
+
+def wait_until(true: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.1)
+
+
+# --- what a worker refuses
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Meta:
+    """That of a real shard, caught on its way."""
+    caught: list[Meta] = []
+
+    class Watching(Threads):
+        apart = True
+
+    def job(self: Shards, *arguments: Any) -> Job:
+        found = original(self, *arguments)
+        caught.append(found.spec(self.store))
+        return found
+
+    original = Shards._job
+    monkeypatch.setattr(Shards, "_job", job)
+    shelf = Shelf(str(tmp_path / "store"), tmp_path)
+    shelf.run(sentences(30), workers=Watching(1))
+    (tmp_path / "store/records/tokenize_text.shard").rename(tmp_path / "taken")
+    return json.loads(json.dumps(caught[0]))
+
+
+def test_a_worker_publishes_what_it_makes(spec: Meta, tmp_path: Path) -> None:
+    done = make_apart(spec)
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    (record,) = store.records("tokenize_text.shard")
+    assert record["artifact"] == done["artifact"] == done["made"]
+    assert store.artifact(done["artifact"]).meta["rows"] == spec["arguments"]["count"]
+
+
+def test_a_worker_that_sees_no_store_says_so(spec: Meta, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"this worker sees no store at .*use one that all workers reach"):
+        make_apart({**spec, "store": str(tmp_path / "elsewhere")})
+
+
+def test_a_worker_with_another_library_refuses(spec: Meta) -> None:
+    document = {**spec["document"], "env": {**spec["document"]["env"], "tokenizers": "0.1"}}
+    with pytest.raises(CodeError, match=r"this worker has tokenizers .*, the flow 0\.1"):
+        make_apart({**spec, "document": document})
+
+
+def test_a_worker_with_other_code_refuses(spec: Meta) -> None:
+    code = {**spec["document"]["code"], "tasks.text.encoders": f"sha256:{'0' * 64}"}
+    with pytest.raises(CodeError, match="tasks.text.encoders"):
+        make_apart({**spec, "document": {**spec["document"], "code": code}})
+
+
+# --- settings
+
+
+def test_a_run_without_prefect_has_threads_alone() -> None:
+    assert isinstance(workers_for(TaskRunnerConfig(workers=3)), Threads)
+    with pytest.raises(ConfigError, match="task_runner.kind: ray is one of Prefect's task runners.*--direct"):
+        workers_for(TaskRunnerConfig(kind="ray"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            ["task_runner.kind=threads", "task_runner.address=tcp://127.0.0.1:1"],
+            "`address` is of a Ray or Dask cluster",
+        ),
+        (["task_runner.kind=spark"], "task_runner.kind"),
+        (["task_runner.kind=dask", "task_runner.address=tcp://127.0.0.1:1"], "dask can't be used on tcp://127.0.0.1:1"),
+    ],
+)
+def test_bad_settings(settings: list[str], said: str, api: Api, tmp_path: Path) -> None:  # noqa: F811
+    done = prepare(api, tmp_path, *settings)
+    assert done.returncode == 2
+    assert said in done.stderr
