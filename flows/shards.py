@@ -71,9 +71,16 @@ class Shards:
             return Input(folder, kind, {}, artifact.digest)
 
     def map(
-        self, make: Callable[..., Meta], config: StageConfig, inputs: Mapping[str, Input], parts: Iterable[Part]
+        self,
+        make: Callable[..., Meta],
+        config: StageConfig,
+        inputs: Mapping[str, Input],
+        parts: Iterable[Part],
+        *,
+        keep: bool,
     ) -> Iterator[tuple[Path, Meta]]:
         """See `tasks.stage.Workdir.parts`. Called in the stage's thread: only `make` is watched as the stage's doing."""
+        keep = keep or self.workers.apart  # they give through the store
         waiting: deque[Item] = deque()
         todo = iter(parts)
         with self.workers.at(self.stage.name) as crew:
@@ -83,7 +90,7 @@ class Shards:
 
             def fill(most: int) -> None:
                 for part in islice(todo, most):
-                    item = self._looked_up(part)
+                    item = self._looked_up(part, keep)
                     if item.record is None:
                         start(item)
                     waiting.append(item)
@@ -95,7 +102,7 @@ class Shards:
                 if meta is None:
                     if item.pending is None:  # it was on record, and could not be read
                         start(item)
-                    meta = self._finished(item)
+                    meta = self._finished(item, keep)
                 yield item.folder, meta
                 shutil.rmtree(item.folder, ignore_errors=True)
                 fill(1)
@@ -110,10 +117,11 @@ class Shards:
 
     # One part
 
-    def _looked_up(self, part: Part) -> Item:
+    def _looked_up(self, part: Part, keep: bool) -> Item:
         with unwatched():
             document = {**self.document, **part.identity, "stage": f"{self.stage.name}{SHARD}"}
-            record = None if self.force else self.store.record(document["stage"], key_of(document))
+            look = keep and not self.force
+            record = self.store.record(document["stage"], key_of(document)) if look else None
             return Item(part, document, self.folder / str(next(self._numbers)), record)
 
     def _found(self, item: Item) -> Meta | None:
@@ -139,18 +147,18 @@ class Shards:
             replace=self.force or item.record is not None,
         )
 
-    def _finished(self, item: Item) -> Meta:
-        """Wait for a part, hear what it said, and have it on record."""
+    def _finished(self, item: Item, keep: bool) -> Meta:
+        """Wait for a part, hear what it said, and have it on record if it is to be kept."""
         assert item.pending is not None
         done = item.pending()
-        self.made += 1
+        self.made += keep
         for event in done.said:
             self.emit(event)
         with unwatched() as witness:
             if witness is not None:
                 witness.refuse_offenders()
             if done.artifact is None:
-                return self._publish(item, done.meta)
+                return self._publish(item, done.meta) if keep else done.meta
             if done.artifact != done.made:
                 self._tell_difference(item)
             meta = self._lay_out(done.artifact, item)

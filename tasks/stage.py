@@ -54,7 +54,13 @@ class Parts(Protocol):
     def share(self, folder: Path, kind: str) -> Input: ...
 
     def map(
-        self, make: Callable[..., Meta], config: StageConfig, inputs: Mapping[str, Input], parts: Iterable[Part]
+        self,
+        make: Callable[..., Meta],
+        config: StageConfig,
+        inputs: Mapping[str, Input],
+        parts: Iterable[Part],
+        *,
+        keep: bool,
     ) -> Iterator[tuple[Path, Meta]]: ...
 
 
@@ -86,15 +92,21 @@ class Workdir:
         return self._parts.share(folder, kind) if self._parts else Input(folder, kind, {}, "")
 
     def parts(
-        self, make: Callable[..., Meta], config: StageConfig, inputs: Mapping[str, Input], parts: Iterable[Part]
+        self,
+        make: Callable[..., Meta],
+        config: StageConfig,
+        inputs: Mapping[str, Input],
+        parts: Iterable[Part],
+        *,
+        keep: bool = False,
     ) -> Generator[tuple[Path, Meta]]:
         """(folder, meta) of each part, in order: what `make(config, **inputs, part=part.arguments, out=Workdir(...))`, a
         function of the stage's module, wrote and returned: now or in an earlier run, in this process or in another.
 
         Whether it was made before, and where, must not show in what the stage makes. A folder stands until the next is
-        asked for."""
+        asked for. keep: as shards of the store, for later runs; for work that takes longer than copying what comes of it."""
         if self._parts is not None:
-            yield from self._parts.map(make, config, inputs, parts)
+            yield from self._parts.map(make, config, inputs, parts, keep=keep)
             return
         for part in parts:
             folder = self.scratch / "part"

@@ -152,7 +152,7 @@ def _tokenize_split(
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
         extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type))
         offsets.append(np.zeros(1, dtype=np.int64))
-        made = stack.enter_context(closing(out.parts(tokenize_rows, config, inputs, parts)))
+        made = stack.enter_context(closing(out.parts(tokenize_rows, config, inputs, parts, keep=True)))
         for part, (here, meta) in zip(parts, made, strict=True):
             offsets.append(np.cumsum(np.load(here / "lengths.npy"), dtype=np.int64) + ids.size)
             ids.append(np.load(here / "input_ids.npy"))
