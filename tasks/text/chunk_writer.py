@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ def create_columns(path: Path, wanted: dict[str, tuple[int, ...]]) -> Columns:
     import pyarrow as pa
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    zeros = np.zeros(max(np.prod(shape, dtype=np.int64) for shape in wanted.values()), dtype="<i4")  # never touched
+    most = max(prod(shape) for shape in wanted.values())
+    zeros = pa.py_buffer(np.zeros(most, dtype="<i4"))  # never touched
     batch = pa.record_batch([_column(zeros, shape) for shape in wanted.values()], names=list(wanted))
     with _Holes(path) as holes:
         options = pa.ipc.IpcWriteOptions(allow_64bit=True)  # columns of more than 2**31 tokens
@@ -35,7 +37,8 @@ def create_columns(path: Path, wanted: dict[str, tuple[int, ...]]) -> Columns:
 def _column(zeros: Any, shape: tuple[int, ...]) -> Any:
     import pyarrow as pa
 
-    flat = pa.array(zeros[: shape[0] * (shape[1] if len(shape) > 1 else 1)])
+    size = prod(shape)
+    flat = pa.Array.from_buffers(pa.int32(), size, [None, zeros.slice(0, 4 * size)], null_count=0)
     return flat if len(shape) == 1 else pa.FixedSizeListArray.from_arrays(flat, shape[1])
 
 
