@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from pydantic import NonNegativeInt, PositiveInt
 
 from tasks.artifact import Input, Meta
+from tasks.chunks import open_chunks
 from tasks.config import StageConfig
 from tasks.errors import DataError, MissingDependency, ModelError
 from tasks.evaluation.generation import GenerationConfig
@@ -191,9 +192,9 @@ def _training_labels(packed: Input, expected: NDArray[np.int64]) -> NDArray[np.i
     """The labels of the train split, all lengths; `expected` where there is none."""
     import numpy as np
 
-    folders = [packed.path / "train" / length for length in packed.meta["rows"].get("train", {})]
-    found = [np.load(folder / "labels.npy", allow_pickle=False) for folder in folders if folder.is_dir()]
-    return np.concatenate(found).astype(np.int64) if any(map(len, found)) else expected
+    rows = packed.meta["rows"].get("train", {})
+    found = [open_chunks(packed, "train", int(length))["labels"] for length, count in rows.items() if count]
+    return np.concatenate(found).astype(np.int64) if found else expected
 
 
 def _timed(run: Callable[[Callable[[int], None]], Result], split: Split, out: Workdir) -> Result:

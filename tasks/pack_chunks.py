@@ -1,26 +1,30 @@
 """Pack token rows into chunks of few static lengths, which are the only sequence lengths anywhere downstream.
 
 - pad: a chunk a row, all of `chunk_length`. bucket: a chunk a row, of the shortest of a few lengths that holds it.
-- bfd: best fit decreasing over the whole split; every token exactly once, rows never cut.
-- concat: the tutorials' way, rows one after another and cut; the tail is padded, so no token is lost.
+- bfd: best fit decreasing over the whole split; rows never cut.
+- concat: the tutorials' way, rows one after another and cut; the tail is padded.
 
 Rows in one chunk have segment ids from 1 and positions from 0, so that attention can keep them apart. `labels` stand at
 their own token (the loss shifts them); the first token of a row is never supervised, nothing before it predicts it.
-Memory: a block of chunks. Fails with DataError for an overlong row when `overlong` is "error".
+Every token is in one chunk exactly, but for what would teach nothing, counted as `left_out`: what `split` cuts from a row
+and holds no supervised token, and concat's chunks that hold none.
+Memory: a block of chunks, and for each row the numbers that place it. Fails with DataError for an overlong row when
+`overlong` is "error".
 """
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import PositiveInt, field_validator
 
 from tasks.artifact import Input, Meta
+from tasks.chunks import chunk_file, shapes
 from tasks.config import StageConfig
 from tasks.errors import ConfigError, DataError
 from tasks.stage import Workdir, stage
+from tasks.text.chunk_writer import create_columns
 from tasks.text.packers import (
     ALIGN,
     Layout,
@@ -30,6 +34,7 @@ from tasks.text.packers import (
     concatenated,
     cut_rows,
     one_each,
+    trained_on,
     whole_rows,
 )
 
@@ -38,9 +43,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-BLOCK_TOKENS = 1 << 22
+BLOCK_TOKENS = 1 << 20
 IGNORED = -100
-_COLUMNS = ("input_ids", "labels", "segment_ids", "position_ids")
 
 
 class PackConfig(StageConfig):
@@ -66,11 +70,11 @@ class PackConfig(StageConfig):
 
 @stage(kind="packed")
 def pack_chunks(config: PackConfig, tokens: Input, out: Workdir) -> Meta:
-    """tokens -> `<split>/<length>/{input_ids,segment_ids,position_ids}.npy` int32 [chunks, length] and `labels.npy`,
-    int32 [chunks] for classification, else [chunks, length], -100 where not supervised; `tokenizer/`.
+    """tokens -> `<split>/<length>.arrow` with columns input_ids, segment_ids, position_ids, int32 [chunks, length], and labels,
+    int32 [chunks] for classification, else [chunks, length], -100 where not supervised (`tasks.chunks`); `tokenizer/`.
 
     meta: the tokens', and lengths (ascending), rows {split: {"<length>": chunks}} (lengths with none left out),
-    real_tokens, supervised_tokens {split: n}, strategy, cut {split: rows}."""
+    real_tokens, supervised_tokens, left_out {split: n} (all tokens), strategy, cut {split: rows}."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
@@ -78,14 +82,18 @@ def pack_chunks(config: PackConfig, tokens: Input, out: Workdir) -> Meta:
     shutil.copytree(tokens.path / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
     efficiency = {split: _efficiency(item) for split, item in packed.items()}
     dropped = sum(item.dropped for item in splits.values())
+    left_out = {split: item.tokens - packed[split].real for split, item in splits.items()}
     if dropped:
         out.info(f"rows longer than {lengths[-1]} tokens dropped: {dropped}")
+    if any(left_out.values()):
+        out.warn(f"tokens left out, in parts of rows with nothing to train on: {sum(left_out.values())}")
     return {
         **tokens.meta,
         "lengths": lengths,
         "rows": {split: item.rows for split, item in packed.items()},
         "real_tokens": {split: item.real for split, item in packed.items()},
         "supervised_tokens": {split: item.supervised for split, item in packed.items()},
+        "left_out": left_out,
         "strategy": config.strategy,
         "cut": {split: item.cut for split, item in splits.items()},
         "dropped": {**tokens.meta["dropped"], **({"too_long_to_pack": dropped} if dropped else {})},
@@ -94,9 +102,11 @@ def pack_chunks(config: PackConfig, tokens: Input, out: Workdir) -> Meta:
 
 
 class Fitting(NamedTuple):
-    """A split's rows after those too long were cut or dropped, both counted in rows."""
+    """A split's rows after those too long were cut or dropped, both counted in rows. tokens: of those that were not dropped,
+    also the ones whose pieces were left out since they teach nothing."""
 
     pieces: Pieces
+    tokens: int
     cut: int
     dropped: int
 
@@ -134,21 +144,53 @@ def _fitting(split: str, config: PackConfig, tokens: Input) -> Fitting:
 
     most = config.lengths[-1] if config.lengths else config.chunk_length
     pieces = whole_rows(np.load(tokens.path / split / "offsets.npy"))
+    if not len(pieces.size):
+        raise DataError(f"the split {split} has no rows", "give it rows, or leave it out: data.split")
     too_long = pieces.size > most
     count = int(too_long.sum())
     if count == 0 or config.strategy == "concat":
-        return Fitting(pieces, 0, 0)
+        return _teaching(split, pieces, tokens)
     if config.overlong == "error":
-        row = int(np.argmax(too_long))
-        raise DataError(
-            f"split {split} row {row + 1}: {pieces.size[row]} tokens don't fit a chunk of {most} ({count} such rows)",
-            f"set pack.chunk_length to {tokens.meta['longest']}, tokenize.max_length to {most}, or pack.overlong",
-        )
+        raise _too_long(split, pieces, most, config, tokens.meta)
     if config.overlong == "split":
-        return Fitting(cut_rows(pieces, most), count, 0)
+        return _teaching(split, cut_rows(pieces, most), tokens)._replace(cut=count)
     if count == len(too_long):
-        raise DataError(f"the split {split} is empty: all its rows are longer than {most}", "raise pack.chunk_length")
-    return Fitting(pieces.where(~too_long), 0, count)
+        raise DataError(f"the split {split} is empty: all its rows are longer than {most}", f"raise {_limit(config)}")
+    return _teaching(split, pieces.where(~too_long), tokens)._replace(dropped=count)
+
+
+def _teaching(split: str, pieces: Pieces, tokens: Input) -> Fitting:
+    """Without the pieces of causal texts in which nothing is trained on."""
+    total = int(pieces.size.sum())
+    if tokens.meta["task"] == "causal_lm":
+        pieces = pieces.where(trained_on(pieces, _loss_mask(split, tokens)))
+    if not len(pieces.size):
+        raise DataError(
+            f"the split {split} is empty: none of its rows has a token to train on, after its first",
+            "check what format_prompts trains on, and pack.overlong",
+        )
+    return Fitting(pieces, total, 0, 0)
+
+
+def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, meta: Meta) -> DataError:
+    row = int((pieces.size > most).argmax())
+    count, longest = int((pieces.size > most).sum()), int(pieces.size.max())
+    instead = "drop" if meta["task"] == "classification" else "split or drop"
+    return DataError(
+        f"split {split} row {row + 1}: {pieces.size[row]} tokens don't fit a chunk of {most} ({count} such rows)",
+        f"raise {_limit(config)} to {longest}, lower tokenize.max_length to {most}, or set pack.overlong to {instead}",
+    )
+
+
+def _limit(config: PackConfig) -> str:
+    return "the last of pack.lengths" if config.lengths else "pack.chunk_length"
+
+
+def _loss_mask(split: str, tokens: Input) -> Array:
+    import numpy as np
+
+    mask: Array = np.load(tokens.path / split / "loss_mask.npy", mmap_mode="r")
+    return mask
 
 
 def _lengths(config: PackConfig, splits: dict[str, Fitting]) -> list[int]:
@@ -174,49 +216,47 @@ def _pack_split(
         pieces = fitting.pieces if len(lengths) == 1 else fitting.pieces.where(bucket == index)
         if len(pieces.size) == 0:
             continue
-        layout = _layout(config.strategy, pieces, length)
+        layout = _layout(split, pieces, length, config, tokens)
         supervised += _write_chunks(layout, split, length, tokens, out)
         rows[str(length)] = layout.chunks
-        real += int(pieces.size.sum())
+        real += int(layout.pieces.size.sum())
     return Packed(rows, real, supervised)
 
 
-def _layout(strategy: str, pieces: Pieces, length: int) -> Layout:
-    if strategy == "bfd":
+def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens: Input) -> Layout:
+    import numpy as np
+
+    if config.strategy == "bfd":
         return best_fit(pieces, length)
-    return concatenated(pieces, length) if strategy == "concat" else one_each(pieces)
+    if config.strategy != "concat":
+        return one_each(pieces)
+    layout = concatenated(pieces, length)
+    trained = trained_on(layout.pieces, _loss_mask(split, tokens))
+    found = layout.only(np.bincount(layout.chunk, trained, minlength=layout.chunks) > 0)
+    if not found.chunks:
+        raise DataError(f"no chunk of {length} in the split {split} has a token to train on", "raise pack.chunk_length")
+    return found
 
 
 def _write_chunks(layout: Layout, split: str, length: int, tokens: Input, out: Workdir) -> int:
-    """The arrays of one length, block by block; the number of supervised tokens (or of labelled rows)."""
+    """The file of one length, block by block; the number of supervised tokens (or of labelled rows)."""
     import numpy as np
 
-    causal = tokens.meta["task"] == "causal_lm"
-    source, folder = tokens.path / split, out.path / split / str(length)
-    folder.mkdir(parents=True)
-    ids = np.load(source / "input_ids.npy", mmap_mode="r")
-    mask = np.load(source / "loss_mask.npy", mmap_mode="r") if causal else None
-    names = _COLUMNS if causal else tuple(name for name in _COLUMNS if name != "labels")
-    files = {name: _new_array(folder / f"{name}.npy", (layout.chunks, length)) for name in names}
+    task = tokens.meta["task"]
+    ids = np.load(tokens.path / split / "input_ids.npy", mmap_mode="r")
+    mask = _loss_mask(split, tokens) if task == "causal_lm" else None
+    columns = create_columns(chunk_file(out.path, split, length), shapes(task, layout.chunks, length))
+    if mask is None:
+        columns["labels"][:] = np.load(tokens.path / split / "labels.npy")[layout.pieces.row]
     supervised, step = 0, max(1, BLOCK_TOKENS // length)
     for first in range(0, layout.chunks, step):
         last = min(first + step, layout.chunks)
         block = _block(layout, first, last, length, ids, mask, tokens.meta["pad_id"])
-        for name, file in files.items():
-            file[first:last] = block[name]
-        supervised += int((block["labels"] != IGNORED).sum()) if causal else 0
+        for name, values in block.items():
+            columns[name][first:last] = values
+        supervised += int((columns["labels"][first:last] != IGNORED).sum())
         out.progress(last, layout.chunks, f"{split} chunks of {length}")
-    if not causal:
-        labels = np.load(source / "labels.npy")[layout.pieces.row]
-        np.save(folder / "labels.npy", labels, allow_pickle=False)
-        return len(labels)
     return supervised
-
-
-def _new_array(path: Path, shape: tuple[int, int]) -> Array:
-    from numpy.lib.format import open_memmap
-
-    return open_memmap(path, mode="w+", dtype="<i4", shape=shape)
 
 
 def _block(

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifact import Input, Meta
+from tasks.chunks import chunk_file, shapes
 from tasks.errors import TrnflowError
 from tasks.evaluation.models import EAGER
 from tasks.stablehlo import ENVIRON
 from tasks.stage import Workdir
+from tasks.text.chunk_writer import create_columns
 
 PROJECT = Path(__file__).resolve().parent.parent
 LABELS = ["anger", "joy", "sad $10"]
 WORDS = ("the", "cat", "dog", "sat", "ran", "on", "mat", "what", "does", "it", "do", "answer", "question", "is")
 VOCABULARY = 64
-COLUMNS = ("input_ids", "segment_ids", "position_ids")
 
 Rows = list[tuple[list[int], Any]]
 
@@ -93,17 +94,16 @@ def packed_rows(folder: Path, task: str, splits: dict[str, dict[int, list[Rows]]
     for name, lengths in splits.items():
         counts[name] = {str(length): len(chunks) for length, chunks in lengths.items()}
         for length, chunks in lengths.items():
-            _write_bucket(folder / name / str(length), task, length, chunks)
+            _write_bucket(chunk_file(folder, name, length), task, length, chunks)
     labels = LABELS if task == "classification" else None
     return Input(folder, "packed", {"task": task, "labels": labels, "rows": counts, "lengths": [16, 32]}, "sha256:1")
 
 
-def _write_bucket(folder: Path, task: str, length: int, chunks: list[Rows]) -> None:
+def _write_bucket(path: Path, task: str, length: int, chunks: list[Rows]) -> None:
     import numpy as np
 
-    columns = {column: np.zeros((len(chunks), length), np.int32) for column in COLUMNS}
-    shape = (len(chunks),) if task == "classification" else (len(chunks), length)
-    labels = np.full(shape, -100, np.int32)
+    columns = create_columns(path, shapes(task, len(chunks), length))
+    columns["labels"][:] = -100
     for index, chunk in enumerate(chunks):
         start = 0
         for segment, (ids, target) in enumerate(chunk, 1):
@@ -112,13 +112,10 @@ def _write_bucket(folder: Path, task: str, length: int, chunks: list[Rows]) -> N
             columns["segment_ids"][index, span] = segment
             columns["position_ids"][index, span] = range(len(ids))
             if task == "classification":
-                labels[index] = target
+                columns["labels"][index] = target
             else:
-                labels[index, span] = np.where(target, ids, -100)
+                columns["labels"][index, span] = np.where(target, ids, -100)
             start = span.stop
-    folder.mkdir(parents=True)
-    for column, values in {**columns, "labels": labels}.items():
-        np.save(folder / f"{column}.npy", values, allow_pickle=False)
 
 
 def workdir(folder: Path, said: list[Meta] | None = None) -> Workdir:

@@ -1,5 +1,8 @@
+"""The stage: what chunks hold, what is counted, what is refused. Layouts alone are in test_packers.py."""
+
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks.artifact import Input
+from tasks.chunks import COLUMNS, chunk_file, open_chunks
 from tasks.errors import ConfigError, DataError
-from tasks.text.packers import Layout, best_fit, bucket_lengths, concatenated, cut_rows, whole_rows
 from tests.data_stages import Bench, files, new_bench
 
 PAD = 7
@@ -40,7 +43,7 @@ def tokens_of(root: Path, task: str = "causal_lm", **splits: list[int]) -> Input
         "task": task,
         "labels": None,
         "splits": {split: len(sizes) for split, sizes in splits.items()},
-        "longest": max(max(sizes) for sizes in splits.values()),
+        "longest": max(max(sizes, default=0) for sizes in splits.values()),
         "pad_id": PAD,
         "dropped": {},
     }
@@ -48,168 +51,134 @@ def tokens_of(root: Path, task: str = "causal_lm", **splits: list[int]) -> Input
 
 
 def arrays(packed: Input, split: str, length: int) -> dict[str, np.ndarray]:
-    folder = packed.path / split / str(length)
-    return {path.stem: np.load(path, allow_pickle=False) for path in sorted(folder.glob("*.npy"))}
+    return {name: np.array(column) for name, column in open_chunks(packed, split, length).items()}
 
 
-def segments(chunks: dict[str, np.ndarray]) -> list[list[int]]:
-    """The token ids of every segment, in order of chunk and segment."""
+Document = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def documents(packed: Input, split: str = "train") -> list[Document]:
+    """(ids, labels) of every segment, in order of length, chunk and segment, after a look at all that holds of any chunk."""
     found = []
-    for ids, segment in zip(chunks["input_ids"], chunks["segment_ids"], strict=True):
-        found += [ids[segment == number].tolist() for number in range(1, segment.max() + 1)]
+    for length, count in packed.meta["rows"][split].items():
+        columns = arrays(packed, split, int(length))
+        assert {values.shape for values in columns.values()} == {(count, int(length))}
+        assert {str(values.dtype) for values in columns.values()} == {"int32"}
+        for ids, labels, segment, position in zip(*(columns[name] for name in COLUMNS), strict=True):
+            real = int((segment > 0).sum())
+            assert (labels != -100).any(), "a chunk that teaches nothing"
+            assert set(ids[real:]) <= {PAD} and set(labels[real:]) <= {-100} and not position[real:].any()
+            numbers, sizes = np.unique(segment[:real], return_counts=True)
+            assert numbers.tolist() == list(range(1, len(numbers) + 1))
+            assert position[:real].tolist() == [place for size in sizes for place in range(size)]
+            for number in numbers:
+                here = segment == number
+                found.append((tuple(ids[here].tolist()), tuple(labels[here].tolist())))
     return found
 
 
-# --- layouts, as properties
-
-lengths = st.integers(1, 40)
-sizes_below = lengths.flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(1, n), min_size=1, max_size=60)))
-sizes_any = st.tuples(lengths, st.lists(st.integers(0, 90), min_size=1, max_size=40).filter(any))
-PROPERTY = settings(derandomize=True, max_examples=150)
-
-
-def offsets(sizes: list[int]) -> np.ndarray:
-    return np.cumsum([0, *sizes], dtype=np.int64)
+def document(ids: np.ndarray, mask: np.ndarray) -> Document:
+    """As it should be packed: its first token is never supervised."""
+    trained = [bool(value) and place > 0 for place, value in enumerate(mask)]
+    labels = (int(token) if yes else -100 for token, yes in zip(ids, trained, strict=True))
+    return tuple(ids.tolist()), tuple(labels)
 
 
-def check(layout: Layout, sizes: list[int], length: int) -> None:
-    """Every token exactly once, nothing overlaps or leaves its chunk, sorted by place."""
-    pieces, place = layout.pieces, layout.chunk * length + layout.offset
-    covered = [
-        token for start, size in zip(pieces.start, pieces.size, strict=True) for token in range(start, start + size)
-    ]
-    assert sorted(covered) == list(range(sum(sizes)))
-    assert (layout.offset + pieces.size <= length).all()
-    assert (place[1:] >= place[:-1] + pieces.size[:-1]).all()
-    assert set(layout.chunk.tolist()) == set(range(layout.chunks))
-
-
-def naive_best_fit_decreasing(sizes: list[int], length: int) -> int:
-    rooms: list[int] = []
-    for size in sorted(sizes, reverse=True):
-        fitting = [room for room in rooms if room >= size]
-        if fitting:
-            rooms.remove(min(fitting))
-            rooms.append(min(fitting) - size)
-        else:
-            rooms.append(length - size)
-    return len(rooms)
-
-
-@PROPERTY
-@given(sizes_below)
-def test_best_fit_packs_whole_rows_as_well_as_the_definition(case):
-    length, sizes = case
-    layout = best_fit(whole_rows(offsets(sizes)), length)
-    check(layout, sizes, length)
-    assert sorted(layout.pieces.row.tolist()) == list(range(len(sizes)))
-    assert layout.chunks == naive_best_fit_decreasing(sizes, length)
-    filled = np.bincount(layout.chunk, layout.pieces.size)
-    smallest_two = np.sort(filled)[:2]
-    assert len(smallest_two) < 2 or smallest_two.sum() > length  # any two chunks would not fit into one
-
-
-@PROPERTY
-@given(sizes_below)
-def test_best_fit_shows_the_sets_order(case):
-    length, sizes = case
-    layout = best_fit(whole_rows(offsets(sizes)), length)
-    first = [int(layout.pieces.row[layout.chunk == chunk][0]) for chunk in range(layout.chunks)]
-    assert first == sorted(first)
-    for chunk in range(layout.chunks):
-        inside = layout.pieces.row[layout.chunk == chunk].tolist()
-        assert inside == sorted(inside)
-
-
-@PROPERTY
-@given(sizes_any)
-def test_concat_loses_no_token_and_pads_only_the_tail(case):
-    length, sizes = case
-    layout = concatenated(whole_rows(offsets(sizes)), length)
-    check(layout, sizes, length)
-    assert layout.chunks == -(-sum(sizes) // length)
-    place = layout.chunk * length + layout.offset
-    assert (place == layout.pieces.start).all()
-    assert len(layout.pieces.row) <= len(sizes) + layout.chunks
-
-
-@PROPERTY
-@given(sizes_any)
-def test_cut_rows_keep_every_token_in_order(case):
-    length, sizes = case
-    pieces = cut_rows(whole_rows(offsets(sizes)), length)
-    assert pieces.size.max() <= length
-    assert (pieces.start + pieces.size)[-1] == sum(sizes)
-    assert (pieces.start[1:] == (pieces.start + pieces.size)[:-1]).all()
-    for row, size in enumerate(sizes):
-        assert (pieces.row == row).sum() == max(-(-size // length), 1)
-
-
-def padded(sizes: list[int], chosen: list[int]) -> int:
-    return sum(min(length for length in chosen if length >= size) for size in sizes)
-
-
-@settings(derandomize=True, max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(1, 4), st.integers(60, 70))
-def test_bucket_lengths_pad_least(sizes, buckets, most):
-    from itertools import combinations
-
-    chosen = bucket_lengths(np.array(sizes), most, buckets)
-    assert chosen == sorted(set(chosen)) and len(chosen) <= buckets
-    assert all(length % 8 == 0 or length == most for length in chosen)
-    longest = min(-(-max(sizes) // 8) * 8, most)
-    assert chosen[-1] == longest
-    others = [min(n * 8, most) for n in range(1, 10) if min(n * 8, most) < longest]
-    best = min(padded(sizes, [*some, longest]) for k in range(buckets) for some in combinations(others, k))
-    assert padded(sizes, chosen) == best
-
-
-def test_bfd_is_fast_enough_to_pack_many_rows():
-    sizes = np.minimum(np.random.default_rng(0).lognormal(5, 1, 100_000).astype(np.int64) + 1, 2048)
-    layout = best_fit(whole_rows(np.concatenate([[0], np.cumsum(sizes)])), 2048)
-    assert sizes.sum() / (layout.chunks * 2048) > 0.999
+def teaches(one: Document) -> bool:
+    return any(label != -100 for label in one[1])
 
 
 # --- the stage
 
 
-@settings(derandomize=True, max_examples=25, deadline=None)
-@given(sizes_below, st.sampled_from(["pad", "bfd", "concat", "bucket"]))
-def test_chunks_hold_every_token_with_its_label(tmp_path_factory, case, strategy):
-    length, sizes = case
+masked_rows = st.lists(st.lists(st.sampled_from([0, 1, 1]), min_size=1, max_size=50), min_size=1, max_size=40)
+PROPERTY = settings(derandomize=True, max_examples=40, deadline=None)
+
+
+def tokens_with(root: Path, rows: list[list[int]], order: list[int] | None = None) -> tuple[Input, list[Document]]:
+    """Rows of these loss masks, as the stage gets them and as documents; `order`: in another order."""
+    ends = np.cumsum([0, *map(len, rows)])
+    whole = [(np.arange(100 + a, 100 + b), np.array(mask)) for (a, b), mask in zip(pairwise(ends), rows, strict=True)]
+    chosen = [whole[index] for index in order or range(len(rows))]
+    tokens = tokens_of(root, train=[len(ids) for ids, _ in chosen])
+    np.save(tokens.path / "train/input_ids.npy", np.concatenate([ids for ids, _ in chosen]).astype(np.int32))
+    np.save(tokens.path / "train/loss_mask.npy", np.concatenate([mask for _, mask in chosen]).astype(np.uint8))
+    return tokens, [document(ids, mask) for ids, mask in chosen]
+
+
+def cut(rows: list[list[int]], length: int, *, across: bool) -> list[Document]:
+    """The documents that the rows become: cut at every `length` tokens, of the row or (concat) of all rows."""
+    found, start = [], 0
+    for mask in rows:
+        cuts = [c for c in range(len(mask)) if c == 0 or (start + c if across else c) % length == 0]
+        for a, b in pairwise([*cuts, len(mask)]):
+            found.append(document(np.arange(100 + start + a, 100 + start + b), np.array(mask[a:b])))
+        start += len(mask)
+    return found
+
+
+@PROPERTY
+@given(masked_rows, st.integers(2, 40), st.sampled_from(["pad", "bfd", "bucket"]))
+def test_every_token_that_can_teach_is_packed_once_with_its_label(tmp_path_factory, rows, length, strategy):
     root = tmp_path_factory.mktemp("pack")
-    tokens = tokens_of(root, train=sizes)
-    packed = new_bench(root).packed(tokens, strategy=strategy, chunk_length=length)
-    real, supervised = [], 0
-    for name, count in packed.meta["rows"]["train"].items():
-        chunks = arrays(packed, "train", int(name))
-        assert {values.shape for values in chunks.values()} == {(count, int(name))}
-        assert {str(values.dtype) for values in chunks.values()} == {"int32"}
-        ids, labels, segment, position = (chunks[k] for k in ("input_ids", "labels", "segment_ids", "position_ids"))
-        padding = segment == 0
-        assert (ids[padding] == PAD).all() and (labels[padding] == -100).all() and (position[padding] == 0).all()
-        assert not (padding[:, :-1] & ~padding[:, 1:]).any()  # padding comes last
-        trained = ~padding & ((ids - 100) % 3 > 0) & (position > 0)
-        assert (labels == np.where(trained, ids, -100)).all()
-        for one in segments(chunks):
-            real += one
-            assert one == list(range(one[0], one[0] + len(one)))
-        starts = (position == 0) & ~padding
-        assert starts.sum() == segment.max(axis=1).sum()
-        assert (np.diff(segment, axis=1)[~padding[:, 1:]] == starts[:, 1:][~padding[:, 1:]]).all()
-        supervised += int(trained.sum())
-    assert sorted(real) == list(range(100, 100 + sum(sizes)))
-    assert packed.meta["real_tokens"] == {"train": sum(sizes)}
-    assert packed.meta["supervised_tokens"] == {"train": supervised}
+    tokens, _ = tokens_with(root, rows)
+    expected = [one for one in cut(rows, length, across=False) if teaches(one)]
+    pack = {"strategy": strategy, "chunk_length": length, "overlong": "split"}
+    if not expected:
+        with pytest.raises(DataError, match="none of its rows has a token to train on"):
+            new_bench(root).packed(tokens, **pack)
+        return
+    packed = new_bench(root).packed(tokens, **pack)
+    assert Counter(documents(packed)) == Counter(expected)
+    real = sum(len(ids) for ids, _ in expected)
+    assert packed.meta["real_tokens"] == {"train": real}
+    assert packed.meta["left_out"] == {"train": sum(map(len, rows)) - real}
+    labels = [label for _, labels in expected for label in labels]
+    assert packed.meta["supervised_tokens"] == {"train": len(labels) - labels.count(-100)}
+    assert packed.meta["cut"] == {"train": sum(len(mask) > length for mask in rows)}
+
+
+@PROPERTY
+@given(masked_rows, st.integers(2, 40))
+def test_concat_keeps_order_and_leaves_out_chunks_that_teach_nothing(tmp_path_factory, rows, length):
+    root = tmp_path_factory.mktemp("pack")
+    rows = [mask for mask in rows if any(mask[1:])] or [[0, 1]]  # as tokenize_text leaves them
+    tokens, _ = tokens_with(root, rows)
+    chunks: dict[int, list[Document]] = {}
+    for one in cut(rows, length, across=True):
+        chunks.setdefault((one[0][0] - 100) // length, []).append(one)
+    expected = [one for found in chunks.values() if any(map(teaches, found)) for one in found]
+    bench = new_bench(root)
+    if not expected:
+        with pytest.raises(DataError, match="no chunk of"):
+            bench.packed(tokens, strategy="concat", chunk_length=length)
+        return
+    packed = bench.packed(tokens, strategy="concat", chunk_length=length)
+    assert documents(packed) == expected
+    assert packed.meta["left_out"]["train"] == sum(map(len, rows)) - sum(len(ids) for ids, _ in expected)
+
+
+@PROPERTY
+@given(masked_rows, st.data(), st.sampled_from(["pad", "bfd", "bucket"]))
+def test_the_order_of_rows_does_not_matter(tmp_path_factory, rows, data, strategy):
+    root = tmp_path_factory.mktemp("pack")
+    rows = [mask for mask in rows if any(mask[1:])] or [[0, 1]]
+    order = data.draw(st.permutations(range(len(rows))))
+    made = []
+    for name, wanted in (("as they are", None), ("shuffled", order)):
+        (root / name).mkdir()
+        tokens, _ = tokens_with(root / name, rows, wanted)
+        made.append(new_bench(root / name).packed(tokens, strategy=strategy, chunk_length=50))
+    assert Counter(documents(made[0])) == Counter(documents(made[1]))
+    assert made[0].meta == made[1].meta
 
 
 def test_rows_are_never_cut_by_bfd(bench, tmp_path):
     sizes = [5, 3, 8, 2, 6, 4]
     tokens = tokens_of(tmp_path, train=sizes)
     packed = bench.packed(tokens, strategy="bfd", chunk_length=8)
-    found = sorted(segments(arrays(packed, "train", 8)))
     ends = np.cumsum([0, *sizes]) + 100
-    assert found == [list(range(a, b)) for a, b in pairwise(ends)]
+    assert sorted(ids for ids, _ in documents(packed)) == [tuple(range(a, b)) for a, b in pairwise(ends)]
     assert packed.meta["rows"] == {"train": {"8": 4}}
     assert packed.meta["lengths"] == [8]
     assert (packed.path / "tokenizer/tokenizer.json").read_text() == "{}"
@@ -219,6 +188,7 @@ def test_blocks_do_not_show(bench, tmp_path, monkeypatch):
     tokens = tokens_of(tmp_path, train=[1 + n % 13 for n in range(200)])
     whole = bench.packed(tokens, strategy="bfd", chunk_length=16)
     monkeypatch.setattr("tasks.pack_chunks.BLOCK_TOKENS", 40)
+    assert whole.meta["rows"]["train"]["16"] > 3
     assert files(bench.packed(tokens, strategy="bfd", chunk_length=16).path) == files(whole.path)
 
 
@@ -246,17 +216,48 @@ def test_given_buckets_are_used_as_they_are(bench, tmp_path):
 
 
 def test_overlong_rows(bench, tmp_path):
-    tokens = tokens_of(tmp_path, train=[4, 20, 5])
-    with pytest.raises(DataError, match=r"split train row 2: 20 tokens don't fit a chunk of 8 \(1 such rows\)"):
+    tokens = tokens_of(tmp_path, train=[4, 20, 5, 9])
+    error = r"train row 2: 20 tokens don't fit a chunk of 8 \(2 such rows\).* raise pack\.chunk_length to 20, .*split or drop"
+    with pytest.raises(DataError, match=error):
         bench.packed(tokens, strategy="bfd", chunk_length=8)
     dropped = bench.packed(tokens, strategy="bfd", chunk_length=8, overlong="drop")
-    assert dropped.meta["real_tokens"] == {"train": 9}
-    assert dropped.meta["dropped"] == {"too_long_to_pack": 1}
+    assert dropped.meta["real_tokens"] == {"train": 9} and dropped.meta["cut"] == {"train": 0}
+    assert dropped.meta["dropped"] == {"too_long_to_pack": 2}
+    assert {"info": "rows longer than 8 tokens dropped: 2"} in bench.said
     cut = bench.packed(tokens, strategy="bfd", chunk_length=8, overlong="split")
-    assert cut.meta["real_tokens"] == {"train": 29}
-    assert cut.meta["cut"] == {"train": 1}
-    with pytest.raises(DataError, match="all its rows are longer than 3"):
+    assert cut.meta["real_tokens"] == {"train": 37} and cut.meta["left_out"] == {"train": 1}  # 9 = 8 + 1
+    assert cut.meta["cut"] == {"train": 2} and cut.meta["dropped"] == {}
+    assert bench.warnings() == ["tokens left out, in parts of rows with nothing to train on: 1"]
+
+
+def test_a_chunk_shorter_than_every_row(bench, tmp_path):
+    tokens = tokens_of(tmp_path, train=[4, 20, 5])
+    with pytest.raises(DataError, match="split train row 1: 4 tokens don't fit a chunk of 3"):
+        bench.packed(tokens, strategy="pad", chunk_length=3)
+    with pytest.raises(DataError, match=r"all its rows are longer than 3\. Fix: raise pack\.chunk_length"):
         bench.packed(tokens, strategy="pad", chunk_length=3, overlong="drop")
+    assert bench.packed(tokens, strategy="pad", chunk_length=3, overlong="split").meta["rows"] == {"train": {"3": 10}}
+    with pytest.raises(DataError, match="none of its rows has a token to train on"):
+        bench.packed(tokens, strategy="bfd", chunk_length=1, overlong="split")
+    with pytest.raises(DataError, match="no chunk of 1 in the split train has a token to train on"):
+        bench.packed(tokens, strategy="concat", chunk_length=1)
+
+
+def test_rows_longer_than_the_given_buckets(bench, tmp_path):
+    tokens = tokens_of(tmp_path, "classification", train=[3, 9, 30])
+    pack = {"strategy": "bucket", "chunk_length": 64, "lengths": [4, 16]}
+    with pytest.raises(
+        DataError, match=r"row 3: 30 tokens .* of 16 .*raise the last of pack\.lengths to 30, .* to drop"
+    ):
+        bench.packed(tokens, **pack)
+    assert bench.packed(tokens, **pack, overlong="drop").meta["rows"] == {"train": {"4": 1, "16": 1}}
+
+
+@pytest.mark.parametrize("strategy", ["pad", "bucket", "concat", "bfd"])
+def test_a_split_without_rows(bench, tmp_path, strategy):
+    tokens = tokens_of(tmp_path, train=[3, 4], validation=[])
+    with pytest.raises(DataError, match="the split validation has no rows"):
+        bench.packed(tokens, strategy=strategy)
 
 
 @pytest.mark.parametrize("strategy", ["concat", "bfd"])
@@ -274,9 +275,43 @@ def test_settings_that_contradict_each_other(bench, tmp_path):
         bench.packed(tokens, strategy="pad", lengths=[8])
     with pytest.raises(ConfigError, match=r"longer than pack\.chunk_length"):
         bench.packed(tokens, strategy="bucket", lengths=[8, 1024])
-    for wrong in ({"chunk_length": 0}, {"lengths": [8, 4]}, {"lengths": []}, {"chunk_lenght": 8}):
+    for wrong in ({"chunk_length": 0}, {"chunk_lenght": 8}):
         with pytest.raises(ValidationError):
             bench.packed(tokens, **wrong)
+    for lengths in ([8, 4], [4, 4], []):
+        with pytest.raises(ValidationError, match="lengths must ascend, each once"):
+            bench.packed(tokens, strategy="bucket", lengths=lengths)
+
+
+# --- the files
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "classification"])
+def test_datasets_opens_what_numpy_maps(bench, tmp_path, task):
+    from datasets import Dataset
+
+    tokens = tokens_of(tmp_path, task, train=[1 + n % 13 for n in range(101)])
+    packed = bench.packed(tokens, strategy="bucket", chunk_length=16, lengths=[5, 16])
+    for length, count in packed.meta["rows"]["train"].items():
+        columns = open_chunks(packed, "train", int(length))
+        opened = Dataset.from_file(str(chunk_file(packed.path, "train", int(length)))).with_format("numpy")
+        assert opened.column_names == list(columns) == list(COLUMNS) and len(opened) == count
+        for name, column in columns.items():
+            assert isinstance(column, np.memmap) and not column.flags.writeable
+            assert np.array_equal(np.stack(opened[:][name]), column)
+
+
+def test_datasets_copies_nothing(bench, tmp_path):
+    """All columns lie in the file, in one batch: pyarrow reads them where they are."""
+    import pyarrow as pa
+    from datasets import Dataset
+
+    packed = bench.packed(tokens_of(tmp_path, train=[5] * 3000), strategy="pad", chunk_length=512)
+    before = pa.total_allocated_bytes()
+    opened = Dataset.from_file(str(chunk_file(packed.path, "train", 512)))
+    assert opened[2999]["input_ids"][:5] == [100 + 2999 * 5 + n for n in range(5)]
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert [column.num_chunks for column in opened.data.columns] == [1] * 4
 
 
 # --- real data

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.artifact import Input
+from tasks.chunks import open_chunks
 from tasks.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 IGNORED = -100
-COLUMNS = ("input_ids", "labels", "segment_ids", "position_ids")
 
 
 class Address(NamedTuple):
@@ -69,9 +69,8 @@ class Split:
     def __init__(self, packed: Input, name: str) -> None:
         counts = packed.meta["rows"].get(name, {})
         self.rows = {int(length): int(count) for length, count in counts.items() if count}
-        self._folder = packed.path / name
-        self._columns = {length: self._open(length) for length in sorted(self.rows)}
         self._shifted = packed.meta["task"] == "causal_lm"
+        self._columns = {length: open_chunks(packed, name, length) for length in sorted(self.rows)}
 
     def read(self, address: Address) -> Batch:
         """The batch at `address`. A masked row is some row as padding alone, with no target."""
@@ -79,7 +78,8 @@ class Split:
 
         masked = address.rows < 0
         rows = np.where(masked, 0, address.rows)
-        ids, labels, segments, positions = (np.array(column[rows]) for column in self._columns[address.length])
+        columns = self._columns[address.length].values()
+        ids, labels, segments, positions = (np.array(column[rows]) for column in columns)
         targets = shifted(labels, segments) if self._shifted else labels
         targets[masked] = IGNORED
         segments[masked] = 0
@@ -92,13 +92,6 @@ class Split:
         for length, count in sorted(self.rows.items()):
             for start in range(0, count, rows):
                 yield Address(length, _padded(np.arange(start, min(start + rows, count)), rows))
-
-    def _open(self, length: int) -> list[Ints]:
-        import numpy as np
-
-        return [
-            np.load(self._folder / str(length) / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in COLUMNS
-        ]
 
 
 class Schedule:

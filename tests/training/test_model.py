@@ -47,7 +47,7 @@ def test_packed_segments_do_not_see_each_other(tmp_path) -> None:
         ours = logits_of(built, *columns)
         ours_loss = loss_sum(ours, torch.from_numpy(batch.targets))
         theirs_loss = 0.0
-        labels = torch.from_numpy(split._columns[batch.length][1][:4].astype("int64"))
+        labels = torch.from_numpy(split._columns[batch.length]["labels"][:4].astype("int64"))
         for row in range(4):
             for segment in (1, 2):
                 here = columns[1][row] == segment

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from tasks.artifact import Input, Source
+from tasks.chunks import chunk_file, shapes
 from tasks.stage import write_json
+from tasks.text.chunk_writer import create_columns
 
 os.environ.setdefault("USE_TORCH_XLA", "0")  # transformers else imports torch_xla into the process of the tests
 
@@ -112,10 +114,9 @@ def write_packed(
 ) -> Input:
     for name, lengths in splits.items():
         for length, columns in lengths.items():
-            for column, values in columns.items():
-                target = folder / name / str(length)
-                target.mkdir(parents=True, exist_ok=True)
-                np.save(target / f"{column}.npy", np.ascontiguousarray(values, np.int32))
+            wanted = shapes(task, len(columns["labels"]), length)
+            for column, values in create_columns(chunk_file(folder, name, length), wanted).items():
+                values[:] = columns[column]
     write_json(folder / "tokenizer" / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
     meta = {
         "task": task,
