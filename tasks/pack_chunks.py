@@ -15,15 +15,17 @@ Memory: a block of chunks, and for each row the numbers that place it. Fails wit
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import PositiveInt, field_validator
 
 from tasks.artifact import Input, Meta
 from tasks.chunks import chunk_file, shapes
-from tasks.config import StageConfig
+from tasks.config import StageConfig, keyed_params
 from tasks.errors import ConfigError, DataError
-from tasks.stage import Workdir, stage
+from tasks.stage import Part, Workdir, stage
+from tasks.text.blocks import IGNORED, fill, load_layout, part_of, save_layout
 from tasks.text.chunk_writer import create_columns
 from tasks.text.packers import (
     ALIGN,
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK_TOKENS = 1 << 20
-IGNORED = -100
 
 
 class PackConfig(StageConfig):
@@ -217,7 +218,7 @@ def _pack_split(
         if len(pieces.size) == 0:
             continue
         layout = _layout(split, pieces, length, config, tokens)
-        supervised += _write_chunks(layout, split, length, tokens, out)
+        supervised += _write_chunks(layout, split, length, config, tokens, out)
         rows[str(length)] = layout.chunks
         real += int(layout.pieces.size.sum())
     return Packed(rows, real, supervised)
@@ -238,53 +239,49 @@ def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens:
     return found
 
 
-def _write_chunks(layout: Layout, split: str, length: int, tokens: Input, out: Workdir) -> int:
+def _write_chunks(layout: Layout, split: str, length: int, config: PackConfig, tokens: Input, out: Workdir) -> int:
     """The file of one length, block by block; the number of supervised tokens (or of labelled rows)."""
     import numpy as np
 
-    task = tokens.meta["task"]
-    ids = np.load(tokens.path / split / "input_ids.npy", mmap_mode="r")
-    mask = _loss_mask(split, tokens) if task == "causal_lm" else None
-    columns = create_columns(chunk_file(out.path, split, length), shapes(task, layout.chunks, length))
-    if mask is None:
-        columns["labels"][:] = np.load(tokens.path / split / "labels.npy")[layout.pieces.row]
-    supervised, step = 0, max(1, BLOCK_TOKENS // length)
-    for first in range(0, layout.chunks, step):
-        last = min(first + step, layout.chunks)
-        block = _block(layout, first, last, length, ids, mask, tokens.meta["pad_id"])
-        for name, values in block.items():
-            columns[name][first:last] = values
-        supervised += int((columns["labels"][first:last] != IGNORED).sum())
-        out.progress(last, layout.chunks, f"{split} chunks of {length}")
+    folder = out.scratch / "layout" / f"{split}-{length}"
+    save_layout(layout, folder)
+    inputs = {"tokens": tokens, "layout": out.share(folder, "layout")}
+    columns = create_columns(chunk_file(out.path, split, length), shapes(tokens.meta["task"], layout.chunks, length))
+    step, supervised = max(1, BLOCK_TOKENS // length), 0
+    blocks = [(first, min(first + step, layout.chunks)) for first in range(0, layout.chunks, step)]
+    parts = [_part(config, tokens, split, length, first, last) for first, last in blocks]
+    with closing(out.parts(pack_block, config, inputs, parts)) as made:
+        for (first, last), (here, meta) in zip(blocks, made, strict=True):
+            for name, column in columns.items():
+                column[first:last] = np.load(here / f"{name}.npy", mmap_mode="r")
+            supervised += meta["supervised"]
+            out.progress(last, layout.chunks, f"{split} chunks of {length}")
+    shutil.rmtree(folder)
     return supervised
 
 
-def _block(
-    layout: Layout, first: int, last: int, length: int, ids: Array, mask: Array | None, pad_id: int
-) -> dict[str, Array]:
-    """Chunks first..last of each column, int32 [chunks, length]."""
+def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int, last: int) -> Part:
+    arguments = {"split": split, "length": length, "first": first, "last": last}
+    identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"tokens": tokens.digest}}
+    return Part(identity, arguments)
+
+
+def pack_block(config: PackConfig, tokens: Input, layout: Input, part: Meta, out: Workdir) -> Meta:
+    """Chunks `first`..`last` of one split and length -> a .npy file for each column; meta: supervised."""
     import numpy as np
 
-    here = slice(*np.searchsorted(layout.chunk, (first, last)))
-    size, chunk = layout.pieces.size[here], layout.chunk[here]
-    position = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
-    at = np.repeat((chunk - first) * length + layout.offset[here], size) + position
-    source = np.repeat(layout.pieces.start[here], size) + position
-    opens = np.searchsorted(chunk, chunk)  # the first piece of each piece's chunk
-    values = {
-        "input_ids": (ids[source], pad_id),
-        "segment_ids": (np.repeat(np.arange(len(chunk)) - opens + 1, size), 0),
-        "position_ids": (position, 0),
-    }
-    if mask is not None:
-        supervised = (mask[source] == 1) & (position > 0)
-        values["labels"] = (np.where(supervised, values["input_ids"][0], IGNORED), IGNORED)
-    block = {}
-    for name, (filled, padding) in values.items():
-        flat = np.full((last - first) * length, padding, dtype=np.int32)
-        flat[at] = filled
-        block[name] = flat.reshape(last - first, length)
-    return block
+    source = tokens.path / part["split"]
+    ids = np.load(source / "input_ids.npy", mmap_mode="r")
+    causal = tokens.meta["task"] == "causal_lm"
+    where = part_of(load_layout(layout.path), part["first"], part["last"])
+    block = fill(
+        where, part["length"], ids, _loss_mask(part["split"], tokens) if causal else None, tokens.meta["pad_id"]
+    )
+    if not causal:
+        block["labels"] = np.load(source / "labels.npy", mmap_mode="r")[where.pieces.row]
+    for name, values in block.items():
+        np.save(out.path / f"{name}.npy", values)
+    return {"supervised": int((block["labels"] != IGNORED).sum())}
 
 
 def _efficiency(packed: Packed) -> float:
