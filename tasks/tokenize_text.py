@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import PositiveInt
@@ -27,7 +28,7 @@ from tasks.memo import sha256_file
 from tasks.model_source import tokenizer_folder
 from tasks.stage import Keyed, Workdir, stage
 from tasks.text.arrays import GrowingArray
-from tasks.text.encoders import CausalEncoder, ClassEncoder, Encoded, Piece
+from tasks.text.encoders import CausalEncoder, ClassEncoder, without_unsupervised
 from tasks.text.shards import content_digest, cut_shards
 from tasks.text.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
 from tasks.text.trainer import TrainTokenizer, train_tokenizer
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH = 1024
+WORDS = 60
+"""Letters of an example."""
 
 Encoder = ClassEncoder | CausalEncoder
 
@@ -71,18 +74,15 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
     loaded = _tokenizer(config, texts, model, causal, out)
     special = loaded.meta()
     identity = _identity(config, texts, out)
-    encoder: Encoder = (
-        CausalEncoder(loaded, config.max_length, config.overlong, add_eos=config.add_eos, framed=texts.meta["framed"])
-        if causal
-        else ClassEncoder(loaded, config.max_length, config.overlong)
-    )
+    encoder = _encoder(config, loaded, texts.meta)
     counts = {split: _tokenize_split(split, encoder, config, identity, texts, out) for split in texts.meta["splits"]}
     dropped = {
         reason: total
         for reason in ("overlong", "unsupervised")
         if (total := sum(count.dropped[reason] for count in counts.values()))
     }
-    _report(config, counts, dropped, out)
+    examples = _report(config, counts, dropped, out)
+    lengths = {split: _lengths(split, out) for split in counts}
     return {
         "task": texts.meta["task"],
         "labels": texts.meta["labels"],
@@ -93,26 +93,61 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
         "max_length": config.max_length,
         "overlong": {split: count.overlong for split, count in counts.items()},
         "dropped": dropped,
-        "metrics": {"tokens": sum(count.tokens for count in counts.values()), "vocab_size": special["vocab_size"]},
+        "examples": examples,
+        "lengths_of_rows": lengths,
+        "metrics": {
+            "tokens": sum(count.tokens for count in counts.values()),
+            "vocab_size": special["vocab_size"],
+            **next(iter(lengths.values()))["percentiles"],
+        },
     }
+
+
+class Example(NamedTuple):
+    """row: from 1, among what was read; what: is to be said of it; text: its first words."""
+
+    row: int
+    what: str
+    text: str
+
+    @classmethod
+    def of(cls, rows: pa.Table, row: int, what: str) -> Example:
+        """row: from 0."""
+        given = rows.slice(row, 1).to_pylist()[0]
+        text = given["text"] if "text" in given else "".join(part["text"] for part in given["parts"])
+        return cls(row + 1, what, shorten(" ".join(text[:1000].split()), WORDS, placeholder=" ..."))
+
+    def told(self, split: str, before: int = 0) -> str:
+        return f"split {split} row {self.row + before}: {self.what}, in {self.text!r}"
 
 
 @dataclass
 class Count:
-    """What became of rows."""
+    """What became of rows. read: of the texts; forged: whose text spells special tokens; first: the first of a kind."""
 
+    read: int = 0
     rows: int = 0
     tokens: int = 0
     longest: int = 0
     overlong: int = 0
+    forged: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: {"overlong": 0, "unsupervised": 0})
+    first: dict[str, Example] = field(default_factory=dict)
 
     def add(self, other: Meta) -> None:
+        """The shard that comes next."""
+        for what, (row, *told) in other["first"].items():
+            self.first.setdefault(what, Example(row + self.read, *told))
+        self.read += other["read"]
         self.rows += other["rows"]
         self.tokens += other["tokens"]
         self.longest = max(self.longest, other["longest"])
         self.overlong += other["overlong"]
+        self.forged += other["forged"]
         self.dropped = {reason: count + other["dropped"][reason] for reason, count in self.dropped.items()}
+
+    def meta(self) -> Meta:
+        return {**asdict(self), "first": {what: list(example) for what, example in self.first.items()}}
 
 
 def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool, out: Workdir) -> FastTokenizer:
@@ -131,6 +166,19 @@ def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool
     return loaded
 
 
+def _encoder(config: TokenizeConfig, loaded: FastTokenizer, meta: Meta) -> Encoder:
+    if meta["task"] == "classification":
+        return ClassEncoder(loaded, config.max_length, config.overlong)
+    return CausalEncoder(
+        loaded,
+        config.max_length,
+        config.overlong,
+        add_eos=config.add_eos,
+        framed=meta["framed"],
+        templates=tuple(meta.get("templates", ())),
+    )
+
+
 def _texts(path: Path) -> Iterator[str]:
     """The texts of a split, causal ones with their parts joined."""
     import pyarrow.parquet as pq
@@ -142,7 +190,8 @@ def _texts(path: Path) -> Iterator[str]:
 
 def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
     """What a shard's tokens depend on besides its rows. A trained tokenizer is what came of training, not how it was trained."""
-    params = {"task": texts.meta["task"], "framed": texts.meta["framed"], **keyed_params(config)}
+    shape: Meta = {name: texts.meta[name] for name in ("task", "framed", "templates") if name in texts.meta}
+    params = {**shape, **keyed_params(config)}
     tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
     del params["train"]
     return {"params": params, "inputs": {"tokenizer": tokenizer}}
@@ -175,6 +224,20 @@ def _tokenize_split(
     return count
 
 
+def _lengths(split: str, out: Workdir) -> Meta:
+    """`percentiles {length_p50 ...}` and the histogram `rows {"<most tokens>": rows}`, in bins that double; a curve over
+    the lengths, too, so that it can be seen where the run is logged."""
+    import numpy as np
+
+    sizes = np.diff(np.load(out.path / split / "offsets.npy", mmap_mode="r"))
+    bins = np.ceil(np.log2(np.maximum(sizes, 1))).astype(np.int64)
+    rows = {2**power: int(count) for power, count in enumerate(np.bincount(bins)) if count}
+    for most, count in rows.items():
+        out.metrics(most, **{f"{split}_rows_by_length": count})
+    at = {f"length_p{share}": int(np.percentile(sizes, share, method="higher")) for share in (50, 95, 99)}
+    return {"percentiles": at, "rows": {str(most): count for most, count in rows.items()}}
+
+
 class Place(NamedTuple):
     """Where a shard begins: after `done` of `total` rows. For what is said, not for what is made."""
 
@@ -189,46 +252,52 @@ def _make_shard(
     """`input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`; meta: a Count."""
     import numpy as np
 
-    count, done = Count(), place.done
-    pieces: list[Piece] = []
-    for batch in rows.to_batches(BATCH):
-        for number, row in enumerate(encoder.encode(batch), done + 1):
-            pieces += _kept(row, f"split {place.split} row {number}", config, encoder, count)
-        done += batch.num_rows
-        out.progress(done, place.total, f"{place.split} rows")
-    nothing = [Piece(np.empty(0, dtype=np.int32), np.empty(0, dtype=encoder.extra_type))]
-    np.save(folder / "input_ids.npy", np.concatenate([piece.ids for piece in pieces or nothing]))
-    np.save(folder / "lengths.npy", np.array([len(piece.ids) for piece in pieces], dtype=np.int32))
-    np.save(folder / f"{encoder.extra}.npy", np.concatenate([piece.extra for piece in pieces or nothing]))
-    return asdict(count)
-
-
-def _kept(row: Encoded, where: str, config: TokenizeConfig, encoder: Encoder, count: Count) -> Iterator[Piece]:
-    """The pieces of a row that are written; the others are counted."""
-    count.overlong += row.too_long
-    if row.too_long and config.overlong == "error":
+    made = encoder.encode(rows)
+    long = np.flatnonzero(made.lengths > config.max_length)
+    if len(long) and config.overlong == "error":
+        what = f"{made.lengths[long[0]]} tokens, more than tokenize.max_length {config.max_length}"
         raise DataError(
-            f"{where}: {row.length} tokens, more than tokenize.max_length {config.max_length}",
+            Example.of(rows, int(long[0]), what).told(place.split, place.done),
             "raise it, or set tokenize.overlong to truncate, split or drop",
         )
-    if row.too_long and config.overlong == "drop":
-        count.dropped["overlong"] += 1
-        return
-    for piece in row.pieces:
-        if encoder.extra == "loss_mask" and not piece.extra[1:].any():
-            count.dropped["unsupervised"] += 1
-            continue
-        count.rows += 1
-        count.tokens += len(piece.ids)
-        count.longest = max(count.longest, len(piece.ids))
-        yield piece
+    count = Count(read=rows.num_rows, overlong=len(long), forged=len(made.forged))
+    if len(long):
+        count.first["overlong"] = Example.of(rows, int(long[0]), f"{made.lengths[long[0]]} tokens")
+    if made.forged:
+        count.first["forged"] = Example.of(rows, *made.forged[0])
+    if config.overlong == "drop":
+        count.dropped["overlong"] = len(long)
+    made = without_unsupervised(made) if encoder.extra == "loss_mask" else made
+    count.dropped["unsupervised"] = made.unsupervised
+    count.rows, count.tokens, count.longest = len(made.sizes), len(made.ids), int(made.sizes.max(initial=0))
+    np.save(folder / "input_ids.npy", made.ids)
+    np.save(folder / "lengths.npy", made.sizes.astype(np.int32))
+    np.save(folder / f"{encoder.extra}.npy", made.extra)
+    return count.meta()
 
 
-def _report(config: TokenizeConfig, counts: dict[str, Count], dropped: Meta, out: Workdir) -> None:
-    verb = {"truncate": "cut", "split": "split", "drop": "dropped"}.get(config.overlong, "")
+def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
+    """(as it is told, as metadata) of the first row in the first split that has one."""
+    for split, count in counts.items():
+        if example := count.first.get(what):
+            return example.told(split), {"split": split, **example._asdict()}
+    raise KeyError(what)
+
+
+def _report(config: TokenizeConfig, counts: dict[str, Count], dropped: Meta, out: Workdir) -> Meta:
+    """Tell what was lost or read otherwise than written, each with an example; the examples."""
+    examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
     if too_long:
-        told = ", ".join(f"{number} of {split}" for split, number in too_long.items())
-        out.info(f"rows longer than {config.max_length} tokens, {verb}: {told}")
+        told, examples["overlong"] = _examples(counts, "overlong")
+        verb = {"truncate": "cut", "split": "split", "drop": "dropped"}[config.overlong]
+        many = ", ".join(f"{number} of {split}" for split, number in too_long.items())
+        say = out.info if config.overlong == "split" else out.warn
+        say(f"rows longer than {config.max_length} tokens, {verb}: {many} (the first: {told})")
+    forged = sum(count.forged for count in counts.values())
+    if forged:
+        told, examples["forged"] = _examples(counts, "forged")
+        out.warn(f"rows whose text spells a special token, read as plain text: {forged} (the first: {told})")
     if dropped.get("unsupervised"):
         out.warn(f"rows without a token to train on, dropped: {dropped['unsupervised']} (a prompt may fill max_length)")
+    return examples
