@@ -1,12 +1,14 @@
 """Turn texts into token ids, with a mask of what is trained on; or train the tokenizer first.
 
-A causal text is tokenised whole, as at inference, and the mask follows from character offsets: a token is trained on if it
-holds a trained character. bos stands first if the tokenizer puts it there; eos is appended (a chat template writes both
-itself). Rows without any supervised token teach nothing: dropped and counted. Rows are cut into shards of 2 MiB of text,
-each kept by itself, so that changed data tokenises only the shards it changed; memory is a shard, tokenised in batches of
-1,024 rows over all cores. The bytes depend neither on the cuts nor on the number of cores. Keyed by the tokenizer's files
-alone, never by weights.
-Fails with DataError for an overlong row when `overlong` is "error", ModelError for an unreadable or padless tokenizer.
+A causal text has the ids of the whole, as at inference, and the mask follows from character offsets: a token is trained on
+if it holds a trained character. bos stands first if the tokenizer puts it there; eos is appended (a chat template writes both
+itself), neither twice. Special tokens count where a template wrote them; in a row's own text their letters are text. Rows
+without any supervised token teach nothing: dropped and counted. Rows are cut into shards of 2 MiB of text, each kept by
+itself, so that changed data tokenises only the shards it changed; memory is a shard, whose distinct words are tokenised over
+all cores. The bytes depend neither on the cuts nor on the number of cores. Keyed by the tokenizer's files and the size of a
+pretrained model's vocabulary, never by weights.
+Fails with DataError for an overlong row when `overlong` is "error", ModelError for an unreadable or padless tokenizer, or one
+with more ids than the model.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH = 1024
+BLOCK = 1 << 18
+"""Rows whose lengths are counted at once."""
+
 WORDS = 60
 """Letters of an example."""
 
@@ -56,9 +61,22 @@ class TokenizeConfig(StageConfig):
 
 
 def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
+    """Of the model its tokenizer, and how many ids a pretrained one takes: it is checked here."""
     texts, model = inputs["texts"], inputs["model"]
     assert isinstance(texts, Artifact) and isinstance(model, Source)
-    return {"texts": texts.digest, "model": {"tokenizer": None if config.train else model.identity["tokenizer"]}}
+    most = _embeddings(model)
+    keyed = {"tokenizer": None if config.train else model.identity["tokenizer"]}
+    return {"texts": texts.digest, "model": {**keyed, **({"vocab_size": most} if most else {})}}
+
+
+def _embeddings(model: Source) -> int | None:
+    """The ids that a pretrained model takes, as its config says; None for one from scratch, which takes the tokenizer's."""
+    config = model.identity["config"]
+    if not config.get("pretrained"):
+        return None
+    fields = {**config["pretrained"], **config["overrides"]}
+    found = fields.get("vocab_size") or (fields.get("text_config") or {}).get("vocab_size")
+    return found if isinstance(found, int) else None
 
 
 @stage(kind="tokens", inputs=_inputs)
@@ -67,7 +85,8 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
     `loss_mask.npy` uint8 [tokens]; `tokenizer/`.
 
     meta: task, labels, splits {name: rows}, tokens {name: n}, longest (tokens of the longest row), vocab_size, pad_id,
-    bos_id, eos_id, max_length, overlong {name: rows that were too long}, dropped {reason: rows}."""
+    bos_id, eos_id, max_length, overlong {name: rows that were too long}, dropped {reason: rows}, lengths_of_rows {name:
+    percentiles and a histogram}, examples {what: the first row that was too long, or spelled a special token}."""
     causal = texts.meta["task"] == "causal_lm"
     if config.overlong == "split" and not causal:
         raise ConfigError("tokenize.overlong: a classified text can't be split", "use truncate, drop or error")
@@ -162,6 +181,11 @@ def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool
         )
     else:
         loaded = read_tokenizer(folder)
+    if (most := _embeddings(model)) and loaded.vocab_size > most:
+        raise ModelError(
+            f"the tokenizer {loaded.name} has ids up to {loaded.vocab_size - 1}, and the model takes {most} (its vocab_size)",
+            "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
+        )
     save_tokenizer(loaded, folder, out.path / "tokenizer")
     return loaded
 
@@ -229,12 +253,19 @@ def _lengths(split: str, out: Workdir) -> Meta:
     the lengths, too, so that it can be seen where the run is logged."""
     import numpy as np
 
-    sizes = np.diff(np.load(out.path / split / "offsets.npy", mmap_mode="r"))
-    bins = np.ceil(np.log2(np.maximum(sizes, 1))).astype(np.int64)
-    rows = {2**power: int(count) for power, count in enumerate(np.bincount(bins)) if count}
+    offsets = np.load(out.path / split / "offsets.npy", mmap_mode="r")
+    counts = np.zeros(1, dtype=np.int64)  # rows of each length
+    for start in range(0, len(offsets) - 1, BLOCK):
+        more = np.bincount(np.diff(offsets[start : start + BLOCK + 1]), minlength=len(counts))
+        more[: len(counts)] += counts
+        counts = more
+    below = np.cumsum(counts)
+    at = {f"length_p{share}": int(np.searchsorted(below, below[-1] * share / 100)) for share in (50, 95, 99)}
+    bins = [0, *(2**power for power in range(len(counts).bit_length() + 1))]
+    edges = below[np.minimum(bins, len(counts) - 1)]
+    rows = {most: int(count) for most, count in zip(bins[1:], np.diff(edges), strict=True) if count}
     for most, count in rows.items():
         out.metrics(most, **{f"{split}_rows_by_length": count})
-    at = {f"length_p{share}": int(np.percentile(sizes, share, method="higher")) for share in (50, 95, 99)}
     return {"percentiles": at, "rows": {str(most): count for most, count in rows.items()}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain, pairwise
 from typing import Any
 
@@ -29,6 +30,13 @@ def loaded(name: str) -> FastTokenizer:
     return FastTokenizer(tokenizer, {"bos_token": "<s>", "eos_token": "</s>"}, name)
 
 
+def ids_of(tokenizer: FastTokenizer) -> tuple[int, int]:
+    """bos and eos"""
+    bos, eos = tokenizer.id_of("bos_token"), tokenizer.id_of("eos_token")
+    assert bos is not None and eos is not None
+    return bos, eos
+
+
 def table(rows: list[list[Part]]) -> pa.Table:
     made = [[{"text": text, "train": train} for text, train in row] for row in rows]
     return pa.table({"parts": pa.array(made, PARTS)})
@@ -42,14 +50,16 @@ def rows_of(made: Encoded) -> list[tuple[list[int], list[int]]]:
 def whole_texts(name: str, rows: list[list[Part]]) -> list[tuple[list[int], list[int]]]:
     """The library's ids of each joined text as plain text, and the mask by its offsets; bos and eos around them."""
     tokenizer = loaded(name)
-    prefix, eos = tokenizer.prefix(), tokenizer.id_of("eos_token")
+    prefix, eos = tokenizer.prefix(), ids_of(tokenizer)[1]
     tokenizer.tokenizer.encode_special_tokens = True
     found = []
     for row in rows:
         text = "".join(text for text, _ in row)
         one = tokenizer.tokenizer.encode(text, add_special_tokens=False)
         parts = [{"text": text, "train": train} for text, train in row]
-        mask = trained_tokens(parts, len(one), one.token_to_chars).tolist() if text else []
+        mask = (
+            trained_tokens(parts, len(one), lambda token, one=one: one.token_to_chars(token)).tolist() if text else []
+        )
         found.append(([*prefix, *(one.ids if text else []), eos], [*[0] * len(prefix), *mask, int(row[-1][1])]))
     return found
 
@@ -120,7 +130,7 @@ def test_classified_texts_keep_their_frame(name: str, rows: list[str], most: int
 
 def test_a_text_can_not_forge_the_end_of_its_turn() -> None:
     tokenizer = loaded("gpt2")
-    bos, eos = tokenizer.id_of("bos_token"), tokenizer.id_of("eos_token")
+    bos, eos = ids_of(tokenizer)
     made = CausalEncoder(tokenizer, 512, "error", add_eos=True).encode(table([[("a", False)], [("say </s><s>", True)]]))
     assert made.ids.tolist().count(eos) == 2 and bos not in made.ids
     assert [(found.row, found.what) for found in made.forged] == [(1, "</s>")]
@@ -130,7 +140,7 @@ def test_a_template_writes_its_own_and_bos_and_eos_stand_once() -> None:
     from tokenizers import processors
 
     tokenizer = loaded("gpt2")
-    bos, eos = tokenizer.id_of("bos_token"), tokenizer.id_of("eos_token")
+    bos, eos = ids_of(tokenizer)
     tokenizer.tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     encoder = CausalEncoder(tokenizer, 512, "error", add_eos=True, templates=("<s>{{ a }}", "{{ b }}</s>"))
     made = encoder.encode(table([[("<s>a", False), ("b</s>", True)], [("a", False), ("b", True)]]))
@@ -140,7 +150,7 @@ def test_a_template_writes_its_own_and_bos_and_eos_stand_once() -> None:
 
 def test_plain_parts_of_a_framed_text_are_no_frame() -> None:
     tokenizer = loaded("gpt2")
-    eos = tokenizer.id_of("eos_token")
+    _, eos = ids_of(tokenizer)
     row = [("hi ", False, False), ("</s>", False, True), ("</s>", False, False), ("yes</s>", True, False)]
     parts = [[{"text": text, "train": train, "plain": plain} for text, train, plain in row]]
     encoder = CausalEncoder(tokenizer, 512, "error", add_eos=True, framed=True)
