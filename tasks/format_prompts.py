@@ -20,7 +20,7 @@ from tasks.errors import ConfigError, DataError
 from tasks.model_source import tokenizer_folder
 from tasks.stage import Keyed, Workdir, stage
 from tasks.text.chat import Render, messages_of, sections, templated
-from tasks.text.special import chat_template, special_tokens
+from tasks.text.special import chat_template, special_texts, special_tokens
 from tasks.text.templates import chat_renderer, row_template
 
 if TYPE_CHECKING:
@@ -77,13 +77,14 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, out: Workdi
     """rows -> `<split>.parquet`: classification `text: string, label: int64`, else `parts: list<struct<text, train>>`.
 
     meta: task (`classification` or `causal_lm`), labels, splits {name: rows}, dropped {reason: rows}, framed (the texts
-    hold their special tokens, bos and eos, as a chat template writes them)."""
+    hold their special tokens, bos and eos, as a chat template writes them), templates (the recipe's, whose special tokens
+    are such)."""
     classify = config.task == "classification"
     framed = config.task == "chat" and config.chat_template != "sections"
     maker = _chat(config, rows.meta, model) if config.task == "chat" else MAKERS[config.task](config, rows.meta)
     kept, dropped = {}, 0
     for split, count in rows.meta["splits"].items():
-        kept[split] = _format_split(split, count, maker, rows, out, _schema(classify))
+        kept[split] = _format_split(split, count, maker, rows, out, _schema(classify, framed))
         dropped += count - kept[split]
         if kept[split] == 0:
             raise DataError(
@@ -97,15 +98,17 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, out: Workdi
         "splits": kept,
         "dropped": {"empty": dropped} if dropped else {},
         "framed": framed,
+        "templates": [text for text in (config.prompt_template, config.response_template) if text],
     }
 
 
-def _schema(classify: bool) -> pa.Schema:
+def _schema(classify: bool, framed: bool) -> pa.Schema:
     import pyarrow as pa
 
     if classify:
         return pa.schema([("text", pa.string()), ("label", pa.int64())])
-    return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_())])))])
+    part = [("text", pa.string()), ("train", pa.bool_()), *([("plain", pa.bool_())] if framed else [])]
+    return pa.schema([("parts", pa.list_(pa.struct(part)))])
 
 
 def _format_split(split: str, count: int, maker: Maker, rows: Input, out: Workdir, schema: pa.Schema) -> int:
@@ -185,11 +188,17 @@ def _alpaca(instruction: str, context: str) -> str:
 def _chat(config: FormatConfig, meta: Meta, model: Source) -> Maker:
     _present("format.messages", config.messages, meta)
     render = None if config.chat_template == "sections" else _renderer(config, model)
+    folder = tokenizer_folder(model) if render else None
+    special = special_texts(folder) if folder else ()
 
     def make(row: Row, where: str) -> Made:
         messages = messages_of(row[config.messages], where)
         last = config.turns == "last"
-        parts = templated(messages, render, where, last=last) if render else list(sections(messages, last=last))
+        parts = (
+            templated(messages, render, where, last=last, special=special)
+            if render
+            else list(sections(messages, last=last))
+        )
         return {"parts": parts} if any(part["train"] and part["text"].strip() for part in parts) else None
 
     return make

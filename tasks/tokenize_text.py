@@ -1,19 +1,21 @@
 """Turn texts into token ids, with a mask of what is trained on; or train the tokenizer first.
 
-A causal text is tokenised whole, as at inference, and the mask follows from character offsets: a token is trained on if it
-holds a trained character. bos stands first if the tokenizer puts it there; eos is appended (a chat template writes both
-itself). Rows without any supervised token teach nothing: dropped and counted. Rows are cut into shards of 2 MiB of text,
-each kept by itself, so that changed data tokenises only the shards it changed; memory is a shard, tokenised in batches of
-1,024 rows over all cores. The bytes depend neither on the cuts nor on the number of cores. Keyed by the tokenizer's files
-alone, never by weights.
-Fails with DataError for an overlong row when `overlong` is "error", ModelError for an unreadable or padless tokenizer.
+A causal text has the ids of the whole, as at inference, and the mask follows from character offsets: a token is trained on
+if it holds a trained character. bos stands first if the tokenizer puts it there; eos is appended (a chat template writes both
+itself), neither twice. Special tokens count where a template wrote them; in a row's own text their letters are text. Rows
+without any supervised token teach nothing: dropped and counted. Rows are cut into shards of 2 MiB of text, each kept by
+itself, so that changed data tokenises only the shards it changed; memory is a shard, whose distinct words are tokenised over
+all cores. The bytes depend neither on the cuts nor on the number of cores. Keyed by the tokenizer's files and the size of a
+pretrained model's vocabulary, never by weights.
+Fails with DataError for an overlong row when `overlong` is "error", ModelError for an unreadable or padless tokenizer, or one
+with more ids than the model.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,8 +29,9 @@ from tasks.memo import sha256_file
 from tasks.model_source import tokenizer_folder
 from tasks.stage import Keyed, Part, Workdir, stage
 from tasks.text.arrays import GrowingArray
-from tasks.text.encoders import CausalEncoder, ClassEncoder, Encoded, Encoder, Piece, encoder_type
+from tasks.text.encoders import CausalEncoder, ClassEncoder, Encoder, encoder_type, without_unsupervised
 from tasks.text.shards import content_digest, cut_shards, read_rows
+from tasks.text.tally import Count, Example, length_counts, report
 from tasks.text.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
 from tasks.text.trainer import TrainTokenizer, train_tokenizer
 
@@ -48,9 +51,22 @@ class TokenizeConfig(StageConfig):
 
 
 def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
+    """Of the model its tokenizer, and how many ids a pretrained one takes: it is checked here."""
     texts, model = inputs["texts"], inputs["model"]
     assert isinstance(texts, Artifact) and isinstance(model, Source)
-    return {"texts": texts.digest, "model": {"tokenizer": None if config.train else model.identity["tokenizer"]}}
+    most = _embeddings(model)
+    keyed = {"tokenizer": None if config.train else model.identity["tokenizer"]}
+    return {"texts": texts.digest, "model": {**keyed, **({"vocab_size": most} if most else {})}}
+
+
+def _embeddings(model: Source) -> int | None:
+    """The ids that a pretrained model takes, as its config says; None for one from scratch, which takes the tokenizer's."""
+    config = model.identity["config"]
+    if not config.get("pretrained"):
+        return None
+    fields = {**config["pretrained"], **config["overrides"]}
+    found = fields.get("vocab_size") or (fields.get("text_config") or {}).get("vocab_size")
+    return found if isinstance(found, int) else None
 
 
 @stage(kind="tokens", inputs=_inputs)
@@ -59,7 +75,8 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
     `loss_mask.npy` uint8 [tokens]; `tokenizer/`.
 
     meta: task, labels, splits {name: rows}, tokens {name: n}, longest (tokens of the longest row), vocab_size, pad_id,
-    bos_id, eos_id, max_length, overlong {name: rows that were too long}, dropped {reason: rows}."""
+    bos_id, eos_id, max_length, overlong {name: rows that were too long}, dropped {reason: rows}, lengths_of_rows {name:
+    percentiles and a histogram}, examples {what: the first row that was too long, or spelled a special token}."""
     causal = texts.meta["task"] == "causal_lm"
     if config.overlong == "split" and not causal:
         raise ConfigError("tokenize.overlong: a classified text can't be split", "use truncate, drop or error")
@@ -72,7 +89,8 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
         for reason in ("overlong", "unsupervised")
         if (total := sum(count.dropped[reason] for count in counts.values()))
     }
-    _report(config, counts, dropped, out)
+    examples = report(config.max_length, config.overlong, counts, dropped, out)
+    lengths = {split: length_counts(split, out) for split in counts}
     return {
         "task": texts.meta["task"],
         "labels": texts.meta["labels"],
@@ -83,26 +101,14 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
         "max_length": config.max_length,
         "overlong": {split: count.overlong for split, count in counts.items()},
         "dropped": dropped,
-        "metrics": {"tokens": sum(count.tokens for count in counts.values()), "vocab_size": special["vocab_size"]},
+        "examples": examples,
+        "lengths_of_rows": lengths,
+        "metrics": {
+            "tokens": sum(count.tokens for count in counts.values()),
+            "vocab_size": special["vocab_size"],
+            **next(iter(lengths.values()))["percentiles"],
+        },
     }
-
-
-@dataclass
-class Count:
-    """What became of rows."""
-
-    rows: int = 0
-    tokens: int = 0
-    longest: int = 0
-    overlong: int = 0
-    dropped: dict[str, int] = field(default_factory=lambda: {"overlong": 0, "unsupervised": 0})
-
-    def add(self, other: Meta) -> None:
-        self.rows += other["rows"]
-        self.tokens += other["tokens"]
-        self.longest = max(self.longest, other["longest"])
-        self.overlong += other["overlong"]
-        self.dropped = {reason: count + other["dropped"][reason] for reason, count in self.dropped.items()}
 
 
 def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool, out: Workdir) -> FastTokenizer:
@@ -117,6 +123,11 @@ def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool
         )
     else:
         loaded = read_tokenizer(folder)
+    if (most := _embeddings(model)) and loaded.vocab_size > most:
+        raise ModelError(
+            f"the tokenizer {loaded.name} has ids up to {loaded.vocab_size - 1}, and the model takes {most} (its vocab_size)",
+            "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
+        )
     save_tokenizer(loaded, folder, out.path / "tokenizer")
     return loaded
 
@@ -132,7 +143,8 @@ def _texts(path: Path) -> Iterator[str]:
 
 def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
     """What a shard's tokens depend on besides its rows. A trained tokenizer is what came of training, not how it was trained."""
-    params = {"task": texts.meta["task"], "framed": texts.meta["framed"], **keyed_params(config)}
+    shape: Meta = {name: texts.meta[name] for name in ("task", "framed", "templates") if name in texts.meta}
+    params = {**shape, **keyed_params(config)}
     tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
     del params["train"]
     return {"params": params, "inputs": {"tokenizer": tokenizer}}
@@ -182,56 +194,44 @@ def tokenize_rows(config: TokenizeConfig, texts: Input, tokenizer: Input, part: 
     `labels.npy` or `loss_mask.npy`; meta: a Count."""
     import numpy as np
 
-    encoder = _encoder(tokenizer.path, config.model_dump_json(), texts.meta["task"], texts.meta["framed"])
+    encoder = _encoder(tokenizer.path, config.model_dump_json(), json.dumps(texts.meta))
     rows = read_rows(texts.path / f"{part['split']}.parquet", part["first"], part["count"])
-    count, done = Count(), part["first"]
-    pieces: list[Piece] = []
-    for batch in rows.to_batches(BATCH):
-        for number, row in enumerate(encoder.encode(batch), done + 1):
-            pieces += _kept(row, f"split {part['split']} row {number}", config, encoder, count)
-        done += batch.num_rows
-    nothing = [Piece(np.empty(0, dtype=np.int32), np.empty(0, dtype=encoder.extra_type))]
-    np.save(out.path / "input_ids.npy", np.concatenate([piece.ids for piece in pieces or nothing]))
-    np.save(out.path / "lengths.npy", np.array([len(piece.ids) for piece in pieces], dtype=np.int32))
-    np.save(out.path / f"{encoder.extra}.npy", np.concatenate([piece.extra for piece in pieces or nothing]))
-    return asdict(count)
-
-
-@lru_cache(maxsize=4)
-def _encoder(folder: Path, config: str, task: str, framed: bool) -> Encoder:
-    """Of a tokenizer's folder, once a process: reading one takes as long as tokenising thousands of rows."""
-    settings, loaded = TokenizeConfig.model_validate_json(config), read_tokenizer(folder)
-    if encoder_type(task) is ClassEncoder:
-        return ClassEncoder(loaded, settings.max_length, settings.overlong)
-    return CausalEncoder(loaded, settings.max_length, settings.overlong, add_eos=settings.add_eos, framed=framed)
-
-
-def _kept(row: Encoded, where: str, config: TokenizeConfig, encoder: Encoder, count: Count) -> Iterator[Piece]:
-    """The pieces of a row that are written; the others are counted."""
-    count.overlong += row.too_long
-    if row.too_long and config.overlong == "error":
+    made = encoder.encode(rows)
+    long = np.flatnonzero(made.lengths > config.max_length)
+    if len(long) and config.overlong == "error":
+        what = f"{made.lengths[long[0]]} tokens, more than tokenize.max_length {config.max_length}"
         raise DataError(
-            f"{where}: {row.length} tokens, more than tokenize.max_length {config.max_length}",
+            Example.of(rows, int(long[0]), what).told(part["split"], part["first"]),
             "raise it, or set tokenize.overlong to truncate, split or drop",
         )
-    if row.too_long and config.overlong == "drop":
-        count.dropped["overlong"] += 1
-        return
-    for piece in row.pieces:
-        if encoder.extra == "loss_mask" and not piece.extra[1:].any():
-            count.dropped["unsupervised"] += 1
-            continue
-        count.rows += 1
-        count.tokens += len(piece.ids)
-        count.longest = max(count.longest, len(piece.ids))
-        yield piece
+    count = Count(read=rows.num_rows, overlong=len(long), forged=len(made.forged))
+    if len(long):
+        count.first["overlong"] = Example.of(rows, int(long[0]), f"{made.lengths[long[0]]} tokens")
+    if made.forged:
+        count.first["forged"] = Example.of(rows, *made.forged[0])
+    if config.overlong == "drop":
+        count.dropped["overlong"] = len(long)
+    made = without_unsupervised(made) if encoder.extra == "loss_mask" else made
+    count.dropped["unsupervised"] = made.unsupervised
+    count.rows, count.tokens, count.longest = len(made.sizes), len(made.ids), int(made.sizes.max(initial=0))
+    np.save(out.path / "input_ids.npy", made.ids)
+    np.save(out.path / "lengths.npy", made.sizes.astype(np.int32))
+    np.save(out.path / f"{encoder.extra}.npy", made.extra)
+    return count.meta()
 
 
-def _report(config: TokenizeConfig, counts: dict[str, Count], dropped: Meta, out: Workdir) -> None:
-    verb = {"truncate": "cut", "split": "split", "drop": "dropped"}.get(config.overlong, "")
-    too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
-    if too_long:
-        told = ", ".join(f"{number} of {split}" for split, number in too_long.items())
-        out.info(f"rows longer than {config.max_length} tokens, {verb}: {told}")
-    if dropped.get("unsupervised"):
-        out.warn(f"rows without a token to train on, dropped: {dropped['unsupervised']} (a prompt may fill max_length)")
+@lru_cache(maxsize=2)
+def _encoder(folder: Path, config: str, texts: str) -> Encoder:
+    """Of a tokenizer's folder, a TokenizeConfig and the texts' metadata, both as JSON; once a process, for reading it takes as
+    long as tokenising thousands of rows, and the words it has met need not be tokenised again."""
+    settings, meta, loaded = TokenizeConfig.model_validate_json(config), json.loads(texts), read_tokenizer(folder)
+    if encoder_type(meta["task"]) is ClassEncoder:
+        return ClassEncoder(loaded, settings.max_length, settings.overlong)
+    return CausalEncoder(
+        loaded,
+        settings.max_length,
+        settings.overlong,
+        add_eos=settings.add_eos,
+        framed=meta["framed"],
+        templates=tuple(meta.get("templates", ())),
+    )

@@ -207,6 +207,47 @@ def test_key_takes_the_tokenizer_alone():
     assert of(tokenize_text).inputs(TokenizeConfig(), inputs) == expected
     trained = of(tokenize_text).inputs(TokenizeConfig(train={"kind": "bpe"}), inputs)
     assert trained["model"] == {"tokenizer": None}
+    inputs["model"] = Source("model", {**model.identity, "config": {"pretrained": {"vocab_size": 9}, "overrides": {}}})
+    assert of(tokenize_text).inputs(TokenizeConfig(), inputs)["model"] == {**expected["model"], "vocab_size": 9}
+
+
+def test_more_ids_than_the_model_takes(bench, tmp_path):
+    folder = character_tokenizer(tmp_path / "model", {"eos_token": "</s>"})
+    texts = instructions(bench, ("a", "b"))
+    for config, fits in (({"vocab_size": 97}, True), ({"text_config": {"vocab_size": 96}}, False)):
+        write_json(folder / "config.json", {"model_type": "llama", **config})
+        if fits:
+            assert bench.tokens(texts, {"source": str(folder)}).meta["vocab_size"] == 97
+        else:
+            with pytest.raises(ModelError, match=r"the tokenizer model has ids up to 96, and the model takes 96"):
+                bench.tokens(texts, {"source": str(folder)})
+
+
+# --- what is told
+
+
+def test_an_overlong_row_is_told_with_its_text(bench, shared):
+    texts = instructions(bench, ("a", "b"), ("Why?", "because " * 500), ("Who?", "me " * 900))
+    for overlong, verb in (("truncate", "cut"), ("drop", "dropped")):
+        tokens = bench.tokens(texts, {"source": str(shared / LLAMA)}, overlong=overlong)
+        assert f"rows longer than 512 tokens, {verb}: 2 of train (the first: split train row 2:" in bench.warnings()[-1]
+        example = tokens.meta["examples"]["overlong"]
+        assert (example["split"], example["row"]) == ("train", 2)
+        assert example["text"].startswith("### Instruction Why? ### Answer because") and example["text"].endswith("...")
+        assert int(example["what"].split()[0]) > 512
+
+
+def test_lengths_are_counted_in_bins_that_double(bench, shared):
+    texts = instructions(bench, *(("a", "b " * count) for count in (1, 1, 1, 40, 400)))
+    tokens = bench.tokens(texts, {"source": str(shared / LLAMA)}, max_length=4096)
+    sizes = [len(row) for row in rows(tokens, "train")]
+    histogram = tokens.meta["lengths_of_rows"]["train"]["rows"]
+    for most, count in histogram.items():
+        assert count == sum(int(most) / 2 < size <= int(most) for size in sizes)
+    assert sum(histogram.values()) == 5
+    assert tokens.meta["metrics"]["length_p50"] == sorted(sizes)[2]
+    curve = {event["metrics"]["step"]: event["metrics"]["values"] for event in bench.said if "metrics" in event}
+    assert curve == {int(most): {"train_rows_by_length": count} for most, count in histogram.items()}
 
 
 # --- determinism

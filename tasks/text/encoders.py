@@ -1,37 +1,47 @@
-"""Batches of texts to rows of token ids: classified texts with a label, causal texts with a loss mask.
+"""Shards of texts to rows of token ids: classified texts with a label, causal texts with a loss mask.
 
-A row longer than `max_length` comes back cut, in pieces or whole, as `overlong` asks; whether it was longer is told.
+A row longer than `max_length` comes back cut, in pieces, or not at all, as `overlong` asks; how many were longer is told.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tasks.text.shards import Texts, texts_of
 from tasks.text.tokenizer import FastTokenizer
+from tasks.text.words import MARK, Pieces, Words, find_all, gather
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
     Ints = np.ndarray[Any, np.dtype[np.int32]]
+    Longs = np.ndarray[Any, np.dtype[np.int64]]
     Extra = np.ndarray[Any, np.dtype[Any]]
 
 
-class Piece(NamedTuple):
-    """ids: int32 [tokens]; extra: int32 [1], the label, or uint8 [tokens], 1 where the token is trained on."""
+class Found(NamedTuple):
+    """A row, from 0, and what is to be said of it."""
 
-    ids: Ints
-    extra: Extra
+    row: int
+    what: str
 
 
 class Encoded(NamedTuple):
-    """length: tokens of the row (of what is left, when it was cut); too_long: it exceeded max_length."""
+    """Rows one after another. ids: int32 [tokens]; sizes: int64 [rows], of what is there; mask: uint8 [tokens], 1 where
+    trained on, or labels: int32 [rows]; lengths: int64 [source rows], before anything was cut; row: int64 [rows], the
+    source row of each; forged: source rows whose text holds special tokens that were read as plain text; unsupervised: rows
+    that were left out."""
 
-    length: int
-    too_long: bool
-    pieces: list[Piece]
+    ids: Ints
+    sizes: Longs
+    extra: Extra
+    row: Longs
+    lengths: Longs
+    forged: list[Found]
+    unsupervised: int = 0
 
 
 class ClassEncoder:
@@ -41,69 +51,145 @@ class ClassEncoder:
     extra, extra_type = "labels", "<i4"
 
     def __init__(self, loaded: FastTokenizer, max_length: int, overlong: str) -> None:
-        self._tokenizer = loaded.tokenizer
+        self._frame = loaded.frame()
+        self._words = Words(loaded.tokenizer)
         self._max_length = max_length
-        if overlong == "truncate":
-            self._tokenizer.enable_truncation(max_length)
+        self._overlong = overlong
 
-    def encode(self, batch: pa.RecordBatch) -> Iterator[Encoded]:
-        """batch: columns text and label."""
+    def encode(self, rows: pa.Table) -> Encoded:
+        """rows: columns text and label."""
         import numpy as np
 
-        labels = batch.column("label").to_numpy().astype(np.int32)
-        encodings = self._tokenizer.encode_batch_fast(batch.column("text").to_pylist())
-        for row, encoding in enumerate(encodings):
-            ids = np.array(encoding.ids, dtype=np.int32)
-            too_long = len(ids) > self._max_length or bool(encoding.overflowing)
-            yield Encoded(len(ids), too_long, [Piece(ids, labels[row : row + 1])])
+        texts = texts_of(rows)
+        pieces = self._words.pieces(texts.array, texts.rows, self._words.marks(texts.data, texts.rows, {}))
+        ids, per_piece = self._words.encode(texts.data, pieces)
+        bounds = _row_tokens(texts, pieces, per_piece)
+        frame = sum(map(len, self._frame))
+        lengths = np.diff(bounds) + frame
+        kept = np.arange(len(lengths))
+        sizes = np.diff(bounds)
+        if self._overlong == "truncate":
+            sizes = np.minimum(sizes, max(self._max_length - frame, 0))
+        elif self._overlong == "drop":
+            kept = kept[lengths <= self._max_length]
+        framed, sizes = _framed(gather(ids, bounds[kept], sizes[kept]), sizes[kept], self._frame)
+        labels = rows.column("label").to_numpy().astype(np.int32)[kept]
+        return Encoded(framed, sizes, labels, kept, lengths, _forged(texts, self._words, None))
 
 
 class CausalEncoder:
-    """prefix (bos, or nothing), the joined parts, eos; texts that are `framed` hold all of that themselves."""
+    """prefix (bos, or nothing), the joined parts, eos; each where the text does not hold it already. Special tokens are
+    recognised in texts that are `framed` by a chat template (bos and eos are its own), and those that `templates` (of
+    prompts, of responses) name; elsewhere their letters are plain text."""
 
     extra, extra_type = "loss_mask", "|u1"
 
     def __init__(
-        self, loaded: FastTokenizer, max_length: int, overlong: str, *, add_eos: bool, framed: bool = False
+        self,
+        loaded: FastTokenizer,
+        max_length: int,
+        overlong: str,
+        *,
+        add_eos: bool,
+        framed: bool = False,
+        templates: tuple[str, ...] = (),
     ) -> None:
-        import numpy as np
-
         eos = loaded.id_of("eos_token") if add_eos and not framed else None
-        self._tokenizer = loaded.tokenizer
+        self._prefix = [] if framed else loaded.prefix()
+        self._suffix = [] if eos is None else [eos]
+        self._words = Words(loaded.tokenizer)
+        self._special = {
+            text: number
+            for text, number in self._words.special.items()
+            if framed or any(text in template for template in templates)
+        }
         self._max_length = max_length
-        self._split = overlong == "split"
-        self._cut = overlong == "truncate"
-        self._prefix = np.array([] if framed else loaded.prefix(), dtype=np.int32)
-        self._suffix = np.array([] if eos is None else [eos], dtype=np.int32)
+        self._overlong = overlong
 
-    def encode(self, batch: pa.RecordBatch) -> Iterator[Encoded]:
-        """batch: the column parts, list<struct<text, train>>."""
-        rows = batch.column("parts").to_pylist()
-        texts = ["".join(part["text"] for part in parts) for parts in rows]
-        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        for parts, encoding in zip(rows, encodings, strict=True):
-            whole = self._whole(parts, encoding)
-            length = len(whole.ids)
-            yield Encoded(length, length > self._max_length, self._pieces(whole))
-
-    def _whole(self, parts: list[dict[str, Any]], encoding: Any) -> Piece:
+    def encode(self, rows: pa.Table) -> Encoded:
+        """rows: the column parts, list<struct<text, train>>, with or without `plain`."""
         import numpy as np
 
-        ids = np.concatenate([self._prefix, np.array(encoding.ids, dtype=np.int32), self._suffix])
-        mask = np.zeros(len(ids), dtype=np.uint8)
-        first = len(self._prefix)
-        mask[first : first + len(encoding)] = trained_tokens(parts, len(encoding), encoding.token_to_chars)
-        mask[first + len(encoding) :] = parts[-1]["train"]
-        return Piece(ids, mask)
+        texts = texts_of(rows)
+        marks = _outside(texts, self._words.marks(texts.data, texts.rows, self._special))
+        pieces = self._words.pieces(texts.array, texts.rows, marks)
+        ids, per_piece = self._words.encode(texts.data, pieces)
+        mask = self._mask(texts, pieces, per_piece)
+        ids, mask, sizes = self._whole(texts, ids, mask, _row_tokens(texts, pieces, per_piece))
+        row, starts, kept = self._cut(sizes, np.cumsum(sizes) - sizes)
+        whole = len(starts) == len(sizes) and kept.sum() == len(ids)
+        given = (ids, mask) if whole else (gather(ids, starts, kept), gather(mask, starts, kept))
+        return Encoded(given[0], kept, given[1], row, sizes, _forged(texts, self._words, marks))
 
-    def _pieces(self, whole: Piece) -> list[Piece]:
-        size = self._max_length
-        if self._cut:
-            return [Piece(whole.ids[:size], whole.extra[:size])]
-        if self._split:
-            starts = range(0, len(whole.ids), size)
-            return [Piece(whole.ids[at : at + size], whole.extra[at : at + size]) for at in starts]
-        return [whole]
+    def _mask(self, texts: Texts, pieces: Pieces, per_piece: Longs) -> Extra:
+        """uint8 [tokens] of the texts alone: whole pieces by the part they stand in; in a piece that several parts share,
+        token by token."""
+        import numpy as np
+
+        train = texts.train.astype(np.uint8)
+        first = np.searchsorted(texts.parts[1:], pieces.starts[:-1], side="right")
+        last = np.searchsorted(texts.parts[1:], pieces.starts[1:] - 1, side="right")
+        mask = np.repeat(train[first], per_piece)
+        changes = np.cumsum(np.concatenate([[0], train[1:] != train[:-1]]))
+        ends = np.cumsum(per_piece)
+        shared = np.flatnonzero(changes[first] != changes[last])
+        for kind in np.unique(pieces.kind[shared]).tolist():
+            here = shared[pieces.kind[shared] == kind]
+            parts = [_parts_of(texts, pieces, int(piece), int(first[piece]), int(last[piece])) for piece in here]
+            if kind == MARK:
+                values = [np.full(1, any(part["train"] for part in own), np.uint8) for own in parts]
+            else:
+                spans = self._words.spans(kind, ["".join(part["text"] for part in own) for own in parts])
+                values = [trained_tokens(own, count, span) for own, (count, span) in zip(parts, spans, strict=True)]
+            for piece, value in zip(here.tolist(), values, strict=True):
+                mask[ends[piece] - per_piece[piece] : ends[piece]] = value
+        return mask
+
+    def _whole(self, texts: Texts, ids: Ints, mask: Extra, bounds: Longs) -> tuple[Ints, Extra, Longs]:
+        """With bos and eos, but not twice; eos goes with its row's last part."""
+        import numpy as np
+
+        sizes = np.diff(bounds)
+        opens = ~_begins_with(ids, bounds, self._prefix)
+        closes = ~_ends_with(ids, bounds, self._suffix)
+        whole, total = _framed(ids, sizes, (self._prefix, self._suffix), opens, closes)
+        last = texts.last_part()
+        marked, _ = _framed(mask, sizes, ([0] * len(self._prefix), [0] * len(self._suffix)), opens, closes)
+        for back in range(len(self._suffix)):
+            marked[(np.cumsum(total) - 1 - back)[closes]] = texts.train[last[closes]]
+        return whole, marked, total
+
+    def _cut(self, sizes: Longs, starts: Longs) -> tuple[Longs, Longs, Longs]:
+        """(source row, first token, tokens) of each row that is left, as `overlong` asks."""
+        import numpy as np
+
+        most, row = self._max_length, np.arange(len(sizes))
+        if self._overlong == "truncate":
+            return row, starts, np.minimum(sizes, most)
+        if self._overlong == "drop":
+            row = row[sizes <= most]
+            return row, starts[row], sizes[row]
+        if self._overlong == "split":
+            count = np.maximum(-(-sizes // most), 1)
+            row = np.repeat(row, count)
+            at = (np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)) * most
+            return row, starts[row] + at, np.minimum(sizes[row] - at, most)
+        return row, starts, sizes
+
+
+def without_unsupervised(made: Encoded) -> Encoded:
+    """Only the rows that teach something: nothing predicts a row's first token."""
+    import numpy as np
+
+    trained = np.concatenate([[0], np.cumsum(made.extra, dtype=np.int64)])
+    starts = np.cumsum(made.sizes) - made.sizes
+    teaches = trained[starts + made.sizes] > trained[np.minimum(starts + 1, starts + made.sizes)]
+    if teaches.all():
+        return made
+    kept, sizes = starts[teaches], made.sizes[teaches]
+    ids, mask = (gather(values, kept, sizes) for values in (made.ids, made.extra))
+    left_out = int((~teaches).sum())
+    return Encoded(ids, sizes, mask, made.row[teaches], made.lengths, made.forged, left_out)
 
 
 Encoder = ClassEncoder | CausalEncoder
@@ -137,3 +223,85 @@ def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[i
             mask[first : bisect_left(range(count), end, key=start_of)] = 1
         start = end
     return mask
+
+
+def _parts_of(texts: Texts, pieces: Pieces, piece: int, first: int, last: int) -> list[dict[str, Any]]:
+    """The parts of a piece, as far as they lie in it."""
+    start, end = int(pieces.starts[piece]), int(pieces.starts[piece + 1])
+    found = []
+    for part in range(first, last + 1):
+        here = slice(max(start, int(texts.parts[part])), min(end, int(texts.parts[part + 1])))
+        found.append({"text": texts.data[here].decode(), "train": bool(texts.train[part])})
+    return found
+
+
+def _row_tokens(texts: Texts, pieces: Pieces, per_piece: Longs) -> Longs:
+    """int64 [rows + 1]: where each row's tokens begin."""
+    import numpy as np
+
+    begins = np.concatenate([[0], np.cumsum(per_piece)])
+    return np.asarray(begins[np.searchsorted(pieces.starts, texts.rows)])
+
+
+def _framed(
+    values: Any, sizes: Longs, frame: tuple[list[int], list[int]], opens: Any = True, closes: Any = True
+) -> tuple[Any, Longs]:
+    """(the rows with frame[0] before and frame[1] after each of them, where it opens and closes; their sizes)."""
+    import numpy as np
+
+    before, after = (np.broadcast_to(flag, sizes.shape) for flag in (opens, closes))
+    total = sizes + before * len(frame[0]) + after * len(frame[1])
+    ends = np.cumsum(total)
+    made = np.empty(int(total.sum()), dtype=values.dtype)
+    inside = np.ones(len(made), dtype=bool)
+    for number, value in enumerate(frame[0]):
+        at = (ends - total)[before] + number
+        made[at], inside[at] = value, False
+    for number, value in enumerate(reversed(frame[1]), 1):
+        at = ends[after] - number
+        made[at], inside[at] = value, False
+    made[inside] = values
+    return made, total
+
+
+def _begins_with(ids: Ints, bounds: Longs, prefix: list[int]) -> Any:
+    """bool [rows]"""
+    import numpy as np
+
+    found = np.diff(bounds) >= len(prefix)
+    for number, value in enumerate(prefix):
+        found[found] = ids[bounds[:-1][found] + number] == value
+    return found
+
+
+def _ends_with(ids: Ints, bounds: Longs, suffix: list[int]) -> Any:
+    import numpy as np
+
+    found = np.diff(bounds) >= len(suffix)
+    for number, value in enumerate(reversed(suffix), 1):
+        found[found] = ids[bounds[1:][found] - number] == value
+    return found
+
+
+def _outside(texts: Texts, marks: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The marks that touch no part whose text is plain."""
+    import numpy as np
+
+    if not marks or not texts.plain.any():
+        return marks
+    starts, ends = (np.array([mark[side] for mark in marks]) for side in (0, 1))
+    counts = np.concatenate([[0], np.cumsum(texts.plain)])
+    first = np.searchsorted(texts.parts[1:], starts, side="right")
+    last = np.searchsorted(texts.parts[1:], ends - 1, side="right") + 1
+    return [mark for mark, touched in zip(marks, counts[last] > counts[first], strict=True) if not touched]
+
+
+def _forged(texts: Texts, words: Words, marks: list[tuple[int, int]] | None) -> list[Found]:
+    """The rows that hold the letters of a special token which was not read as one, each with the first."""
+    recognised = set(marks or ())
+    found: dict[int, str] = {}
+    for start, end in find_all(texts.data, texts.rows, list(words.special)):
+        if (start, end) not in recognised:
+            row = bisect_right(texts.rows, start) - 1
+            found.setdefault(row, texts.data[start:end].decode())
+    return [Found(row, name) for row, name in found.items()]

@@ -12,10 +12,13 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+
+    Array = np.ndarray[Any, np.dtype[Any]]
 
 ROW = 32
 """What a row weighs besides the bytes of its text."""
@@ -67,6 +70,46 @@ def content_digest(table: pa.Table) -> str:
         digest.update(f"{name}\0".encode())
         _add(digest, column.combine_chunks())
     return f"sha256:{digest.hexdigest()}"
+
+
+class Texts(NamedTuple):
+    """A table's texts, one after another. data: UTF-8, as bytes and as uint8 [bytes]; rows, parts: int64 [rows + 1],
+    [parts + 1], where each begins in it; first: int64 [rows + 1], the first part of each row; train, plain: bool [parts]. A
+    classified text is one part."""
+
+    data: bytes
+    array: Array
+    rows: Array
+    parts: Array
+    first: Array
+    train: Array
+    plain: Array
+
+    def last_part(self) -> Array:
+        """int64 [rows]: the last part of each row, which has one."""
+        return self.first[1:] - 1
+
+
+def texts_of(table: pa.Table) -> Texts:
+    """The column `text`, or `parts` (with `text`, `train`, and `plain` where it is known)."""
+    import numpy as np
+
+    if "parts" in table.column_names:
+        column = table.column("parts").combine_chunks()
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        items = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+        strings, first = items.field("text"), offsets - offsets[0]
+        train = items.field("train").to_numpy(zero_copy_only=False)
+        names = [field.name for field in items.type]
+        plain = items.field("plain").to_numpy(zero_copy_only=False) if "plain" in names else np.zeros_like(train)
+    else:
+        strings = table.column("text").combine_chunks()
+        first = np.arange(len(strings) + 1)
+        train = plain = np.zeros(len(strings), dtype=bool)
+    bounds = _offsets(strings).astype(np.int64)
+    data = bytes(memoryview(strings.buffers()[2] or b"")[bounds[0] : bounds[-1]])
+    parts = bounds - bounds[0]
+    return Texts(data, np.frombuffer(data, dtype=np.uint8), parts[first], parts, first, train, plain)
 
 
 def _texts(batch: pa.RecordBatch) -> Iterator[memoryview]:

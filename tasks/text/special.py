@@ -23,6 +23,14 @@ def special_tokens(folder: Path) -> dict[str, str] | None:
     return found
 
 
+def special_texts(folder: Path) -> tuple[str, ...]:
+    """What tokenizer.json reads as special tokens; without one, what the configs name."""
+    if not (folder / "tokenizer.json").exists():
+        return tuple((special_tokens(folder) or {}).values())
+    added = read_object(folder / "tokenizer.json").get("added_tokens") or []
+    return tuple(token["content"] for token in added if token.get("special") and token.get("content"))
+
+
 def chat_template(folder: Path) -> str | None:
     """Jinja: `chat_template.jinja`, else that of tokenizer_config.json (of several, the one named default)."""
     file = folder / "chat_template.jinja"

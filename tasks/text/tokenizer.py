@@ -65,12 +65,16 @@ class FastTokenizer:
         """One more than the largest id: what an embedding needs at least."""
         return int(max(self.tokenizer.get_vocab(with_added_tokens=True).values())) + 1
 
-    def prefix(self) -> list[int]:
-        """The special tokens it puts before a text (bos, or none), as at inference."""
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens it puts before and after a text ([CLS] and [SEP], bos, or none), as at inference."""
         encoded = self.tokenizer.encode("a")
-        marks = [*encoded.special_tokens_mask, 0]
-        ids: list[int] = encoded.ids[: marks.index(0)]
-        return ids
+        ids, marks = encoded.ids, encoded.special_tokens_mask
+        first = [*marks, 0].index(0)
+        return ids[:first], ids[len(ids) - [*reversed(marks), 0].index(0) :] if first < len(ids) else []
+
+    def prefix(self) -> list[int]:
+        """The special tokens it puts before a text (bos, or none)."""
+        return self.frame()[0]
 
     def meta(self) -> Meta:
         """vocab_size, pad_id, bos_id, eos_id (null where there is none)."""

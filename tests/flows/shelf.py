@@ -53,7 +53,8 @@ def tokenizer(folder: Path) -> Source:
         made.save(str(folder / "tokenizer.json"))
         write_json(folder / "tokenizer_config.json", {"pad_token": "[PAD]", "unk_token": "[UNK]"})
     digests = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
-    return Source("model", {"tokenizer": {"files": digests}}, {"tokenizer": {"folder": str(folder)}})
+    identity = {"tokenizer": {"files": digests}, "config": {"pretrained": None, "overrides": {}}}
+    return Source("model", identity, {"tokenizer": {"folder": str(folder)}})
 
 
 class Heard(Listener):
