@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -71,7 +72,7 @@ def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
 
 def _embeddings(model: Source) -> int | None:
     """The ids that a pretrained model takes, as its config says; None for one from scratch, which takes the tokenizer's."""
-    config = model.identity["config"]
+    config = model.identity.get("config") or {}
     if not config.get("pretrained"):
         return None
     fields = {**config["pretrained"], **config["overrides"]}
@@ -262,8 +263,8 @@ def _lengths(split: str, out: Workdir) -> Meta:
     below = np.cumsum(counts)
     at = {f"length_p{share}": int(np.searchsorted(below, below[-1] * share / 100)) for share in (50, 95, 99)}
     bins = [0, *(2**power for power in range(len(counts).bit_length() + 1))]
-    edges = below[np.minimum(bins, len(counts) - 1)]
-    rows = {most: int(count) for most, count in zip(bins[1:], np.diff(edges), strict=True) if count}
+    edges = [0, *below[np.minimum(bins[1:], len(counts) - 1)].tolist()]
+    rows = {most: end - start for most, (start, end) in zip(bins[1:], pairwise(edges), strict=True) if end > start}
     for most, count in rows.items():
         out.metrics(most, **{f"{split}_rows_by_length": count})
     return {"percentiles": at, "rows": {str(most): count for most, count in rows.items()}}
