@@ -61,7 +61,7 @@ def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
 
 def _embeddings(model: Source) -> int | None:
     """The ids that a pretrained model takes, as its config says; None for one from scratch, which takes the tokenizer's."""
-    config = model.identity["config"]
+    config = model.identity.get("config") or {}
     if not config.get("pretrained"):
         return None
     fields = {**config["pretrained"], **config["overrides"]}

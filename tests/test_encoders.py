@@ -56,9 +56,8 @@ def whole_texts(name: str, rows: list[list[Part]]) -> list[tuple[list[int], list
         text = "".join(text for text, _ in row)
         one = tokenizer.tokenizer.encode(text, add_special_tokens=False)
         parts = [{"text": text, "train": train} for text, train in row]
-        mask = (
-            trained_tokens(parts, len(one), lambda token, one=one: one.token_to_chars(token)).tolist() if text else []
-        )
+        spans: Callable[[int], Any] = one.token_to_chars
+        mask = trained_tokens(parts, len(one), spans).tolist() if text else []
         found.append(([*prefix, *(one.ids if text else []), eos], [*[0] * len(prefix), *mask, int(row[-1][1])]))
     return found
 
