@@ -8,7 +8,7 @@ Rows in one chunk have segment ids from 1 and positions from 0, so that attentio
 their own token (the loss shifts them); the first token of a row is never supervised, nothing before it predicts it.
 Every token is in one chunk exactly, but for what would teach nothing, counted as `left_out`: what `split` cuts from a row
 and holds no supervised token, and concat's chunks that hold none.
-Memory: a block of chunks, and for each row the numbers that place it. Fails with DataError for an overlong row when
+Memory: a block of chunks (60 MiB) and 100 bytes a row. Fails with DataError for an overlong row when
 `overlong` is "error".
 """
 

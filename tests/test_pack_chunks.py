@@ -91,7 +91,14 @@ def teaches(one: Document) -> bool:
 # --- the stage
 
 
-masked_rows = st.lists(st.lists(st.sampled_from([0, 1, 1]), min_size=1, max_size=50), min_size=1, max_size=40)
+def masks(sizes: list[int], seed: int, share: float) -> list[list[int]]:
+    """The loss mask of each row; `share` of all tokens is trained on."""
+    draw = np.random.default_rng(seed)
+    return [(draw.random(size) < share).astype(int).tolist() for size in sizes]
+
+
+row_sizes = st.lists(st.integers(1, 50), min_size=1, max_size=40)
+masked_rows = st.builds(masks, row_sizes, st.integers(0, 99), st.sampled_from([0.03, 0.2, 0.7]))
 PROPERTY = settings(derandomize=True, max_examples=40, deadline=None)
 
 
@@ -159,11 +166,11 @@ def test_concat_keeps_order_and_leaves_out_chunks_that_teach_nothing(tmp_path_fa
 
 
 @PROPERTY
-@given(masked_rows, st.data(), st.sampled_from(["pad", "bfd", "bucket"]))
-def test_the_order_of_rows_does_not_matter(tmp_path_factory, rows, data, strategy):
+@given(masked_rows, st.randoms(use_true_random=False), st.sampled_from(["pad", "bfd", "bucket"]))
+def test_the_order_of_rows_does_not_matter(tmp_path_factory, rows, random, strategy):
     root = tmp_path_factory.mktemp("pack")
     rows = [mask for mask in rows if any(mask[1:])] or [[0, 1]]
-    order = data.draw(st.permutations(range(len(rows))))
+    order = random.sample(range(len(rows)), len(rows))
     made = []
     for name, wanted in (("as they are", None), ("shuffled", order)):
         (root / name).mkdir()

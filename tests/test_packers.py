@@ -19,7 +19,7 @@ from tasks.text.packers import (
 lengths = st.integers(1, 40)
 sizes_below = lengths.flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(1, n), min_size=1, max_size=60)))
 sizes_any = st.tuples(lengths, st.lists(st.integers(0, 90), min_size=1, max_size=40).filter(any))
-PROPERTY = settings(derandomize=True, max_examples=150)
+PROPERTY = settings(derandomize=True, max_examples=150, deadline=None)
 
 
 def offsets(sizes: list[int]) -> np.ndarray:
@@ -149,10 +149,10 @@ def test_shuffled_rows_need_as_many_chunks(case, random):
 
 
 @PROPERTY
-@given(sizes_any, st.data())
-def test_a_piece_teaches_if_it_is_trained_on_after_its_first_token(case, data):
+@given(sizes_any, st.integers(0, 99), st.sampled_from([0.02, 0.1, 0.5]))
+def test_a_piece_teaches_if_it_is_trained_on_after_its_first_token(case, seed, share):
     length, sizes = case
-    mask = np.array(data.draw(st.lists(st.sampled_from([0, 0, 1]), min_size=sum(sizes), max_size=sum(sizes))), np.uint8)
+    mask = (np.random.default_rng(seed).random(sum(sizes)) < share).astype(np.uint8)
     pieces = cut_rows(whole_rows(offsets(sizes)), length)
     some = pieces.where(np.arange(len(pieces.size)) % 3 > 0)  # they need not touch
     for chosen in (pieces, some):
@@ -162,11 +162,11 @@ def test_a_piece_teaches_if_it_is_trained_on_after_its_first_token(case, data):
 
 
 @PROPERTY
-@given(sizes_any, st.data())
-def test_chosen_chunks_are_numbered_anew(case, data):
+@given(sizes_any, st.integers(0, 99))
+def test_chosen_chunks_are_numbered_anew(case, seed):
     length, sizes = case
     layout = concatenated(whole_rows(offsets(sizes)), length)
-    wanted = np.array(data.draw(st.lists(st.booleans(), min_size=layout.chunks, max_size=layout.chunks)))
+    wanted = np.random.default_rng(seed).random(layout.chunks) < 0.6
     only = layout.only(wanted)
     numbers = np.flatnonzero(wanted)
     assert only.chunks == len(numbers)
