@@ -52,7 +52,7 @@ def test_messages_and_renamed_columns_travel(bench, tmp_path):
     [
         ("a.csv", b"text,label\nx,1\ny\n", "a.csv can't be read: CSV parse error: Row #3"),
         ("a.csv", b"text,text\nx,y\n", "two columns named text"),
-        ("a.csv", b"text,label\n\xff\xfe,1\n", "a.csv can't be read"),
+        ("a.csv", b"text,label\nx,0\n\xff\xfe,1\n", "a.csv line 3 is not UTF-8"),
         ("a.csv", b"text,label\n", "the split train is empty"),
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', "a.jsonl line 2 is not JSON"),
         ("a.jsonl", b'{"text": "x"}\n[1]\n', "a.jsonl line 2 is not an object"),

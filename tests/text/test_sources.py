@@ -4,7 +4,8 @@ import pytest
 
 from tasks.errors import ConfigError
 from tasks.load_data import DataConfig
-from tasks.text.sources import Candidate, Wanted, choose, format_of, split_of
+from tasks.text.files import Candidate, format_of, split_of
+from tasks.text.sources import Wanted, choose
 from tests.data_stages import table
 from tests.text.made import REVIEWS, failure, write
 
