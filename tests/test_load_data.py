@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.csv
@@ -37,6 +38,46 @@ def test_dedupe_drops_from_train_alone(bench, shared):
     train = table(rows, "train")["text"]
     assert len(set(train)) == len(train)
     assert not set(train) & {*table(rows, "validation")["text"], *table(rows, "test")["text"]}
+
+
+def test_imdb_s_leaks_are_counted_and_dropped(bench, shared):
+    told = bench.rows(source=str(shared / "data/imdb"), label="label")
+    assert told.meta["leakage"] == {"train/test": 123}
+    assert "123 of train also in test" in bench.warnings()[0]
+    rows = bench.rows(source=str(shared / "data/imdb"), label="label", dedupe=True)
+    train, test = table(rows, "train")["text"], table(rows, "test")["text"]
+    assert rows.meta["dropped"]["leaked"] == len(set(table(told, "train")["text"]) & set(test))
+    assert len(test) == 25000
+    assert len(set(train)) == len(train) == 25000 - sum(rows.meta["dropped"].values())
+    assert not set(train) & set(test)
+
+
+def test_label_sorted_imdb_reaches_training_shuffled(bench, shared):
+    """The rows keep the file's order, by label; the batches don't. As from `pack: pad`, at 8 tokens a row."""
+    from tasks.training.batches import Schedule, Split
+
+    rows = bench.rows(source=str(shared / "data/imdb"), label="label", limit={"train": 1600, "test": 10})
+    assert table(rows, "train")["label"] == sorted(table(rows, "train")["label"])
+    vocabulary = {"source": str(shared / "assets/stories260K-hf")}
+    tokens = bench.tokens(bench.texts(rows), vocabulary, max_length=8, overlong="truncate")
+    split = Split(bench.packed(tokens, strategy="pad", chunk_length=8), "train")
+    schedule = Schedule(split.rows, 16, seed=0, last_batch="drop")
+    positives = [split.read(address).targets.sum() for address in schedule.epoch(0)]
+    assert len(positives) == 100 and sum(positives) == sum(table(rows, "train")["label"])
+    assert sum(2 <= count <= 14 for count in positives) >= 99  # by chance 1 in 2,000 is outside
+    assert [split.read(address).targets.sum() for address in schedule.epoch(1)] != positives
+
+
+def test_stratified_shares_of_emotion(bench, shared):
+    source = {"source": str(shared / "data/emotion/train.parquet"), "label": "label", "split": {"test": 0.1}}
+    rows = bench.rows(**source, stratify=True)
+    whole = Counter(table(rows, "train")["label"]) + Counter(table(rows, "test")["label"])
+    held = Counter(table(rows, "test")["label"])
+    # but for rounding, and 30 texts that stand under two labels
+    assert all(abs(held[label] - 0.1 * count) <= 2 for label, count in whole.items())
+    assert rows.meta["leakage"] == {"train/test": 0}
+    by_hash = Counter(table(bench.rows(**source), "test")["label"])
+    assert any(abs(by_hash[label] - 0.1 * count) > 10 for label, count in whole.items())
 
 
 def test_limit_of_label_sorted_imdb_is_a_balanced_sample_in_order(bench, shared):
