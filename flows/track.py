@@ -54,7 +54,7 @@ class Tracking(Listener):
         if not self._tracker or outcome.artifact is None:
             return
         if outcome.stage == "load_data":
-            for setting, source in _sources(self._recipe):
+            for setting, source in sources(self._recipe):
                 note = f"{setting}={source}"
                 self._tracker.dataset(source, outcome.artifact.digest, note=note, context="training")
         with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,7 @@ class Tracking(Listener):
             self._tracker.__exit__(kind, error, at)
 
 
-def _sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(setting, what it says) of every source of the data."""
     for name, one in recipe.data.sources().items():
         yield f"data.mix.{name}.source" if name else "data.source", str(redact(one.source))
