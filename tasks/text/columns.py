@@ -81,12 +81,15 @@ def _each_once(kept: Mapping[str, str], label: str | None, labelled: bool) -> No
 
 
 def _present(setting: str, wanted: list[str], rows: Rows) -> None:
-    for name in wanted:
-        if name not in rows.schema.names:
-            close = difflib.get_close_matches(name, rows.schema.names, 1, 0.5)
-            there = ", ".join(rows.schema.names[:20])
-            fix = f"did you mean {close[0]}?" if close else f"set {setting} to one of: {there}"
-            raise ConfigError(f"{setting}: {rows.name} has no column {name}", fix)
+    there = rows.schema.names
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        close = difflib.get_close_matches(missing[0], there, 1, 0.5) if len(missing) == 1 else []
+        columns = ", ".join(there[:20]) + (" ..." if len(there) > 20 else "")
+        raise ConfigError(
+            f"{setting}: {rows.name} has no column {' and no '.join(missing)}",
+            f"did you mean {close[0]}? It has {columns}" if close else f"set {setting} to what it has: {columns}",
+        )
 
 
 def clean_batches(

@@ -67,7 +67,7 @@ def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float
     split takes from the front, the second from the back, up to its count, so a text that would exceed it is left to train
     (a row or two, where texts repeat). Appended rows may move others: those between where a count ended before and where it
     ends now, about sqrt(fraction x appended) of a label's rows and never more than were appended. A label keeps a text in
-    train. At most two fractions. Costs some 50 bytes a row while it works."""
+    train. At most two fractions. Costs some 60 bytes a row while it works."""
     import numpy as np
 
     texts, first, which = np.unique(hashes, return_index=True, return_inverse=True)

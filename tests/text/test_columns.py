@@ -11,9 +11,11 @@ from tests.text.made import failure, write
 def test_missing_column_suggests_the_nearest(bench, tmp_path):
     path = str(write(tmp_path / "a.csv", {"text": ["x"], "label": ["a"]}))
     assert "did you mean label?" in failure(bench, ConfigError, source=path, label="labels")
-    assert "data.text: a.csv has no column txt. Fix: did you mean text?" in failure(
+    assert "data.text: a.csv has no column txt. Fix: did you mean text? It has text, label" in failure(
         bench, ConfigError, source=path, text="txt"
     )
+    both = failure(bench, ConfigError, source=path, text=["title", "body"])
+    assert "data.text: a.csv has no column title and no body. Fix: set data.text to what it has: text, label" in both
     assert "data.columns" in failure(bench, ConfigError, source=path, columns={"response": "answer"})
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import stat
 import zipfile
 from pathlib import Path
 
@@ -82,6 +83,15 @@ def test_no_honest_zip_of_data(bench, tmp_path, members, told):
     with pytest.raises(DataError, match=told):
         bench.source(DataConfig(source=str(pack(tmp_path / "set.zip", members))))
     assert not (tmp_path.parent / "train.csv").exists()
+
+
+def test_a_link_in_a_zip_is_no_data(bench, tmp_path):
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        archive.writestr("train.csv", CSV)
+        link = zipfile.ZipInfo("test.csv")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+    assert bench.rows(source=str(tmp_path / "set.zip"), text="text").meta["splits"] == {"train": 2}
 
 
 def test_broken_and_cut_zips(bench, tmp_path):
