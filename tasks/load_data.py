@@ -162,9 +162,9 @@ def _unchanged(source: Source) -> None:
     """DataError when a file changed after its digest was taken: what was read is not what the key says."""
     for location in source.location.get("mix", {"": source.location}).values():
         for file in location.get("files", ()):
-            for place, then in file.get("stamps", {}).items():
-                if stamp(place) != then:
-                    raise DataError(f"{file['name']} changed while the run was reading it", "run again")
+            looked_at = [one for one in (file, file.get("zip", {})) if "stamp" in one]
+            if any(stamp(one["path"]) != one["stamp"] for one in looked_at):
+                raise DataError(f"{file['name']} changed while the run was reading it", "run again")
 
 
 def _label_sets(config: DataConfig, read: dict[str, Opened]) -> tuple[list[str] | None, dict[str, LabelSet | None]]:

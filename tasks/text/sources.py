@@ -130,17 +130,16 @@ def _resolve_local(source: str, found: list[Candidate], members: Members, wanted
     except OSError as error:
         raise DataError(f"data.source: {error.filename} can't be read: {error.strerror}", "check the file") from error
     files = [pinned(item, digest) for item, (digest, _) in zip(chosen, seen, strict=True)]
-    zips = {str(path): stamp(path) for path in members.values()}
-    places: list[Meta] = []
-    for item, (_, now) in zip(chosen, seen, strict=True):
-        within = str(members.get(item.file.place, ""))
-        stamps = {item.file.place: now} | ({within: zips[within]} if within else {})
-        places.append({"path": item.file.place, "stamps": stamps})
+    places: list[Meta] = [{"path": item.file.place, "stamp": now} for item, (_, now) in zip(chosen, seen, strict=True)]
+    zips = {path: stamp(path) for path in members.values()}
+    for place in places if zips else ():
+        path = members[place["path"]]
+        place["zip"] = {"path": str(path), "stamp": zips[path]}
     return source_of(files, places, _ignored(found, chosen))
 
 
 def source_of(files: list[Meta], places: list[Meta], note: str) -> Source:
-    """files: as `pinned`; places: of each, `path` and, for a user's own file, `stamps` (of what was read)."""
+    """files: as `pinned`; places: of each, `path` and, for a user's own file, `stamp`, and those of the `zip` it came from."""
     identity = {"files": [{key: file[key] for key in ("split", "format", "digest")} for file in files]}
     location = {"files": [{**file, **place} for file, place in zip(files, places, strict=True)]}
     return Source("data", identity, location, note)
