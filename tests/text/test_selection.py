@@ -14,7 +14,7 @@ def hashes(values: list[str]) -> np.ndarray:
     return row_hashes([pa.array(values, pa.string())])
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(texts, st.integers(0, 5), st.floats(0.05, 0.45), st.floats(0.05, 0.45))
 def test_made_splits_are_disjoint_complete_and_never_divide_equal_texts(values, seed, first, second):
     masks = made_splits(hashes(values), {"validation": first, "test": second}, seed)
@@ -23,7 +23,7 @@ def test_made_splits_are_disjoint_complete_and_never_divide_equal_texts(values, 
     assert sum(len(side) for side in sides) == len(set(values))
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(st.integers(20, 400), st.integers(0, 5), st.floats(0.05, 0.45))
 def test_made_splits_have_their_size_but_for_chance(count, seed, fraction):
     masks = made_splits(hashes([str(n) for n in range(count)]), {"test": fraction}, seed)
@@ -31,7 +31,7 @@ def test_made_splits_have_their_size_but_for_chance(count, seed, fraction):
     assert masks["test"].any()
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(st.lists(st.text(), min_size=12, unique=True), st.lists(st.text(), max_size=40), st.integers(0, 5))
 def test_what_was_held_out_stays_held_out_when_rows_are_added(old, new, seed):
     """But for a split so small that chance left it empty."""
@@ -58,7 +58,7 @@ def stratified(labels: list[str], fractions: dict[str, float], seed: int, start:
     return stratified_splits(hashes([f"text {start + n}" for n in range(len(labels))]), ids, fractions, seed)
 
 
-@settings(derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=100, deadline=None)
 @given(labelled, st.integers(0, 5), parts, parts)
 def test_stratified_shares_are_exact_in_every_label(labels, seed, validation, test):
     masks = stratified(labels, {"validation": validation, "test": test}, seed)
@@ -73,7 +73,7 @@ def test_stratified_shares_are_exact_in_every_label(labels, seed, validation, te
         assert (masks["train"] & mine).any()
 
 
-@settings(derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.text(alphabet="abc", max_size=3), st.sampled_from([0, 1]))), st.integers(0, 5), parts)
 def test_stratified_never_divides_equal_texts_nor_exceeds_the_share(rows, seed, fraction):
     values, labels = [text for text, _ in rows], np.array([label for _, label in rows], dtype=np.int32)
@@ -83,7 +83,7 @@ def test_stratified_never_divides_equal_texts_nor_exceeds_the_share(rows, seed, 
     assert masks["test"].sum() <= fraction * len(rows) + 1
 
 
-@settings(derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=100, deadline=None)
 @given(labelled, labelled, st.integers(0, 5), parts, parts)
 def test_appended_rows_move_no_more_than_they_are(old, new, seed, validation, test):
     fractions = {"validation": validation, "test": test}
@@ -103,21 +103,21 @@ def test_appended_rows_move_few():
     assert (before["test"] != after["test"][:19_000]).sum() <= 40
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(texts)
 def test_repeated_leaves_each_text_once(values):
     kept = [value for value, twice in zip(values, repeated(hashes(values)), strict=True) if not twice]
     assert kept == list(dict.fromkeys(values))
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(texts, texts)
 def test_shared_rows(first, second):
     mask = shared_rows({"a": hashes(first), "b": hashes(second)})[("a", "b")]
     assert mask.tolist() == [value in set(second) for value in first]
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 100), st.integers(1, 100), st.integers(0, 3))
 def test_smaller_limits_are_subsets(rows, one, other, seed):
     keep = np.ones(rows, dtype=bool)
