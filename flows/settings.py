@@ -172,13 +172,21 @@ def _problem(entry: Any, recipe: str, origins: Origins) -> tuple[str, str]:
 
 
 def _known_keys(path: tuple[str, ...]) -> list[str]:
+    """The settings at a path; below a table of configs, such as `data.mix`, a name is the user's."""
     kind: Any = Recipe
-    for name in path:
+    names = iter(path)
+    for name in names:
         field = kind.model_fields.get(name) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
         if field is None:
             return []
         kind = _model_in(field.annotation)
+        if _is_table(field.annotation):
+            next(names, None)
     return list(kind.model_fields) if kind is not None else []
+
+
+def _is_table(annotation: Any) -> bool:
+    return any(getattr(part, "__origin__", part) is dict for part in (annotation, *getattr(annotation, "__args__", ())))
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -53,8 +54,9 @@ class Tracking(Listener):
         if not self._tracker or outcome.artifact is None:
             return
         if outcome.stage == "load_data":
-            source = str(redact(self._recipe.data.source))
-            self._tracker.dataset(source, outcome.artifact.digest, note=f"data.source={source}", context="training")
+            for setting, source in sources(self._recipe):
+                note = f"{setting}={source}"
+                self._tracker.dataset(source, outcome.artifact.digest, note=note, context="training")
         with tempfile.TemporaryDirectory() as folder:
             plots: tuple[Path, ...] = ()
             if outcome.stage == PLOTTED:
@@ -87,6 +89,12 @@ class Tracking(Listener):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._tracker:
             self._tracker.__exit__(kind, error, at)
+
+
+def sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """(setting, what it says) of every source of the data."""
+    for name, one in recipe.data.sources().items():
+        yield f"data.mix.{name}.source" if name else "data.source", str(redact(one.source))
 
 
 def _tags() -> dict[str, str]:

@@ -118,7 +118,8 @@ def _format_split(split: str, count: int, maker: Maker, rows: Input, out: Workdi
 
     done = kept = 0
     with pq.ParquetWriter(out.path / f"{split}.parquet", schema, compression="zstd") as writer:
-        for batch in pq.ParquetFile(rows.path / f"{split}.parquet").iter_batches(BATCH):
+        file = pq.ParquetFile(rows.path / f"{split}.parquet", pre_buffer=False)  # else all that was read is held
+        for batch in file.iter_batches(BATCH, use_threads=False):
             made = [maker(row, f"split {split} row {done + n}") for n, row in enumerate(batch.to_pylist(), 1)]
             full = [item for item in made if item is not None]
             writer.write_table(pa.Table.from_pylist(full, schema))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tasks.artifact import Meta
 from tasks.errors import ConfigError, DataError
 from tasks.hub import hub_errors
+from tasks.text.files import ALIASES
 from tasks.text.readers import BATCH, Rows
-from tasks.text.sources import ALIASES
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tasks.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 MOST_LABELS = 10_000
 _RULE = re.compile(r"\s*(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
@@ -61,15 +63,15 @@ class Seen:
     first: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
-    def add(self, labels: pa.Array, siblings: pa.Array | None, where: str, before: int) -> None:
-        """labels: strings of one batch; siblings: their names; where: the file; before: its rows before this batch."""
+    def add(self, labels: pa.Array, siblings: pa.Array | None, where: str, numbers: NDArray[np.int64]) -> None:
+        """labels: strings of one batch; siblings: their names; where: the file; numbers: their rows' in it, from 1."""
         import numpy as np
 
         encoded = labels.dictionary_encode()
         ids, rows = np.unique(encoded.indices.to_numpy(zero_copy_only=False), return_index=True)
         for index, row in zip(ids, rows, strict=True):
             label = encoded.dictionary[int(index)].as_py()
-            self.first.setdefault(label, f"{where} row {before + int(row) + 1}")
+            self.first.setdefault(label, f"{where} row {numbers[row]}")
             if siblings is not None and (name := siblings[int(row)].as_py()) is not None:
                 self.names.setdefault(label, str(name))
         if len(self.first) > MOST_LABELS:
@@ -80,14 +82,17 @@ class Seen:
 
 
 def label_texts(values: pa.Array, rule: Rule | None, where: str, before: int) -> pa.Array:
-    """The column as label texts; a rule gives "0" and "1". DataError for null, a fraction, what no rule compares."""
+    """The column as label texts; a rule gives "0" and "1", null, NaN and blank texts null. DataError for a fraction, what no
+    rule compares."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    refuse_null(values, "the label", where, before)
+    if pa.types.is_string(values.type):
+        values = pc.if_else(is_blank(values), pa.scalar(None, pa.string()), values)
+    if pa.types.is_floating(values.type):  # what pandas writes for a missing number
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
     if rule is not None:
         return _ruled(values, rule, where, before)
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
     if pa.types.is_floating(values.type):
         values = _whole(values, where, before)
     if pa.types.is_nested(values.type):
@@ -95,11 +100,11 @@ def label_texts(values: pa.Array, rule: Rule | None, where: str, before: int) ->
     return values.cast(pa.string())
 
 
-def refuse_null(values: pa.Array, what: str, where: str, before: int) -> None:
-    """DataError with the first row, counted from 1, whose value is missing."""
-    if values.null_count:
-        row = values.is_null().index(True).as_py()
-        raise DataError(f"{where} row {before + row + 1}: {what} is missing (null)", "fill it in, or remove the row")
+def is_blank(texts: pa.Array) -> pa.Array:
+    """True where there is nothing but whitespace, or nothing; null where there is null."""
+    import pyarrow.compute as pc
+
+    return pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
 
 
 def _ruled(values: pa.Array, rule: Rule, where: str, before: int) -> pa.Array:
@@ -121,7 +126,7 @@ def _numbers(values: pa.Array, rule: Rule, where: str, before: int) -> pa.Array:
         return values.cast(pa.float64())
     except pa.ArrowInvalid:
         for number, value in enumerate(values.to_pylist(), before + 1):
-            if not _is_number(value):
+            if value is not None and not _is_number(value):
                 raise DataError(
                     f"{where} row {number}: {rule.column} is {value!r}, which is no number",
                     "repair the row, or the rule",
@@ -166,6 +171,10 @@ class LabelSet:
         table = np.array([self.ids[text] for text in encoded.dictionary.to_pylist()], dtype=np.int64)
         return pa.array(table[encoded.indices.to_numpy(zero_copy_only=False)])
 
+    def under(self, names: list[str]) -> LabelSet:
+        """The same labels as ids of `names`, which holds all of this set's."""
+        return LabelSet(names, {text: names.index(self.names[i]) for text, i in self.ids.items()})
+
     def check(self, seen: Seen) -> None:
         """DataError when a split holds a label outside the set."""
         for label, where in seen.first.items():
@@ -189,6 +198,22 @@ def label_set(train: Seen, given: tuple[str, ...] | None, classes: list[str] | N
         )
     by_index = numbers and not all(_INTEGER.fullmatch(name) for name in declared)
     return LabelSet(declared, {str(i) if by_index else name: i for i, name in enumerate(declared)})
+
+
+def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -> list[str]:
+    """The names by id of a mixture's labels: `data.labels`, or those that every source has. ConfigError where they differ."""
+    first, *others = sources
+    names = list(given) if given is not None else sources[first]
+    for source in (first, *others):
+        unknown = [name for name in sources[source] if name not in names]
+        missing = [name for name in names if name not in sources[source]] if given is None else []
+        if unknown or missing:
+            known = "data.labels" if given is not None else first
+            raise ConfigError(
+                f"data.mix: {source} has the labels {', '.join(sources[source][:12])}, {known} {', '.join(names[:12])}",
+                f"name them alike with data.mix.{source}.labels, or all that there are with data.labels",
+            )
+    return names
 
 
 def declared_classes(schema: pa.Schema, column: str) -> list[str] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH = 4096
+_BUFFER = 1 << 20
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -34,10 +36,14 @@ class Rows:
 
 
 def open_file(path: Path, kind: str, name: str) -> Rows:
-    """kind: a format of `tasks.text.sources.FORMATS`; name: what messages call the file."""
+    """kind: a format of `tasks.text.files.FORMATS`; name: what messages call the file."""
     opener = {"parquet": _parquet, "csv": _csv, "tsv": _tsv, "jsonl": _json, "arrow": _arrow, "txt": _text}[kind]
     with _told(name):
-        return opener(path, name)
+        rows = opener(path, name)
+    twice = [column for column, count in Counter(rows.schema.names).items() if count > 1]
+    if twice:
+        raise DataError(f"{name} has two columns named {twice[0]}", "rename one in the file")
+    return rows
 
 
 def open_table(table: pa.Table, name: str) -> Rows:
@@ -53,18 +59,33 @@ def _told(name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, EOFError) as error:
-        what = " ".join(str(error).split())[:300]
+        what = " ".join(str(error).split())[:300].rstrip(".")
         raise DataError(
-            f"{name} can't be read: {what}", "repair the file, or name its format with data.format"
+            f"{name} can't be read: {what}", "repair the file or fetch it again, or name its format with data.format"
         ) from error
+
+
+@contextlib.contextmanager
+def _bad_bytes(path: Path, name: str) -> Iterator[None]:
+    """Bytes that are not UTF-8 as an error that names their line; only then is the file read a second time."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
+            for _ in _lines(path, name):
+                pass
+        raise
 
 
 def _parquet(path: Path, name: str) -> Rows:
     import pyarrow.parquet as pq
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        with _told(name), pq.ParquetFile(path) as file:
-            yield from file.iter_batches(BATCH, columns=columns)
+        # buffered: else whole columns of a row group, which may be a million rows, are held
+        with _told(name), pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
+            yield from file.iter_batches(BATCH, columns=columns, use_threads=False)
 
     with pq.ParquetFile(path) as file:
         return Rows(name, file.schema_arrow, batches)
@@ -86,13 +107,11 @@ def _csv(path: Path, name: str, delimiter: str = ",") -> Rows:
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         types = {column: pa.string() for column in columns}
-        with _told(name):
+        with _told(name), _bad_bytes(path, name):
             yield from reader(csv.ConvertOptions(column_types=types, include_columns=columns))
 
-    names = _header(path, delimiter)
-    twice = {column for column in names if names.count(column) > 1}
-    if twice:
-        raise DataError(f"{name} has two columns named {min(twice)}", "rename one in the file's first line")
+    with _bad_bytes(path, name):
+        names = _header(path, delimiter)
     return Rows(name, pa.schema([(column, pa.string()) for column in names]), batches)
 
 
@@ -164,10 +183,15 @@ def _json_array(rows: list[dict[str, Any]], key: str, kind: pa.DataType, name: s
     values = [row.get(key) for row in rows]
     try:
         return pa.array(values, kind)
-    except (pa.ArrowException, OverflowError):
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         for number, value in enumerate(values, before + 1):
             try:
                 pa.array([value], kind)
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"{name} row {number}: {key} holds {error.object[error.start : error.end]!a}, half a character",
+                    "repair the row: such escapes (surrogates) come in pairs",
+                ) from error
             except (pa.ArrowException, OverflowError) as error:
                 raise DataError(
                     f"{name} row {number}: {key} is {json.dumps(value)[:80]}, but the rows before are of type {kind}",
@@ -192,7 +216,7 @@ def _is_array(path: Path) -> bool:
 
 
 def _array_objects(path: Path, name: str) -> Iterator[dict[str, Any]]:
-    with _stream(path) as raw, _told(name):
+    with _stream(path) as raw, _told(name), _bad_bytes(path, name):
         text = raw.read().decode("utf-8-sig")
     try:
         items = json.loads(text)

@@ -17,7 +17,9 @@ from tasks.artifact import Json, Meta, Source
 from tasks.errors import DataError, MissingDependency
 from tasks.hub import hub_errors
 from tasks.resolve import Resolver
-from tasks.text.sources import Candidate, Wanted, candidates, choose, pinned, source_of
+from tasks.text.files import Candidate, candidates
+from tasks.text.sources import Wanted, choose, pinned, source_of
+from tasks.text.zips import opened
 
 _CHUNK = 1 << 20
 _NETWORK = "check the URL, the network and the credentials in the environment"
@@ -33,16 +35,24 @@ def resolve_url(source: str, wanted: Wanted, resolver: Resolver) -> Source:
 
 def _ask_url(source: str, wanted: Wanted, resolver: Resolver) -> Json:
     filesystem, found = _remote_files(source)
-    files = []
-    for item in choose(source, found, wanted):
+
+    def fetch(item: Candidate) -> str:
         try:
-            digest = _fetched(filesystem, item.file.place, source, resolver)
+            return _fetched(filesystem, item.place, source, resolver)
         except FileNotFoundError as error:
-            raise DataError(f"data.source: there is no {item.file.place} ({source})", "check the URL") from error
+            raise DataError(f"data.source: there is no {item.place} ({source})", "check the URL") from error
         except (OSError, ValueError) as error:
             raise DataError(f"data.source: {source} can't be read: {_line(error)}", _NETWORK) from error
-        files.append(pinned(item, digest))
-    return {"files": files}
+
+    cache = resolver.cache("data")
+    found, members = opened(source, found, lambda item: cache / fetch(item).removeprefix("sha256:"), resolver)
+    chosen = choose(source, found, wanted)
+    return {
+        "files": [
+            pinned(item, resolver.memo.digest(item.file.place) if item.file.place in members else fetch(item.file))
+            for item in chosen
+        ]
+    }
 
 
 def _remote_files(source: str) -> tuple[Any, list[Candidate]]:

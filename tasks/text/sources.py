@@ -7,32 +7,19 @@ Fails with ConfigError when a split or file can't be found, DataError when it ca
 
 from __future__ import annotations
 
-import contextlib
-import glob
-import os
 import re
-from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from tasks.artifact import Meta, Source
 from tasks.errors import ConfigError, DataError
+from tasks.memo import stamp
 from tasks.resolve import Resolver
+from tasks.text.files import ALIASES, COMPRESSED, FORMATS, Candidate, format_of, local_files, split_of
+from tasks.text.zips import Members, opened
 
-SPLITS = ("train", "validation", "test")
-ALIASES = {
-    "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
-    "dev": "validation", "eval": "validation", "evaluation": "validation", "test": "test", "testing": "test",
-}  # fmt: skip
-FORMATS = {
-    ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-    ".arrow": "arrow", ".feather": "arrow", ".txt": "txt",
-}  # fmt: skip
-COMPRESSED = (".gz", ".bz2", ".zst")
-_WORD = re.compile(rf"(?:^|[-_. ])({'|'.join(sorted(ALIASES, key=len, reverse=True))})(?=$|[-_. \d])", re.IGNORECASE)
-_NUMBER = re.compile(r"(\d+)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+SPLITS = ("train", "validation", "test")
 
 
 class Wanted(NamedTuple):
@@ -40,13 +27,6 @@ class Wanted(NamedTuple):
 
     format: str | None
     splits: dict[str, str]
-
-
-class Candidate(NamedTuple):
-    """A file that may be a split. name: relative to the source, with `/`; place: its path or URL."""
-
-    name: str
-    place: str
 
 
 class Chosen(NamedTuple):
@@ -63,7 +43,8 @@ def resolve_source(source: str, name: str | None, revision: str | None, wanted: 
         return resolve_url(source, wanted, resolver)
     found = local_files(source)
     if found:
-        return _resolve_local(source, found, wanted, resolver)
+        found, members = opened(source, found, lambda item: Path(item.place), resolver)
+        return _resolve_local(source, found, members, wanted, resolver)
     if _HUB_NAME.fullmatch(source) and format_of(source) is None and not Path(source).expanduser().exists():
         from tasks.text.remote import resolve_hub
 
@@ -72,48 +53,6 @@ def resolve_source(source: str, name: str | None, revision: str | None, wanted: 
         f"data.source: there is no data at {source}",
         f"give a folder with one file per split, a glob, a file ({', '.join(FORMATS)}), a URL or a hub name",
     )
-
-
-def local_files(source: str) -> list[Candidate]:
-    """The data files of a folder (and its subfolders, one level), of a glob, or the one file; in natural order."""
-    place = Path(source).expanduser()
-    if place.is_file():
-        return [Candidate(place.name, str(place.resolve()))]
-    if place.is_dir():
-        return candidates(_listed(place.resolve()))
-    if glob.has_magic(source):
-        root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts))
-        matches = [path for path in root.glob(str(place.relative_to(root))) if path.is_file()]
-        return candidates((path.relative_to(root).as_posix(), str(path.resolve())) for path in matches)
-    return []
-
-
-def _listed(folder: Path, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(name, path) of the files of a folder and of its subfolders; links are followed. Costs 2 us a file."""
-    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
-        for entry in entries:
-            is_link = entry.is_symlink()
-            path = os.path.realpath(entry.path) if is_link else entry.path
-            if os.path.isfile(path) if is_link else entry.is_file():
-                yield f"{prefix}{entry.name}", path
-            elif not prefix and os.path.isdir(path):
-                yield from _listed(Path(path), f"{entry.name}/")
-
-
-def split_of(name: str) -> str | None:
-    """The split a file's name tells, else its folder's: `val.csv`, `imdb_test.jsonl`, `train/0001.parquet`."""
-    for part in reversed(name.split("/")):
-        if match := _WORD.search(part):
-            return ALIASES[match[1].lower()]
-    return None
-
-
-def format_of(name: str) -> str | None:
-    """The format a file's extension tells, compressed or not; None for what is not data."""
-    stem, _, suffix = name.lower().rpartition(".")
-    if f".{suffix}" in COMPRESSED:
-        stem, _, suffix = stem.rpartition(".")
-    return FORMATS.get(f".{suffix}") if stem and not stem.endswith("/") else None
 
 
 def choose(source: str, found: list[Candidate], wanted: Wanted) -> list[Chosen]:
@@ -170,6 +109,7 @@ def _named_one(source: str, found: list[Candidate], split: str, theirs: str) -> 
     inside = Path(source).expanduser() / theirs
     for matches in (
         [file for file in found if file.name == theirs or _stem(PurePosixPath(file.name).name) == theirs],
+        [file for file in found if file.name.startswith(f"{theirs.rstrip('/')}/")],
         [file for file in found if split_of(file.name) == ALIASES.get(theirs.lower(), "")],
         local_files(str(inside)) if "://" not in source and not Path(theirs).is_absolute() else [],
         local_files(theirs) if "/" in theirs else [],
@@ -183,19 +123,23 @@ def _named_one(source: str, found: list[Candidate], split: str, theirs: str) -> 
     )
 
 
-def _resolve_local(source: str, found: list[Candidate], wanted: Wanted, resolver: Resolver) -> Source:
+def _resolve_local(source: str, found: list[Candidate], members: Members, wanted: Wanted, resolver: Resolver) -> Source:
     chosen = choose(source, found, wanted)
     try:
         seen = resolver.memo.stamped([item.file.place for item in chosen])
     except OSError as error:
         raise DataError(f"data.source: {error.filename} can't be read: {error.strerror}", "check the file") from error
     files = [pinned(item, digest) for item, (digest, _) in zip(chosen, seen, strict=True)]
-    places = [{"path": item.file.place, "stamp": now} for item, (_, now) in zip(chosen, seen, strict=True)]
+    places: list[Meta] = [{"path": item.file.place, "stamp": now} for item, (_, now) in zip(chosen, seen, strict=True)]
+    zips = {path: stamp(path) for path in members.values()}
+    for place in places if zips else ():
+        path = members[place["path"]]
+        place["zip"] = {"path": str(path), "stamp": zips[path]}
     return source_of(files, places, _ignored(found, chosen))
 
 
 def source_of(files: list[Meta], places: list[Meta], note: str) -> Source:
-    """files: as `pinned`; places: of each, `path` and, for a user's own file, `stamp`."""
+    """files: as `pinned`; places: of each, `path` and, for a user's own file, `stamp`, and those of the `zip` it came from."""
     identity = {"files": [{key: file[key] for key in ("split", "format", "digest")} for file in files]}
     location = {"files": [{**file, **place} for file, place in zip(files, places, strict=True)]}
     return Source("data", identity, location, note)
@@ -204,19 +148,6 @@ def source_of(files: list[Meta], places: list[Meta], note: str) -> Source:
 def pinned(item: Chosen, digest: str) -> Meta:
     """A chosen file with its digest, `sha256:<hex>`."""
     return {"split": item.split, "format": item.format, "digest": digest, "name": item.file.name}
-
-
-def candidates(found: Iterable[tuple[str, str]]) -> list[Candidate]:
-    """Without hidden files, in natural order: part-2 before part-10."""
-    files = [Candidate(name, place) for name, place in found if not name.startswith(".") and "/." not in name]
-    return sorted(files, key=lambda file: (_natural(file.name), file.place))
-
-
-def _natural(name: str) -> list[str | int]:
-    """Texts and numbers by turns, a text first."""
-    parts: list[str | int] = [*_NUMBER.split(name)]
-    parts[1::2] = map(int, parts[1::2])
-    return parts
 
 
 def _split_order(split: str) -> tuple[int, str]:
