@@ -2,24 +2,28 @@
 
 Columns come by name, or through sandboxed Jinja templates that see all kept columns; conversations through the chat
 template of the model's tokenizer. Rows without an answer, or without any text, teach nothing: they are dropped and
-counted. Streams in batches of 4,096 rows.
+counted. Streams in parts of 32,768 rows.
 Fails with ConfigError for a column the rows lack or a template that is wrong, DataError for a row that does not fit.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
 from tasks.artifact import Artifact, Input, Meta, Source
-from tasks.config import StageConfig
+from tasks.config import StageConfig, keyed_params
 from tasks.errors import ConfigError, DataError
 from tasks.model_source import tokenizer_folder
-from tasks.stage import Keyed, Workdir, stage
-from tasks.text.chat import Render, messages_of, sections, templated
+from tasks.stage import Keyed, Part, Workdir, stage
+from tasks.text.chat import messages_of, sections, templated
+from tasks.text.scratch import write_rows
+from tasks.text.shards import read_rows
 from tasks.text.special import chat_template, special_texts, special_tokens
 from tasks.text.templates import chat_renderer, row_template
 
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH = 4096
+PART = 8 * BATCH
+"""Rows that a worker formats at once."""
 
 Row = dict[str, Any]
 Made = dict[str, Any] | None
@@ -80,11 +86,12 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, out: Workdi
     hold their special tokens, bos and eos, as a chat template writes them), templates (the recipe's, whose special tokens
     are such)."""
     classify = config.task == "classification"
-    framed = config.task == "chat" and config.chat_template != "sections"
-    maker = _chat(config, rows.meta, model) if config.task == "chat" else MAKERS[config.task](config, rows.meta)
+    framed = _is_framed(config)
+    chat = _chat_template(config, model) if framed else None
+    _maker(config, rows.meta, chat)  # a wrong setting is said before any work begins
     kept, dropped = {}, 0
     for split, count in rows.meta["splits"].items():
-        kept[split] = _format_split(split, count, maker, rows, out, _schema(classify, framed))
+        kept[split] = _format_split(split, count, config, chat, rows, out)
         dropped += count - kept[split]
         if kept[split] == 0:
             raise DataError(
@@ -102,30 +109,61 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, out: Workdi
     }
 
 
-def _schema(classify: bool, framed: bool) -> pa.Schema:
+def _schema(config: FormatConfig) -> pa.Schema:
     import pyarrow as pa
 
-    if classify:
+    if config.task == "classification":
         return pa.schema([("text", pa.string()), ("label", pa.int64())])
-    part = [("text", pa.string()), ("train", pa.bool_()), *([("plain", pa.bool_())] if framed else [])]
-    return pa.schema([("parts", pa.list_(pa.struct(part)))])
+    plain = [("plain", pa.bool_())] if _is_framed(config) else []
+    return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain])))])
 
 
-def _format_split(split: str, count: int, maker: Maker, rows: Input, out: Workdir, schema: pa.Schema) -> int:
+def _is_framed(config: FormatConfig) -> bool:
+    return config.task == "chat" and config.chat_template != "sections"
+
+
+def _format_split(split: str, count: int, config: FormatConfig, chat: Meta | None, rows: Input, out: Workdir) -> int:
     """The number of rows written."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    starts = range(0, count, PART)
+    parts = [_part(config, chat, rows, split, first, min(PART, count - first)) for first in starts]
+    with closing(out.parts(format_rows, config, {"rows": rows}, parts)) as made:
+        tables = _tables(split, count, parts, made, out)
+        return write_rows(tables, _schema(config), out.path / f"{split}.parquet", lambda done: None)
 
-    done = kept = 0
-    with pq.ParquetWriter(out.path / f"{split}.parquet", schema, compression="zstd") as writer:
-        file = pq.ParquetFile(rows.path / f"{split}.parquet", pre_buffer=False)  # else all that was read is held
-        for batch in file.iter_batches(BATCH, use_threads=False):
-            made = [maker(row, f"split {split} row {done + n}") for n, row in enumerate(batch.to_pylist(), 1)]
-            full = [item for item in made if item is not None]
-            writer.write_table(pa.Table.from_pylist(full, schema))
-            done, kept = done + len(made), kept + len(full)
-            out.progress(done, count, f"{split} rows")
-    return kept
+
+def _part(config: FormatConfig, chat: Meta | None, rows: Input, split: str, first: int, count: int) -> Part:
+    arguments = {"split": split, "first": first, "count": count, "chat": chat}
+    identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"rows": rows.digest}}
+    return Part(identity, arguments)
+
+
+def _tables(
+    split: str, count: int, parts: list[Part], made: Iterable[tuple[Path, Meta]], out: Workdir
+) -> Iterator[pa.Table]:
+    import pyarrow as pa
+
+    for part, (here, _) in zip(parts, made, strict=True):
+        with pa.OSFile(str(here / "texts.arrow")) as file:  # read, not mapped: the folder goes before the table does
+            yield pa.ipc.open_file(file).read_all()
+        out.progress(part.arguments["first"] + part.arguments["count"], count, f"{split} rows")
+
+
+def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> Meta:
+    """Rows `first`..`first + count` of `split` -> `texts.arrow`. chat: of `_chat_template`, or null."""
+    import pyarrow as pa
+
+    schema, maker, done = _schema(config), _maker(config, rows.meta, part["chat"]), part["first"]
+    table = read_rows(rows.path / f"{part['split']}.parquet", part["first"], part["count"])
+    with pa.OSFile(str(out.path / "texts.arrow"), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in table.to_batches(BATCH):
+            made = [maker(row, f"split {part['split']} row {done + n}") for n, row in enumerate(batch.to_pylist(), 1)]
+            writer.write_table(pa.Table.from_pylist([item for item in made if item is not None], schema))
+            done += batch.num_rows
+    return {}
+
+
+def _maker(config: FormatConfig, meta: Meta, chat: Meta | None) -> Maker:
+    return _chat(config, meta, chat) if config.task == "chat" else MAKERS[config.task](config, meta)
 
 
 def _classification(config: FormatConfig, meta: Meta) -> Maker:
@@ -186,11 +224,10 @@ def _alpaca(instruction: str, context: str) -> str:
     return "\n\n".join([opening, f"### Instruction:\n{instruction}", *given, "### Response:\n"])
 
 
-def _chat(config: FormatConfig, meta: Meta, model: Source) -> Maker:
+def _chat(config: FormatConfig, meta: Meta, chat: Meta | None) -> Maker:
     _present("format.messages", config.messages, meta)
-    render = None if config.chat_template == "sections" else _renderer(config, model)
-    folder = tokenizer_folder(model) if render else None
-    special = special_texts(folder) if folder else ()
+    render = chat_renderer(chat["name"], chat["template"], chat["special"]) if chat else None
+    special = tuple(chat["texts"]) if chat else ()
 
     def make(row: Row, where: str) -> Made:
         messages = messages_of(row[config.messages], where)
@@ -205,19 +242,21 @@ def _chat(config: FormatConfig, meta: Meta, model: Source) -> Maker:
     return make
 
 
-def _renderer(config: FormatConfig, model: Source) -> Render:
-    """The chat template of the recipe, or of the model's tokenizer."""
+def _chat_template(config: FormatConfig, model: Source) -> Meta:
+    """The chat template of the recipe, or of the model's tokenizer: template, name (for messages), special (tokens by role),
+    texts (of all special tokens)."""
     folder = tokenizer_folder(model)
     special = (special_tokens(folder) if folder else None) or {}
+    found = {"special": special, "texts": list(special_texts(folder)) if folder else []}
     if config.chat_template != "tokenizer":
-        return chat_renderer("format.chat_template", config.chat_template, special)
+        return {"template": config.chat_template, "name": "format.chat_template", **found}
     template = chat_template(folder) if folder else None
     if template is None:
         raise ConfigError(
             "format.chat_template: the tokenizer of model.source has no chat template",
             "set it to `sections` (plain headings), or to a Jinja template; or use a chat model's tokenizer",
         )
-    return chat_renderer("the tokenizer's chat template", template, special)
+    return {"template": template, "name": "the tokenizer's chat template", **found}
 
 
 def _text(config: FormatConfig, meta: Meta) -> Maker:

@@ -136,7 +136,7 @@ def _texts(path: Path) -> Iterator[str]:
     """The texts of a split, causal ones with their parts joined."""
     import pyarrow.parquet as pq
 
-    for batch in pq.ParquetFile(path).iter_batches(BATCH):
+    for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(BATCH):
         for row in batch.to_pylist():
             yield row["text"] if "text" in row else "".join(part["text"] for part in row["parts"])
 
@@ -182,7 +182,7 @@ def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> 
     import pyarrow.parquet as pq
 
     first = 0
-    batches = pq.ParquetFile(texts.path / f"{split}.parquet").iter_batches(BATCH)
+    batches = pq.ParquetFile(texts.path / f"{split}.parquet", pre_buffer=False).iter_batches(BATCH)
     for rows in cut_shards(batches, config.shard_bytes):
         inputs = {**identity["inputs"], "rows": content_digest(rows)}
         yield Part({**identity, "inputs": inputs}, {"split": split, "first": first, "count": rows.num_rows})

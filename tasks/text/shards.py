@@ -53,7 +53,7 @@ def read_rows(path: Path, first: int, count: int) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, pre_buffer=False) as file:  # else all that was read is held
         sizes = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
         ends = list(accumulate(sizes))
         groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < first + count]
