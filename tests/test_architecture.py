@@ -48,7 +48,7 @@ def test_each_heavy_library_has_its_place() -> None:
     assert all(name == "tasks.tracking" or name.startswith("tasks.tracking.") for name in users("mlflow"))
     assert users("torch_xla") <= {"tasks.training.xla", "tasks.stablehlo"}
     assert all(name.startswith(("tasks.store", "tasks.text", "tasks.load_data")) for name in users("fsspec"))
-    assert users("prefect") <= {"flows.orchestrate", "flows.server"}
+    assert users("prefect") <= {"flows.orchestrate", "flows.server", "flows.task_runners"}
 
 
 @pytest.mark.parametrize("stage", STAGES)

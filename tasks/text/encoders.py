@@ -300,8 +300,8 @@ def _forged(texts: Texts, words: Words, marks: list[tuple[int, int]] | None) -> 
     """The rows that hold the letters of a special token which was not read as one, each with the first."""
     recognised = set(marks or ())
     found: dict[int, str] = {}
-    for start, end in find_all(texts.data, texts.rows, list(words.special)):
+    for start, end in find_all(texts.data, texts.rows, words.takes):
         if (start, end) not in recognised:
             row = bisect_right(texts.rows, start) - 1
-            found.setdefault(row, texts.data[start:end].decode())
+            found.setdefault(row, texts.data[start:end].decode().strip())
     return [Found(row, name) for row, name in found.items()]

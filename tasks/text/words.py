@@ -38,6 +38,9 @@ LONGEST = 64
 BATCH = 1 << 18
 """Letters that are tokenised at once."""
 
+_BLANKS = rb"(?:[\t-\r ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)*"
+"""Unicode's white space, in UTF-8."""
+
 _SENTINEL = "\ue0f0\ue0f1"
 _TAIL = r"[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -73,6 +76,7 @@ class Words:
         self._ordinary = {
             token.content: number for number, token in added.items() if not token.special and _literal(token, tokenizer)
         }
+        self.takes = {token.content: (token.lstrip, token.rstrip) for token in added.values() if token.special}
         self.cuts = known_cuts(tokenizer)
         self._whole = tokenizer
         self._whole.encode_special_tokens = True
@@ -95,9 +99,11 @@ class Words:
         return self._behind[sentinel], sentinel
 
     def marks(self, data: bytes, rows: Longs, special: dict[str, int]) -> list[tuple[int, int]]:
-        """(start, end) of each added token in the texts that lie between `rows`; of the special ones only these."""
-        wanted = {**self._ordinary, **special}
-        return find_all(data, rows, list(wanted))
+        """(start, end) of each added token in the texts that lie between `rows`, with the blanks that it takes beside it; of
+        the special ones only these."""
+        return find_all(
+            data, rows, {name: self.takes.get(name, (False, False)) for name in (*self._ordinary, *special)}
+        )
 
     def pieces(self, data: Bytes, rows: Longs, marks: list[tuple[int, int]]) -> Pieces:
         """Cut texts that lie between `rows` in `data`."""
@@ -157,7 +163,8 @@ class Words:
     def _ids(self, kind: int, texts: list[str]) -> list[bytes]:
         """The ids of each text, int32 in bytes; texts are distinct."""
         if kind == MARK:
-            return [array("i", [{**self._ordinary, **self.special}[text]]).tobytes() for text in texts]
+            known = {**self._ordinary, **self.special}
+            return [array("i", [known[text if text in known else text.strip()]]).tobytes() for text in texts]
         memo = self._memos[kind]
         found = [memo.get(text) for text in texts]
         missing = [text for text, ids in zip(texts, found, strict=True) if ids is None]
@@ -186,12 +193,14 @@ def gather(values: Any, starts: Longs, sizes: Longs) -> Any:
     return values[np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)]
 
 
-def find_all(data: bytes, rows: Longs, names: list[str]) -> list[tuple[int, int]]:
-    """(start, end) of the names in the texts that lie between `rows`, the leftmost first and of those the longest."""
+def find_all(data: bytes, rows: Longs, names: dict[str, tuple[bool, bool]]) -> list[tuple[int, int]]:
+    """(start, end) of the names in the texts that lie between `rows`, the leftmost first and of those the longest. names:
+    whether each takes the blanks before it, and after it."""
     if not names:
         return []
-    ordered = sorted((name.encode() for name in names), key=len, reverse=True)
-    pattern = re.compile(b"|".join(re.escape(name) for name in ordered))
+    ordered = sorted(((name.encode(), *sides) for name, sides in names.items()), key=lambda name: -len(name[0]))
+    found = [b"%s%s%s" % (_BLANKS * left, re.escape(name), _BLANKS * right) for name, left, right in ordered]
+    pattern = re.compile(b"|".join(found))
     if pattern.search(data) is None:
         return []
     bounds = rows.tolist()

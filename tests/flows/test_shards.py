@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.call import Outcome
+from tasks.artifact import Meta
 from tasks.errors import BlobLost, DataError
 from tasks.fingerprint import key_of
 from tasks.store.collect import collect
@@ -57,6 +58,13 @@ def array(shelf: Shelf, outcome: Outcome, name: str) -> list[int]:
 def bare(folder: Path, rows: list[Any], **config: Any) -> str:
     """What the stage makes in a store of its own, in one shard."""
     return digest(Shelf(f"memory://{uuid.uuid4().hex}", folder).run(rows, shard_bytes=10**9, **config))
+
+
+def fourth(shelf: Shelf) -> Meta:
+    """The record of a shard in the middle of the rows."""
+    (made,) = shelf.store().records("tokenize_text")
+    (record,) = (shard for shard in shelf.shards() if shard["key"] == made["shards"][3]["key"])
+    return record
 
 
 # --- the bytes
@@ -190,7 +198,7 @@ def test_shards_in_a_bucket(s3_root: str, tmp_path: Path) -> None:  # noqa: F811
 @pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
 def test_a_damaged_shard_is_made_again(shelf: Shelf, tmp_path: Path, what: str, how: str) -> None:
     made, _ = counts(shelf.run(sentences(200)))
-    record = shelf.shards()[3]
+    record = fourth(shelf)
     artifact = shelf.store().artifact(record["artifact"])
     name = {"file": blob_name(artifact.files[0].digest), "manifest": blob_name(artifact.digest)}
     path = Path(shelf.root) / name.get(what, f"records/tokenize_text.shard/{record['key']}.json")
@@ -210,7 +218,7 @@ def test_a_damaged_shard_is_made_again(shelf: Shelf, tmp_path: Path, what: str, 
 
 def test_what_verify_takes_out_of_the_way_is_made_again(shelf: Shelf) -> None:
     made, _ = counts(shelf.run(sentences(200)))
-    artifact = shelf.store().artifact(shelf.shards()[3]["artifact"])
+    artifact = shelf.store().artifact(fourth(shelf)["artifact"])
     (Path(shelf.root) / blob_name(artifact.files[0].digest)).unlink()
     assert verify(shelf.store().backend, repair=True).ok
     assert len(shelf.shards()) == made - 1
