@@ -57,6 +57,7 @@ class Tracking(Listener):
             for setting, source in sources(self._recipe):
                 note = f"{setting}={source}"
                 self._tracker.dataset(source, outcome.artifact.digest, note=note, context="training")
+        lengths = outcome.artifact.meta.get("row_lengths", {})
         with tempfile.TemporaryDirectory() as folder:
             plots: tuple[Path, ...] = ()
             if outcome.stage == PLOTTED:
@@ -71,6 +72,7 @@ class Tracking(Listener):
                 metrics=outcome.metrics,
                 figures=outcome.figures,
                 plots=plots,
+                lengths={split: counted["rows"] for split, counted in lengths.items()},
             )
 
     def finish(self, result: Result) -> Result:

@@ -31,7 +31,7 @@ from tasks.stage import Keyed, Part, Workdir, stage
 from tasks.text.arrays import GrowingArray
 from tasks.text.encoders import CausalEncoder, ClassEncoder, Encoder, encoder_type, without_unsupervised
 from tasks.text.shards import content_digest, cut_shards, read_rows
-from tasks.text.tally import Count, Example, length_counts, report
+from tasks.text.tally import Count, Example, report, row_lengths
 from tasks.text.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
 from tasks.text.trainer import TrainTokenizer, train_tokenizer
 
@@ -75,7 +75,7 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
     `loss_mask.npy` uint8 [tokens]; `tokenizer/`.
 
     meta: task, labels, splits {name: rows}, tokens {name: n}, longest (tokens of the longest row), vocab_size, pad_id,
-    bos_id, eos_id, max_length, overlong {name: rows that were too long}, dropped {reason: rows}, lengths_of_rows {name:
+    bos_id, eos_id, max_length, overlong {name: rows that were too long}, dropped {reason: rows}, row_lengths {name:
     percentiles and a histogram}, examples {what: the first row that was too long, or spelled a special token}."""
     causal = texts.meta["task"] == "causal_lm"
     if config.overlong == "split" and not causal:
@@ -90,7 +90,7 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
         if (total := sum(count.dropped[reason] for count in counts.values()))
     }
     examples = report(config.max_length, config.overlong, counts, dropped, out)
-    lengths = {split: length_counts(split, out) for split in counts}
+    lengths = {split: row_lengths(out.path / split) for split in counts}
     return {
         "task": texts.meta["task"],
         "labels": texts.meta["labels"],
@@ -102,7 +102,7 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
         "overlong": {split: count.overlong for split, count in counts.items()},
         "dropped": dropped,
         "examples": examples,
-        "lengths_of_rows": lengths,
+        "row_lengths": lengths,
         "metrics": {
             "tokens": sum(count.tokens for count in counts.values()),
             "vocab_size": special["vocab_size"],

@@ -39,6 +39,11 @@ def speak(tracker: Spool, folder: Path, points: int = 1200, *, metrics: bool = T
     plot = folder / "confusion_matrix.png"
     plot.write_bytes(b"\x89PNG plot")
     tracker.stage_ended("load_data", action="hit", key="a" * 64, artifact="sha256:" + "a" * 64)
+    tracker.stage_started("tokenize_text", "d" * 64)
+    tracker.stage_ended(
+        "tokenize_text", action="ran", key="d" * 64, artifact="sha256:" + "d" * 64, metrics={"tokens": 9},
+        lengths={"train": {"8": 3, "16": 5}, "test": {"8": 1}},
+    )  # fmt: skip
     tracker.dataset("emotion", "sha256:" + "a" * 64, note="philschmid/emotion", context="training")
     tracker.stage_started("train", train, {"learning_rate": 3e-5})
     for step in range(points if metrics else 0):
@@ -77,7 +82,7 @@ def runs_of(mlflow, run: str) -> dict[str, object]:
 def check_complete(mlflow, run: str, points: int = 1200) -> None:
     """Everything that `speak` said is there, once."""
     runs = runs_of(mlflow, run)
-    assert set(runs) == {"", "train", "evaluate_model"}
+    assert set(runs) == {"", "tokenize_text", "train", "evaluate_model"}
     assert {item.info.status for item in runs.values()} == {"FINISHED"}
     parent, train, evaluate = runs[""], runs["train"], runs["evaluate_model"]
     assert train.data.tags["mlflow.parentRunId"] == parent.info.run_id
@@ -125,6 +130,8 @@ def test_plots_and_the_recipe_are_artifacts(home, tmp_path):
     assert "learning_rate: 3.0e-05" in Path(recipe).read_text()
     plot = mlflow.download_artifacts(runs["evaluate_model"].info.run_id, "confusion_matrix.png", str(tmp_path))
     assert Path(plot).read_bytes() == b"\x89PNG plot"
+    lengths = mlflow.download_artifacts(runs["tokenize_text"].info.run_id, "row_lengths.png", str(tmp_path))
+    assert Path(lengths).read_bytes().startswith(b"\x89PNG")
     assert str(home / "mlartifacts") in runs[""].info.artifact_uri
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -94,12 +95,12 @@ def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Me
     return examples
 
 
-def length_counts(split: str, out: Workdir) -> Meta:
-    """`percentiles {length_p50 ...}` and the histogram `rows {"<most tokens>": rows}`, in bins that double; a curve over
-    the lengths, too, so that it can be seen where the run is logged."""
+def row_lengths(folder: Path) -> Meta:
+    """Of a split's folder, `percentiles {length_p50 ...}` and the histogram `rows {"<most tokens>": rows}`, in bins that
+    double."""
     import numpy as np
 
-    offsets = np.load(out.path / split / "offsets.npy", mmap_mode="r")
+    offsets = np.load(folder / "offsets.npy", mmap_mode="r")
     counts = np.zeros(1, dtype=np.int64)  # rows of each length
     for start in range(0, len(offsets) - 1, BLOCK):
         more = np.bincount(np.diff(offsets[start : start + BLOCK + 1]), minlength=len(counts))
@@ -110,6 +111,4 @@ def length_counts(split: str, out: Workdir) -> Meta:
     bins = [0, *(2**power for power in range(len(counts).bit_length() + 1))]
     edges = [0, *below[np.minimum(bins[1:], len(counts) - 1)].tolist()]
     rows = {most: end - start for most, (start, end) in zip(bins[1:], pairwise(edges), strict=True) if end > start}
-    for most, count in rows.items():
-        out.metrics(most, **{f"{split}_rows_by_length": count})
     return {"percentiles": at, "rows": {str(most): count for most, count in rows.items()}}

@@ -81,12 +81,14 @@ class Spool:
         metrics: Meta | None = None,
         figures: Meta | None = None,
         plots: tuple[Path, ...] = (),
+        lengths: Meta | None = None,
     ) -> None:
-        """action: `ran` or `hit`; artifact: its digest; plots: files, copied here since they may be gone when they are sent."""
+        """action: `ran` or `hit`; artifact: its digest; plots: files, copied here since they may be gone when they are sent;
+        lengths: {split: {"<most tokens>": rows}}, of which MLflow gets a picture."""
         self.append(
             "stage_ended",
             stage=stage, action=action, key=key, artifact=artifact, seconds=seconds, metrics=metrics or {},
-            figures=figures or {}, plots=[kept for plot in plots if (kept := self._keep(stage, plot))],
+            figures=figures or {}, plots=[kept for plot in plots if (kept := self._keep(stage, plot))], lengths=lengths or {},
         )  # fmt: skip
 
     def run_ended(self, status: str) -> None:

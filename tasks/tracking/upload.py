@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
+from tasks.tracking.figures import lengths_figure
 from tasks.tracking.redact import flatten, numbers, plain_name
 from tasks.tracking.spool import Paths
 
@@ -96,6 +97,8 @@ class Upload:
         self._tags(run, {f"trnflow.{name}": value for name, value in said.items()})
         for plot in event["plots"]:
             self._client.log_artifact(run, str(self._paths.files / plot))
+        if event.get("lengths"):
+            self._client.log_figure(run, lengths_figure(event["lengths"]), "row_lengths.png")
         self._end(run, "FINISHED", event)
         self._state["stages"][stage]["ended"] = True
 
