@@ -101,7 +101,11 @@ def test_native_refuses_an_unlisted_shape(tmp_path) -> None:
     [
         (MissingDependency, {"device": "neuron"}, "Neuron compiler.*Neuron SDK"),
         (ModelError, {"device": "cuda", "engine": "native"}, "no GPU here.*train.device=cpu"),
-        (ModelError, {"devices": 2, "tensor_parallel_size": 2}, "BertForSequenceClassification has no tp_plan"),
+        (
+            ModelError,
+            {"devices": 4, "tensor_parallel_size": 4},
+            "2 heads .*which 4 tensor parallel devices do not divide",
+        ),
     ],
 )
 def test_what_is_not_there_is_named(tmp_path, error, fields, text) -> None:

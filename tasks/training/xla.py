@@ -24,6 +24,7 @@ from tasks.training.model import Built, checkpointed_layers, correct, logits_of,
 from tasks.training.names import FIRST, PARAMETER, SECOND
 from tasks.training.optim import Scalars, adamw, clipped
 from tasks.training.plan import Mesh, Spec, parameter_specs, state_spec
+from tasks.training.rules import tp_rules
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,7 @@ class XlaEngine:
         self._tracing = next(built.model.parameters()).is_meta and not extracting
         self._mesh = Mesh(config.data_parallel, config.tensor_parallel_size)
         shapes = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
-        plan = {} if config.tensor_parallel_size == 1 else dict(getattr(built.model, "tp_plan", None) or {})
+        plan = {} if self._mesh.model == 1 else tp_rules(built.model, shapes, config.tensor_parallel_rules)
         self._specs = parameter_specs(shapes, plan, self._mesh, type(built.model).__name__)
         self._state_specs = {
             name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in shapes

@@ -8,16 +8,8 @@ import torch
 from tasks.errors import ModelError
 from tasks.training.batches import Split
 from tasks.training.model import build, configured, logits_of, loss_sum
-from tests.training.toys import BERT, LLAMA, minilm, packed_classes, packed_lm, pretrained, scratch
+from tests.training.toys import BERT, DISTILBERT, LLAMA, minilm, packed_classes, packed_lm, pretrained, scratch
 
-DISTILBERT = {
-    "model_type": "distilbert",
-    "dim": 32,
-    "hidden_dim": 64,
-    "n_layers": 2,
-    "n_heads": 2,
-    "max_position_embeddings": 64,
-}
 ENCODERS = [BERT, {**BERT, "model_type": "roberta"}, DISTILBERT, LLAMA]
 
 
