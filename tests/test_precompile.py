@@ -20,7 +20,13 @@ WITHOUT_A_TRACE: list[dict[str, Any]] = [
     {"seed": 7, "epochs": 9, "weight_decay": 0.0},
     {"beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "max_grad_norm": None},
 ]
-WITH_A_TRACE: list[dict[str, Any]] = [{"dtype": "bfloat16"}, {"zero1": True}, {"remat": True}, {"micro_batch": 2}]
+WITH_A_TRACE: list[dict[str, Any]] = [
+    {"dtype": "bfloat16"},
+    {"zero1": True},
+    {"remat": True},
+    {"remat": 2},
+    {"micro_batch": 2},
+]
 
 
 def key(config: TrainConfig, model: Any = None, **meta: Any) -> Any:

@@ -28,6 +28,8 @@ from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
         ({"compile": True}, "for engine native"),
         ({"learning_rate": 0}, "greater than 0"),
         ({"epochs": 0}, "greater than 0"),
+        ({"remat": -1}, "greater than 0"),
+        ({"tensor_parallel_rules": {"a.*": "diagonal"}}, r"'diagonal' of a\.\* is no style: it is one of colwise"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], text: str) -> None:

@@ -33,7 +33,8 @@ class TrainConfig(StageConfig):
     replica and forward pass (None: all of a replica's share at once); the rest of a global batch is accumulated.
 
     tensor_parallel_rules: layer ("*" for a number) -> style, such as "model.layers.*.self_attn.q_proj: colwise", instead of the
-    model's own plan. zero1: the optimizer's state is sharded over the data axis. remat: activations are computed again in the backward pass.
+    model's own plan. zero1: the optimizer's state is sharded over the data axis. remat: activations are computed again in the
+    backward pass: of no layer (false), of each (true), or of every n-th (a number).
     max_steps: updates, instead of `epochs`. max_grad_norm: of all gradients together (None: no clipping).
     dtype: of the forward and backward pass; the weights that are updated, and their state, are always fp32.
     threads: of the CPU (None: every core this process may use); another number changes the last bit.
@@ -49,7 +50,7 @@ class TrainConfig(StageConfig):
     tensor_parallel_rules: Annotated[dict[str, str], GRAPH] = {}
     zero1: Annotated[bool, GRAPH] = False
     sequence_parallel: Annotated[bool, GRAPH] = False
-    remat: Annotated[bool, GRAPH] = False
+    remat: Annotated[bool | PositiveInt, GRAPH] = False
     global_batch: Annotated[PositiveInt, GRAPH] = 32
     micro_batch: Annotated[PositiveInt | None, GRAPH] = None
     dtype: Annotated[Literal["float32", "bfloat16"], GRAPH] = "float32"

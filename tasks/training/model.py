@@ -119,14 +119,19 @@ def correct(logits: Tensor, targets: Tensor) -> Tensor:
     return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
 
 
-def checkpointed_layers(model: Any) -> list[Any]:
-    """The layers whose activations remat computes again. ModelError when the model marks none."""
+def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
+    """The layers whose activations remat computes again: every n-th. ModelError when the model marks none, or fewer than n."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ModelError(f"{type(model).__name__} marks no layers to recompute", "set train.remat=false")
-    return layers
+    if every > len(layers):
+        raise ModelError(
+            f"train.remat is {every}, and {type(model).__name__} has {len(layers)} layers",
+            f"set train.remat to at most {len(layers)}, true (each layer) or false",
+        )
+    return layers[every - 1 :: every]
 
 
 def _pretrained(kind: Any, config: Any, source: Source, options: Meta) -> tuple[Any, tuple[str, ...]]:

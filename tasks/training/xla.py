@@ -60,7 +60,7 @@ class XlaEngine:
             self._loss = self._send(torch.zeros(1), (None,))
         _spell_out_norms(built.model)
         if config.remat:
-            _recompute(built.model)
+            _recompute(built.model, int(config.remat))
         if config.sequence_parallel:
             self._shard_sequences()
         built.model.train()
@@ -343,12 +343,12 @@ def _described(batch: Batch | None) -> list[Meta]:
     return [{"shape": list(column.shape), "dtype": str(column.dtype)} for column in columns]
 
 
-def _recompute(model: Any) -> None:
+def _recompute(model: Any, every: int) -> None:
     from torch_xla.utils.checkpoint import checkpoint
 
     def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
         return checkpoint(function, *arguments, use_reentrant=True)
 
-    for layer in checkpointed_layers(model):
+    for layer in checkpointed_layers(model, every):
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = recomputed
