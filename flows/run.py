@@ -139,6 +139,7 @@ def execute(
         launch=recipe.launch,
         min_free_gb=recipe.store.min_free_gb,
         lease_ttl=recipe.store.lease_ttl_seconds,
+        price_per_hour=recipe.price_per_hour,
         until=options.until,
         force=options.force,
     )

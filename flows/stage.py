@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.call import Call, Function, Outcome, Stop, Value, bind
+from flows.curve import Curve
 from flows.damage import usable
 from flows.flight import maker, single_flight
 from flows.settings import LaunchConfig
@@ -50,7 +51,8 @@ class Listener:
 
 
 class Runner:
-    """Runs stages against a store. force: stages that run though they hit; until: the stage after which the pipeline stops."""
+    """Runs stages against a store. price_per_hour: USD, of where they run; until: the stage after which the pipeline stops;
+    force: stages that run though they hit."""
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class Runner:
         launch: LaunchConfig | None = None,
         min_free_gb: float = 1.0,
         lease_ttl: float = 60.0,
+        price_per_hour: float = 0.0,
         until: str | None = None,
         force: frozenset[str] = frozenset(),
     ) -> None:
@@ -76,6 +79,7 @@ class Runner:
         note_loaded(store.memo)
         self._reserve = int(min_free_gb * 1e9)
         self._lease_ttl = lease_ttl
+        self._price_per_hour = price_per_hour
         self._until = until
         self._force = force
         self._deferred: list[Call] = []
@@ -212,9 +216,13 @@ class Runner:
     def _perform(self, call: Call, document: Meta, work: Path, journal: Meta, lease: Lease) -> Meta:
         """Run the stage's function on its inputs laid out below `work`; the journal collects what it says of this run."""
 
+        curve = Curve(self._log(work.name).with_suffix(".jsonl"), call.name, self._price_per_hour)
+
         def emit(event: Meta) -> None:
             with unwatched():
                 lease.heed()  # ends the stage: another makes it
+                event = curve.priced(event)
+                curve.note(event)
                 journal["figures"].update(event.get("figures", {}))
                 for listener in self.listeners:
                     listener.event(call.name, event)

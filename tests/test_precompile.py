@@ -11,7 +11,7 @@ from tasks.errors import CompileError, MissingDependency, ModelError
 from tasks.precompile import precompile
 from tasks.stage import of, read_json, write_json
 from tasks.train import TrainConfig, train
-from tests.training.run_stage import ManyConfig, inventories, run_stage
+from tests.training.run_stage import ManyConfig, Stage, counted, files_of, inventories, run_stage
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 
 BASE: dict[str, Any] = {"global_batch": 8, "devices": 2}
@@ -88,6 +88,22 @@ def test_training_meets_the_inventory_and_nothing_else(tmp_path) -> None:
     with pytest.raises(CompileError, match=r"graph train of length 16 is .* listed it as 000000000000") as caught:
         run_stage(train, config, tmp_path / "refused", **inputs, graphs=graphs)
     assert "allow_recompile" in caught.value.fix
+
+
+def test_nothing_else_compiles(tmp_path) -> None:
+    """With warm-up, evaluation, checkpoints and accumulation; and once more when it goes on from a checkpoint."""
+    fields = {"micro_batch": 2, "warmup_ratio": 0.5, "epochs": 2, "checkpoint_every": 5, "log_every": 3, "zero1": True}
+    config = TrainConfig(**BASE, **fields)
+    inputs: dict[str, Any] = {
+        "model": scratch(**BERT),
+        "packed": packed_classes(tmp_path / "packed", rows=32, lengths=[8]),
+    }
+    found = [Stage(counted, config, tmp_path / name, tmp_path / "partial", **inputs).result() for name in ("a", "b")]
+    assert "resumes at step 5" in found[1].said("info")  # of 8: its last checkpoint is still there
+    for one in found:
+        assert one.figures["compiled_graphs"] == one.figures["all_compiled"] == 3  # accumulate, update, eval
+        assert one.figures["compile_seconds"] > 0
+    assert files_of(found[0].artifact) == files_of(found[1].artifact)
 
 
 def test_native_refuses_an_unlisted_shape(tmp_path) -> None:

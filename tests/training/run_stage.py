@@ -137,6 +137,16 @@ def traced_and_trained(config: TrainConfig, model: Source, packed: Input, out: W
     return train(config, model, packed, out, Input(graphs.path, "graphs", listed, ""))
 
 
+@stage(kind="checkpoint", process=True, environ=train_environ)
+def counted(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """`traced_and_trained` on XLA, and how many graphs XLA itself says that the whole process compiled."""
+    meta = traced_and_trained(config, model, packed, out)
+    import torch_xla.debug.metrics as metrics
+
+    out.figures(all_compiled=metrics.counter_value("UncachedCompile"))
+    return meta
+
+
 class ManyConfig(StageConfig):
     configs: tuple[TrainConfig, ...]
 
