@@ -230,3 +230,10 @@ def _check_positions(built: Built, lengths: list[int]) -> None:
             f"rows of {max(lengths)} tokens, but {type(built.model).__name__} has {limit - built.first_position} positions",
             "lower tokenize.max_length and pack.chunk_length (or raise model.config.max_position_embeddings from scratch)",
         )
+    window = getattr(built.model.config, "sliding_window", None)
+    if window is not None and getattr(built.model.config, "use_sliding_window", True) and max(lengths) > window:
+        raise ModelError(
+            f"rows of {max(lengths)} tokens, but {type(built.model).__name__} attends to {window} at a time (sliding_window), "
+            "and here a position sees all before it",
+            "lower pack.chunk_length to the window",
+        )

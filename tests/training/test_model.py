@@ -90,6 +90,15 @@ def test_an_encoder_writes_no_text(tmp_path) -> None:
         configured(scratch(**BERT), packed_lm(tmp_path).meta)
 
 
+def test_a_window_smaller_than_a_row_is_refused(tmp_path) -> None:
+    packed = packed_lm(tmp_path, length=16)
+    mistral = {**LLAMA, "model_type": "mistral"}
+    with pytest.raises(ModelError, match="rows of 16 tokens, but MistralForCausalLM attends to 8 at a time"):
+        build(scratch(**mistral, sliding_window=8), packed, seed=0, weights=False)
+    build(scratch(**mistral, sliding_window=16), packed, seed=0, weights=False)
+    build(scratch(**mistral, sliding_window=None), packed, seed=0, weights=False)
+
+
 def test_every_nth_layer_is_recomputed(tmp_path) -> None:
     model = build(scratch(**{**BERT, "num_hidden_layers": 5}), packed_classes(tmp_path), seed=0, weights=False).model
     layers = checkpointed_layers(model)
