@@ -76,6 +76,8 @@ class Progress(Listener):
                 progress.BarColumn(bar_width=30),
                 progress.MofNCompleteColumn(),
                 progress.TimeElapsedColumn(),
+                progress.TextColumn("ETA"),
+                progress.TimeRemainingColumn(),
                 progress.TextColumn("{task.fields[note]}"),
                 console=Console(file=self._stream),
                 transient=True,

@@ -142,6 +142,7 @@ def execute(
         min_free_gb=recipe.store.min_free_gb,
         lease_ttl=recipe.store.lease_ttl_seconds,
         workers=workers or workers_for(recipe.task_runner),
+        price_per_hour=recipe.price_per_hour,
         until=options.until,
         force=options.force,
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.call import Call, Function, Outcome, Stop, Value, bind
+from flows.curve import Curve
 from flows.damage import usable
 from flows.flight import maker, single_flight
 from flows.settings import LaunchConfig
@@ -51,7 +52,8 @@ class Listener:
 
 
 class Runner:
-    """Runs stages against a store. force: stages that run though they hit; until: the stage after which the pipeline stops."""
+    """Runs stages against a store. price_per_hour: USD, of where they run; until: the stage after which the pipeline stops;
+    force: stages that run though they hit."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Runner:
         min_free_gb: float = 1.0,
         lease_ttl: float = 60.0,
         workers: Workers | None = None,
+        price_per_hour: float = 0.0,
         until: str | None = None,
         force: frozenset[str] = frozenset(),
     ) -> None:
@@ -79,6 +82,7 @@ class Runner:
         self._reserve = int(min_free_gb * 1e9)
         self._lease_ttl = lease_ttl
         self._workers = workers or Threads(1)
+        self._price_per_hour = price_per_hour
         self._until = until
         self._force = force
         self._deferred: list[Call] = []
@@ -215,9 +219,13 @@ class Runner:
     def _perform(self, call: Call, document: Meta, work: Path, journal: Meta, lease: Lease) -> Meta:
         """Run the stage's function on its inputs laid out below `work`; the journal collects what it says of this run."""
 
+        curve = Curve(self._log(work.name).with_suffix(".jsonl"), call.name, self._price_per_hour)
+
         def emit(event: Meta) -> None:
             with unwatched():
                 lease.heed()  # ends the stage: another makes it
+                event = curve.priced(event)
+                curve.note(event)
                 journal["figures"].update(event.get("figures", {}))
                 for listener in self.listeners:
                     listener.event(call.name, event)

@@ -1,8 +1,12 @@
-"""Any layout gives the losses of one plain device: to 1e-5 in fp32, parameters within 0.1 x learning rate x steps."""
+"""Any layout gives the losses of one plain device: to 1e-5 in fp32, parameters within 0.1 x learning rate x steps.
+
+Four virtual devices, all layouts of an engine in one process: a pairwise choice here, the whole product with the slow tests.
+"""
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,85 +14,121 @@ import pytest
 
 from tasks.train import TrainConfig
 from tasks.training.checkpoint import Reader
-from tests.training.run_stage import Result, run_stage, traced_and_trained
+from tests.training.covers import all_of, pairwise
+from tests.training.parity import agree
+from tests.training.run_stage import Result, run_in_turn, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
 
-LEARNING_RATE, STEPS = 1e-2, 4
-EVERYTHING = {"zero1": True, "sequence_parallel": True, "remat": True, "micro_batch": 1}
-DEFAULT: dict[str, dict[str, Any]] = {
-    "one device": {},
-    "4x1 zero1": {"devices": 4, "zero1": True},
-    "2x2 everything": {"devices": 4, "tensor_parallel_size": 2, **EVERYTHING},
-    "1x4": {"devices": 4, "tensor_parallel_size": 4},
+LEARNING_RATE, STEPS, DEVICES = 1e-2, 4, 4
+COMMON: dict[str, Any] = {"global_batch": 8, "epochs": 1, "learning_rate": LEARNING_RATE, "log_every": 1}
+SETTINGS: dict[str, list[Any]] = {
+    "tensor_parallel_size": [2, 1, 4],
+    "zero1": [True, False],
+    "sequence_parallel": [True, False],
+    "remat": [2, False],
+    "accumulation": [2, 1],
 }
-SLOW: dict[str, dict[str, Any]] = {
-    "one device accumulating": {"micro_batch": 2},
-    "one device remat": {"remat": True},
-    "4x1": {"devices": 4},
-    "4x1 zero1 accumulating": {"devices": 4, "zero1": True, "micro_batch": 1},
-    "2x2": {"devices": 4, "tensor_parallel_size": 2},
-    "2x2 zero1": {"devices": 4, "tensor_parallel_size": 2, "zero1": True},
-    "2x2 sequence parallel": {"devices": 4, "tensor_parallel_size": 2, "sequence_parallel": True},
-    "1x2": {"devices": 2, "tensor_parallel_size": 2},
-    "8 devices, 4x2": {"devices": 8, "tensor_parallel_size": 2, "zero1": True},
-    "native accumulating": {"engine": "native", "micro_batch": 2, "remat": True},
-}
+
+
+def sensible(layout: dict[str, Any]) -> bool:
+    return layout["tensor_parallel_size"] > 1 or not layout["sequence_parallel"]
+
+
+LAYOUTS = pairwise(all_of(SETTINGS, sensible))
+OTHERS = [one for one in all_of({**SETTINGS, "remat": [2, True, False]}, sensible) if one not in LAYOUTS]
+AT_ONCE = 10  # layouts a process, of the slow ones
+
+
+def config_of(layout: dict[str, Any]) -> TrainConfig:
+    """accumulation: forward passes an update; more than one takes a smaller `micro_batch`."""
+    fields = {name: value for name, value in layout.items() if name != "accumulation"}
+    share = COMMON["global_batch"] * layout["tensor_parallel_size"] // DEVICES
+    return TrainConfig(**COMMON, **fields, devices=DEVICES, micro_batch=share // layout["accumulation"])
+
+
+def name_of(layout: dict[str, Any]) -> str:
+    model = layout["tensor_parallel_size"]
+    options = [f"{name}={value}" for name, value in layout.items() if value not in (1, False) or value is True]
+    return " ".join([f"{DEVICES // model}x{model}", *(text for text in options if "size" not in text)])
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    root = tmp_path_factory.mktemp("parity")
-    packed = packed_lm(root / "packed", rows=STEPS * 8)
+def plain(tmp_path_factory) -> Result:
+    """One device, eagerly."""
+    return trained(tmp_path_factory.mktemp("plain"), TrainConfig(engine="native", **COMMON))[0]
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory):
+    """A layout's result; its whole group is trained when the first of it is asked for."""
 
     @cache
-    def run(name: str) -> Result:
-        layout = {"native": {"engine": "native"}, **DEFAULT, **SLOW}[name]
-        config = TrainConfig(global_batch=8, epochs=1, learning_rate=LEARNING_RATE, log_every=1, **layout)
-        return run_stage(
-            traced_and_trained, config, root / name.replace(" ", "-"), model=scratch(**LLAMA), packed=packed
-        )
+    def group(slow: bool, number: int) -> list[Result]:
+        layouts = OTHERS[number * AT_ONCE :][:AT_ONCE] if slow else LAYOUTS
+        return trained(tmp_path_factory.mktemp("mesh"), *map(config_of, layouts))
 
-    return run
+    def find(layout: dict[str, Any]) -> Result:
+        if layout in LAYOUTS:
+            return group(False, 0)[LAYOUTS.index(layout)]
+        number, position = divmod(OTHERS.index(layout), AT_ONCE)
+        return group(True, number)[position]
+
+    return find
+
+
+def trained(folder: Path, *configs: TrainConfig) -> list[Result]:
+    packed = packed_lm(folder / "packed", rows=STEPS * 8)
+    return run_in_turn(configs, folder / "run", model=scratch(**LLAMA), packed=packed)
 
 
 def check(found: Result, plain: Result) -> None:
-    for name in ("loss", "eval_loss"):
-        assert found.curve(name) == pytest.approx(plain.curve(name), abs=1e-5)
-    assert found.curve("grad_norm") == pytest.approx(plain.curve("grad_norm"), rel=1e-4)
-    one, other = (Reader(Path(result.artifact.path)) for result in (found, plain))
-    assert one.names == other.names
-    for name in one.names:
-        assert (one.tensor(name) - other.tensor(name)).abs().max() <= 0.1 * LEARNING_RATE * STEPS, name
+    agree(found, plain, weights=0.1 * LEARNING_RATE * STEPS)
 
 
-@pytest.mark.parametrize("layout", DEFAULT)
-def test_layouts_agree(layout: str, trained) -> None:
-    found = trained(layout)
-    check(found, trained("native"))
-    graphs = 3 if "everything" in layout else 2
-    assert found.figures["compiled_graphs"] == graphs
+def test_every_pair_of_settings_meets() -> None:
+    assert len(LAYOUTS) == 8
+    for one, other in combinations(SETTINGS, 2):
+        met = {(layout[one], layout[other]) for layout in LAYOUTS}
+        assert met == {(layout[one], layout[other]) for layout in all_of(SETTINGS, sensible)}, (one, other)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", SLOW)
-def test_more_layouts_agree(layout: str, trained) -> None:
-    check(trained(layout), trained("native"))
-
-
-def test_shards_are_the_mesh_s(trained) -> None:
-    shards = {name: len(list(trained(name).artifact.path.glob("shard-*"))) for name in ("native", "4x1 zero1", "1x4")}
-    assert shards == {"native": 1, "4x1 zero1": 1, "1x4": 4}
+@pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
+def test_layouts_agree(layout: dict[str, Any], chosen, plain) -> None:
+    found = chosen(layout)
+    check(found, plain)
+    # one graph evaluates; a step has one, or one that accumulates and one that updates; some are those of the layout before
+    assert 0 < found.figures["compiled_graphs"] <= 1 + layout["accumulation"]
+    files = [shard.name for shard in found.artifact.path.glob("shard-*")]
+    assert len(files) == layout["tensor_parallel_size"], "a shard file for each part of a split tensor"
 
 
 @pytest.mark.slow
-def test_bfloat16_stays_close_to_float32(tmp_path, trained) -> None:
-    packed = packed_lm(tmp_path / "packed", rows=STEPS * 8)
-    for number, layout in enumerate(({"engine": "native"}, {"devices": 4, "tensor_parallel_size": 2, "zero1": True})):
-        config = TrainConfig(
-            global_batch=8, epochs=1, learning_rate=LEARNING_RATE, log_every=1, dtype="bfloat16", **layout
-        )
-        found = run_stage(traced_and_trained, config, tmp_path / str(number), model=scratch(**LLAMA), packed=packed)
-        assert found.curve("loss") == pytest.approx(trained("native").curve("loss"), abs=0.05)
+@pytest.mark.parametrize("layout", OTHERS, ids=name_of)
+def test_all_other_layouts_agree(layout: dict[str, Any], chosen, plain) -> None:
+    check(chosen(layout), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"micro_batch": 2, "remat": True},
+        {"devices": 2, "tensor_parallel_size": 2},
+        {"devices": 8, "tensor_parallel_size": 2, "zero1": True},
+        {"engine": "native", "micro_batch": 2, "remat": True},
+    ],
+    ids=str,
+)
+def test_other_numbers_of_devices_agree(fields: dict[str, Any], plain, tmp_path) -> None:
+    check(trained(tmp_path, TrainConfig(**COMMON, **fields))[0], plain)
+
+
+@pytest.mark.slow
+def test_bfloat16_stays_close_to_float32(tmp_path, plain) -> None:
+    for layout in ({"engine": "native"}, {"devices": 4, "tensor_parallel_size": 2, "zero1": True}):
+        found = trained(tmp_path / str(len(layout)), TrainConfig(**COMMON, **layout, dtype="bfloat16"))[0]
+        assert found.curve("loss") == pytest.approx(plain.curve("loss"), abs=0.05)
         assert {str(Reader(found.artifact.path).tensor(name).dtype) for name in Reader(found.artifact.path).names} == {
             "torch.float32"
         }
@@ -111,10 +151,7 @@ def test_bert_in_two_lengths_with_a_padded_last_batch(tmp_path) -> None:
 def test_remat_repeats_the_dropout(tmp_path) -> None:
     packed = packed_classes(tmp_path / "packed", rows=20)
     for engine in ("native", "xla"):
-        curves = []
-        for remat in (False, True):
-            config = TrainConfig(engine=engine, global_batch=8, epochs=1, learning_rate=1e-2, log_every=1, remat=remat)
-            folder = tmp_path / f"{engine}-{remat}"
-            found = run_stage(traced_and_trained, config, folder, model=scratch(**BERT), packed=packed)
-            curves.append(found.curve("loss"))
-        assert curves[0] == pytest.approx(curves[1], abs=1e-5), engine
+        configs = [TrainConfig(engine=engine, **COMMON, remat=remat) for remat in (False, True, 2)]
+        found = run_in_turn(configs, tmp_path / engine, model=scratch(**BERT), packed=packed)
+        for other in found[1:]:
+            assert other.curve("loss") == pytest.approx(found[0].curve("loss"), abs=1e-5), engine

@@ -11,7 +11,7 @@ from tasks.errors import CompileError, MissingDependency, ModelError
 from tasks.precompile import precompile
 from tasks.stage import of, read_json, write_json
 from tasks.train import TrainConfig, train
-from tests.training.run_stage import ManyConfig, inventories, run_stage
+from tests.training.run_stage import ManyConfig, Stage, counted, files_of, inventories, run_stage
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 
 BASE: dict[str, Any] = {"global_batch": 8, "devices": 2}
@@ -20,7 +20,13 @@ WITHOUT_A_TRACE: list[dict[str, Any]] = [
     {"seed": 7, "epochs": 9, "weight_decay": 0.0},
     {"beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "max_grad_norm": None},
 ]
-WITH_A_TRACE: list[dict[str, Any]] = [{"dtype": "bfloat16"}, {"zero1": True}, {"remat": True}, {"micro_batch": 2}]
+WITH_A_TRACE: list[dict[str, Any]] = [
+    {"dtype": "bfloat16"},
+    {"zero1": True},
+    {"remat": True},
+    {"remat": 2},
+    {"micro_batch": 2},
+]
 
 
 def key(config: TrainConfig, model: Any = None, **meta: Any) -> Any:
@@ -84,6 +90,22 @@ def test_training_meets_the_inventory_and_nothing_else(tmp_path) -> None:
     assert "allow_recompile" in caught.value.fix
 
 
+def test_nothing_else_compiles(tmp_path) -> None:
+    """With warm-up, evaluation, checkpoints and accumulation; and once more when it goes on from a checkpoint."""
+    fields = {"micro_batch": 2, "warmup_ratio": 0.5, "epochs": 2, "checkpoint_every": 5, "log_every": 3, "zero1": True}
+    config = TrainConfig(**BASE, **fields)
+    inputs: dict[str, Any] = {
+        "model": scratch(**BERT),
+        "packed": packed_classes(tmp_path / "packed", rows=32, lengths=[8]),
+    }
+    found = [Stage(counted, config, tmp_path / name, tmp_path / "partial", **inputs).result() for name in ("a", "b")]
+    assert "resumes at step 5" in found[1].said("info")  # of 8: its last checkpoint is still there
+    for one in found:
+        assert one.figures["compiled_graphs"] == one.figures["all_compiled"] == 3  # accumulate, update, eval
+        assert one.figures["compile_seconds"] > 0
+    assert files_of(found[0].artifact) == files_of(found[1].artifact)
+
+
 def test_native_refuses_an_unlisted_shape(tmp_path) -> None:
     inputs: dict[str, Any] = {"model": scratch(**BERT), "packed": packed_classes(tmp_path / "short", lengths=[8])}
     config = TrainConfig(engine="native", global_batch=8, epochs=1)
@@ -101,7 +123,11 @@ def test_native_refuses_an_unlisted_shape(tmp_path) -> None:
     [
         (MissingDependency, {"device": "neuron"}, "Neuron compiler.*Neuron SDK"),
         (ModelError, {"device": "cuda", "engine": "native"}, "no GPU here.*train.device=cpu"),
-        (ModelError, {"devices": 2, "tensor_parallel_size": 2}, "BertForSequenceClassification has no tp_plan"),
+        (
+            ModelError,
+            {"devices": 4, "tensor_parallel_size": 4},
+            "2 heads .*which 4 tensor parallel devices do not divide",
+        ),
     ],
 )
 def test_what_is_not_there_is_named(tmp_path, error, fields, text) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tasks.artifact import Artifact
-from tasks.errors import DataError, NonFiniteLoss
+from tasks.artifact import Artifact, Input
+from tasks.errors import DataError, ModelError, NonFiniteLoss
 from tasks.stage import of, read_json
 from tasks.train import TrainConfig, train
-from tests.training.run_stage import FolderPartial, Stage, run_stage, traced_and_trained
+from tasks.training.batches import Schedule
+from tasks.training.checkpoint import Reader
+from tests.training.run_stage import FolderPartial, Result, Stage, run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 
 
@@ -28,6 +31,8 @@ from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
         ({"compile": True}, "for engine native"),
         ({"learning_rate": 0}, "greater than 0"),
         ({"epochs": 0}, "greater than 0"),
+        ({"remat": -1}, "greater than 0"),
+        ({"tensor_parallel_rules": {"a.*": "diagonal"}}, r"'diagonal' of a\.\* is no style: it is one of colwise"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], text: str) -> None:
@@ -62,29 +67,59 @@ def test_native_learns_and_reports(tmp_path) -> None:
     assert set(found.curve("eval_loss")) == {13 * epoch for epoch in range(7)}
     assert set(found.curve("loss")) == {*range(5, 78, 5), 78}
     assert found.curve("learning_rate")[78] < found.curve("learning_rate")[5]
-    assert {"seconds", "samples_per_second", "tokens_per_second", "peak_memory_bytes"} <= set(found.figures)
+    assert {"seconds", "samples_per_second", "tokens_per_second", "host_memory_bytes"} <= set(found.figures)
+    check_measures(found, packed)
     config_json = read_json(found.artifact.path / "config.json")
     assert config_json["id2label"] == {"0": "red", "1": "green", "2": "blue"}
     assert config_json["architectures"] == ["BertForSequenceClassification"]
     assert (found.artifact.path / "tokenizer" / "tokenizer_config.json").exists()
 
 
-@pytest.mark.parametrize("engine", ["native", "xla"])
-def test_a_loss_that_is_no_number_is_never_written(engine: str, tmp_path) -> None:
-    """The first update throws the weights far out; the second step's loss is no number, though nobody looks until step 3."""
+def check_measures(found: Result, packed: Input) -> None:
+    """Every log says how fast, how long it waited and how much memory; of a CPU's peak nothing is known, so no MFU."""
+    for said in [said["values"] for said in found.said("metrics") if "loss" in said["values"]]:
+        assert said["padded_tokens_per_second"] > said["real_tokens_per_second"] >= said["tokens_per_second"] > 0
+        assert said["host_memory_bytes"] > 2**26 and said["data_wait_seconds"] >= 0
+        assert {"compiled_graphs", "compile_seconds", "learning_rate", "grad_norm"} <= said.keys()
+        assert not {"mfu", "device_memory_bytes", "dollars"} & said.keys()
+    rate = found.figures["real_tokens_per_second"] / found.figures["samples_per_second"]
+    segments = [np.load(file) for file in packed.path.glob("train/*/segment_ids.npy")]
+    real, rows = sum(int((one != 0).sum()) for one in segments), sum(len(one) for one in segments)
+    assert rate == pytest.approx(real / rows), "as many real tokens as the rows hold"
+
+
+@pytest.mark.parametrize(
+    ("engine", "every", "kept"),
+    [("native", 3, []), ("native", 1, [1]), ("xla", 3, []), pytest.param("xla", 1, [1], marks=pytest.mark.slow)],
+)
+def test_a_loss_that_is_no_number_is_never_written(engine: str, every: int, kept: list[int], tmp_path) -> None:
+    """The first update throws the weights far out, and the second step's loss is no number, though nobody looks before a
+    checkpoint is due. What was saved before stays, and is whole."""
     config = TrainConfig(
-        engine=engine, global_batch=8, learning_rate=1e38, log_every=100, checkpoint_every=3, eval_every_epoch=False
+        engine=engine, global_batch=8, learning_rate=1e18, log_every=100, checkpoint_every=every, eval_every_epoch=False
     )
-    partial = tmp_path / "partial"
-    inputs = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}
-    stage = Stage(traced_and_trained, config, tmp_path / "run", partial, **inputs)
-    with pytest.raises(
-        NonFiniteLoss, match=r"step 2 has .*; the weights are as they were.*rows of train/16: \d+"
-    ) as caught:
+    partial, packed = tmp_path / "partial", packed_lm(tmp_path / "packed")
+    stage = Stage(traced_and_trained, config, tmp_path / "run", partial, model=scratch(**LLAMA), packed=packed)
+    with pytest.raises(NonFiniteLoss, match="step 2 has .*; the weights are as they were") as caught:
         stage.result()
+    rows = Schedule({16: 32}, 8, seed=0, last_batch="pad").address(1).rows
+    assert f"Its rows of train/16: {', '.join(map(str, rows))} (8 in all)" in str(caught.value)
     assert "learning_rate" in caught.value.fix
-    assert FolderPartial(partial).steps() == []
+    assert FolderPartial(partial).steps() == kept
+    for step in kept:
+        state = Reader(partial / str(step))
+        assert state.state["step"] == step
+        assert all(state.tensor(name).isfinite().all() for name in state.names)
     assert not list((tmp_path / "run" / "out").iterdir())
+
+
+def test_xla_is_not_started_by_torchrun(tmp_path, monkeypatch) -> None:
+    """Each of torchrun's processes would silently be a world of one."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    inputs = {"model": scratch(**BERT), "packed": packed_classes(tmp_path / "packed")}
+    with pytest.raises(ModelError, match="WORLD_SIZE says there are several") as caught:
+        run_stage(traced_and_trained, TrainConfig(devices=2), tmp_path / "run", **inputs)
+    assert "train.devices" in caught.value.fix
 
 
 def test_too_few_rows_for_a_batch(tmp_path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.artifact import Input
@@ -45,12 +45,12 @@ class Batch:
     position_ids: Ints
     samples: int
 
-    @property
+    @cached_property
     def supervised(self) -> int:
         """Targets that count: the loss is a mean over them."""
         return int((self.targets != IGNORED).sum())
 
-    @property
+    @cached_property
     def real(self) -> int:
         """Tokens that are not padding."""
         return int((self.segment_ids != 0).sum())

@@ -10,11 +10,20 @@ import platform
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
-from tasks.artifact import Meta
+from tasks.artifact import Meta, Source
 from tasks.compilers import flags_around
 from tasks.config import GRAPH, NOT_KEYED, StageConfig
+from tasks.training.plan import STYLES, check_heads
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -23,7 +32,9 @@ class TrainConfig(StageConfig):
     """devices: in all, data parallel x tensor_parallel_size; global_batch: sequences per update; micro_batch: sequences per
     replica and forward pass (None: all of a replica's share at once); the rest of a global batch is accumulated.
 
-    zero1: the optimizer's state is sharded over the data axis. remat: activations are computed again in the backward pass.
+    tensor_parallel_rules: layer ("*" for a number) -> style, such as "model.layers.*.self_attn.q_proj: colwise", instead of the
+    model's own plan. zero1: the optimizer's state is sharded over the data axis. remat: activations are computed again in the
+    backward pass: of no layer (false), of each (true), or of every n-th (a number).
     max_steps: updates, instead of `epochs`. max_grad_norm: of all gradients together (None: no clipping).
     dtype: of the forward and backward pass; the weights that are updated, and their state, are always fp32.
     threads: of the CPU (None: every core this process may use); another number changes the last bit.
@@ -36,9 +47,10 @@ class TrainConfig(StageConfig):
     device: Annotated[Literal["cpu", "cuda", "neuron"], GRAPH] = "cpu"
     devices: Annotated[PositiveInt, GRAPH] = 1
     tensor_parallel_size: Annotated[PositiveInt, GRAPH] = 1
+    tensor_parallel_rules: Annotated[dict[str, str], GRAPH] = {}
     zero1: Annotated[bool, GRAPH] = False
     sequence_parallel: Annotated[bool, GRAPH] = False
-    remat: Annotated[bool, GRAPH] = False
+    remat: Annotated[bool | PositiveInt, GRAPH] = False
     global_batch: Annotated[PositiveInt, GRAPH] = 32
     micro_batch: Annotated[PositiveInt | None, GRAPH] = None
     dtype: Annotated[Literal["float32", "bfloat16"], GRAPH] = "float32"
@@ -85,6 +97,14 @@ class TrainConfig(StageConfig):
     def resolved_threads(self) -> int:
         return self.threads or _cores()
 
+    @field_validator("tensor_parallel_rules")
+    @classmethod
+    def _knows_styles(cls, value: dict[str, str]) -> dict[str, str]:
+        for pattern, style in value.items():
+            if style not in STYLES:
+                raise ValueError(f"{style!r} of {pattern} is no style: it is one of {', '.join(sorted(STYLES))}")
+        return value
+
     @model_validator(mode="after")
     def _divides(self) -> TrainConfig:
         if self.devices % self.tensor_parallel_size:
@@ -114,6 +134,13 @@ class TrainConfig(StageConfig):
         if self.engine == "xla" and self.compile:
             raise ValueError("compile is torch.compile, for engine native; engine xla always compiles")
         return self
+
+
+def check_layout(config: TrainConfig, model: Source) -> None:
+    """ModelError where the layout can be seen not to fit the model, long before training: what its config leaves to
+    defaults is looked at when it is built."""
+    known = model.identity["config"]
+    check_heads({**(known["pretrained"] or {}), **known["overrides"]}, config.tensor_parallel_size)
 
 
 def compiler(config: TrainConfig) -> Meta:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 from tasks.errors import MissingDependency, ModelError
 from tasks.training.config import TrainConfig
@@ -31,9 +32,19 @@ def check_device(config: TrainConfig) -> None:
 
 
 def device_name(config: TrainConfig) -> str:
-    """What the device calls itself, such as "NVIDIA H200"."""
+    """What the device calls itself, such as "NVIDIA H200"; for neuron the machine's kind, such as "trn1.2xlarge"."""
+    if config.device == "neuron":
+        return _product() or config.device
     if config.device != "cuda":
         return config.device
     import torch
 
     return str(torch.cuda.get_device_name())
+
+
+def _product() -> str:
+    """What the firmware says that this machine is: on EC2 the instance type."""
+    try:
+        return Path("/sys/devices/virtual/dmi/id/product_name").read_text().strip()
+    except OSError:
+        return ""

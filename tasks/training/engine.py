@@ -14,6 +14,7 @@ from tasks.training.config import TrainConfig
 from tasks.training.inventory import Ledger
 from tasks.training.model import Built
 from tasks.training.optim import Scalars
+from tasks.training.plan import check_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +55,7 @@ class Engine(Protocol):
 def make_engine(config: TrainConfig, built: Built, ledger: Ledger, stored: Reader | None = None) -> Engine:
     """stored: a checkpoint to start from, of any layout. On a `built` that is only traced, every call meets its graphs in
     the ledger and runs nothing."""
+    check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
     if config.engine == "native":
         from tasks.training.native import NativeEngine
 

@@ -6,8 +6,19 @@ from tasks.artifact import Meta
 from tasks.training.config import TrainConfig
 from tasks.training.model import Built
 
-# dense bf16 FLOPs per second of a device, by a part of its name, as published
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+# FLOPs per second of a device at half precision (bf16; V100: fp16), dense, by a part of its name; the first that fits.
+# NVIDIA's data sheets of H200 (989, SXM and NVL 835), H100 (989 SXM, 835 NVL, 756 PCIe), A100 (312) and V100 (125 SXM2),
+# which quote sparse figures for Hopper, halved here; AWS Neuron's "Trainium Architecture": 190 a chip of two cores.
+PEAKS = {
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "V100-SXM2": 125e12,
+    "trn1": 95e12,
+}
 
 
 def flops_per_row(built: Built, length: int) -> int:

@@ -1,19 +1,17 @@
 """The loop: schedule, step, log, evaluate, checkpoint; the same for every engine and layout.
 
-Host and device meet only at log points: until then losses stay on the device. What is reported does not depend on how
-often it is: the mean training loss sums every step's in order. A loss or gradient that is not finite has changed nothing
-(the update is gated on the device); it is found at the next log, and always before anything is written.
+Host and device meet only at log points: until then losses stay on the device, and a thread reads the next batch. What is
+reported does not depend on how often it is: the mean training loss sums every step's in order. A loss or gradient that is
+not finite has changed nothing (the update is gated on the device); it is found at the next log, and always before anything
+is written.
 """
 
 from __future__ import annotations
 
 import math
-import resource
 import signal
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any
@@ -22,12 +20,14 @@ from tasks.artifact import Input, Meta, Source
 from tasks.errors import Interrupted, NonFiniteLoss
 from tasks.stage import Workdir, write_json
 from tasks.training import checkpoint
-from tasks.training.batches import Schedule, Split
+from tasks.training.ahead import ahead
+from tasks.training.batches import Batch, Schedule, Split
 from tasks.training.config import TrainConfig
 from tasks.training.devices import check_device, device_name
 from tasks.training.engine import Engine, Handle, make_engine
 from tasks.training.flops import flops_per_row, mfu
 from tasks.training.inventory import Ledger
+from tasks.training.meter import Meter, Meters, host_memory
 from tasks.training.model import Built, build
 from tasks.training.neuron import use_cache
 from tasks.training.optim import scalars
@@ -45,21 +45,6 @@ class Progress:
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
     evaluated: int = -1
-
-
-@dataclass
-class Meter:
-    """Time and tokens of this process's steps."""
-
-    start: float = field(default_factory=time.perf_counter)
-    steps: int = 0
-    waited: float = 0.0
-    samples: int = 0
-    supervised: int = 0
-    real: int = 0
-    padded: int = 0
-    flops: int = 0
-    evaluating: float = 0.0
 
 
 def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
@@ -109,19 +94,26 @@ class Run:
     ) -> None:
         self.config, self.built, self.engine, self.ledger = config, built, engine, ledger
         self.schedule, self.train, self.validation = schedule, train, validation
-        self.progress, self.out, self.meter = progress, out, Meter()
+        self.progress, self.out, self.meters = progress, out, Meters()
         self.total = config.max_steps or config.epochs * schedule.steps_per_epoch
         self.pending: list[tuple[int, Handle]] = []
         self.shown: dict[str, float] = {}
         self.row_flops = {length: flops_per_row(built, length) for length in train.rows}
 
     def loop(self, stopped: list[int]) -> None:
-        at, config = self.progress, self.config
+        at = self.progress
         if at.evaluated < 0:
             at.before = self.evaluate()
-        self.meter = Meter()
+        self.meters = Meters()
+        addresses = map(self.schedule.address, range(at.step, self.total))
+        with closing(ahead(self.train.read, addresses)) as batches:
+            self.steps(batches, stopped)
+        self.report()
+
+    def steps(self, batches: Iterator[Batch], stopped: list[int]) -> None:
+        at, config = self.progress, self.config
         while at.step < self.total:
-            self.step()
+            self.step(batches)
             last, epoch = at.step == self.total, at.step % self.schedule.steps_per_epoch == 0
             if at.step % config.log_every == 0 or last:
                 self.log()
@@ -133,34 +125,30 @@ class Run:
                 raise Interrupted(
                     f"training was stopped at step {at.step} of {self.total}", "run the same command again to go on"
                 )
-        self.report()
 
-    def step(self) -> None:
+    def step(self, batches: Iterator[Batch]) -> None:
         """Enqueue one update."""
-        at, meter = self.progress, self.meter
-        asked = time.perf_counter()
-        batch = self.train.read(self.schedule.address(at.step))
-        supervised = batch.supervised
-        meter.waited += time.perf_counter() - asked
+        at, compiled = self.progress, self.ledger.compile_seconds
+        with self.meters.waiting():
+            batch = next(batches)
         handle = self.engine.train(
-            batch, scalars(self.config, at.step, self.total, supervised), self.config.seed * SEED_STRIDE + at.step
+            batch, scalars(self.config, at.step, self.total, batch.supervised), self.config.seed * SEED_STRIDE + at.step
         )
+        compiling = self.ledger.compile_seconds - compiled
+        if compiling:  # a step of another kind: neither its tokens nor its time count
+            self.meters.add_elsewhere(compiling)
+        else:
+            self.meters.count(batch, 3 * self.config.global_batch * self.row_flops[batch.length])
         self.pending.append((at.step, handle))
         at.step += 1
-        meter.steps += 1
-        meter.samples += batch.samples
-        meter.supervised += supervised
-        meter.real += batch.real
-        meter.padded += batch.input_ids.size
-        meter.flops += 3 * self.config.global_batch * self.row_flops[batch.length]
         self.out.progress(at.step, self.total, "steps", **self.shown)
 
     def log(self) -> None:
         """Wait for the device, and say how the steps since the last log went."""
         self.settle()
-        rate = self.meter.supervised / max(self.seconds(), 1e-9)
         lr = scalars(self.config, self.progress.step - 1, self.total, 1).lr
-        self.out.metrics(self.progress.step, **self.shown, learning_rate=lr, tokens_per_second=rate)
+        self.out.metrics(self.progress.step, **self.shown, learning_rate=lr, **self.measured(self.meters.lap))
+        self.meters.lap = Meter()
 
     def settle(self) -> None:
         """Read the pending losses. NonFiniteLoss at the first that is not a number, before anything is written."""
@@ -175,15 +163,13 @@ class Run:
     def evaluate(self) -> dict[str, float]:
         """Loss and, for classification, accuracy on the validation split; {} without one."""
         self.settle()
-        began = time.perf_counter()
         handles, targets = [], 0
-        for address in self.validation.in_order(self.config.micro_rows):
-            batch = self.validation.read(address)
-            targets += batch.supervised
-            handles.append(self.engine.evaluate(batch))
-        numbers = self.engine.fetch(handles)
+        with self.meters.pausing():
+            for batch in ahead(self.validation.read, self.validation.in_order(self.config.micro_rows)):
+                targets += batch.supervised
+                handles.append(self.engine.evaluate(batch))
+            numbers = self.engine.fetch(handles)
         self.progress.evaluated = self.progress.step
-        self.meter.evaluating += time.perf_counter() - began
         if not targets:
             return {}
         found = {"eval_loss": math.fsum(loss for loss, _ in numbers) / targets}
@@ -196,10 +182,11 @@ class Run:
         if self.out.partial is None:
             return
         self.settle()
-        folder = self.out.scratch / f"step-{self.progress.step}"
-        checkpoint.write(folder, self.engine.boxes(state=True), asdict(self.progress))
-        self.out.partial.commit(self.progress.step, folder)
-        self.out.partial.prune(self.config.keep_checkpoints)
+        with self.meters.pausing():
+            folder = self.out.scratch / f"step-{self.progress.step}"
+            checkpoint.write(folder, self.engine.boxes(state=True), asdict(self.progress))
+            self.out.partial.commit(self.progress.step, folder)
+            self.out.partial.prune(self.config.keep_checkpoints)
 
     def broken(self, step: int, loss: float, norm: float) -> NonFiniteLoss:
         address = self.schedule.address(step)
@@ -211,9 +198,19 @@ class Run:
             "lower train.learning_rate, raise train.warmup_ratio, or try train.dtype=float32",
         )
 
-    def seconds(self) -> float:
-        """Of training, without evaluation and compiling."""
-        return time.perf_counter() - self.meter.start - self.meter.evaluating
+    def measured(self, meter: Meter) -> dict[str, float]:
+        """What the steps of `meter` cost; memory and compiling are the whole process's. No figure stands in for an unknown one:
+        there is no `mfu` where the device's peak is not known, nor memory of a device that does not tell."""
+        device = self.engine.peak_memory()
+        flops = (meter.flops / meter.seconds, device_name(self.config), self.config.devices)
+        return {
+            **({**meter.rates(), **mfu(*flops)} if meter.steps else {}),
+            "data_wait_seconds": meter.waited,
+            "host_memory_bytes": host_memory(),
+            **({} if device is None else {"device_memory_bytes": device}),
+            "compiled_graphs": self.ledger.compiled,
+            "compile_seconds": self.ledger.compile_seconds,
+        }
 
     def summary(self) -> Meta:
         """The metrics of the artifact: no time, nothing that depends on how often was logged."""
@@ -221,23 +218,11 @@ class Run:
         return {"train_loss": self.progress.loss / max(self.progress.step, 1), **before, **self.progress.after}
 
     def report(self) -> None:
-        meter, seconds = self.meter, max(self.seconds(), 1e-9)
         for text in self.ledger.unlisted:
             self.out.warn(text)
-        peak = self.engine.peak_memory()
-        self.out.figures(
-            seconds=seconds,
-            seconds_per_step=seconds / max(meter.steps, 1),
-            samples_per_second=meter.samples / seconds,
-            tokens_per_second=meter.supervised / seconds,
-            real_tokens_per_second=meter.real / seconds,
-            padded_tokens_per_second=meter.padded / seconds,
-            compile_seconds=self.ledger.compile_seconds,
-            compiled_graphs=self.ledger.compiled,
-            data_wait_seconds=meter.waited,
-            peak_memory_bytes=peak if peak is not None else _resident(),
-            **mfu(meter.flops / seconds, device_name(self.config), self.config.devices),
-        )
+        meter = self.meters.whole
+        seconds = meter.seconds
+        self.out.figures(seconds=seconds, seconds_per_step=seconds / max(meter.steps, 1), **self.measured(meter))
 
 
 @contextmanager
@@ -266,8 +251,3 @@ def _copy_tokenizer(packed: Input, out: Workdir) -> None:
             target = out.path / file.relative_to(packed.path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
-
-
-def _resident() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -119,14 +119,19 @@ def correct(logits: Tensor, targets: Tensor) -> Tensor:
     return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
 
 
-def checkpointed_layers(model: Any) -> list[Any]:
-    """The layers whose activations remat computes again. ModelError when the model marks none."""
+def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
+    """The layers whose activations remat computes again: every n-th. ModelError when the model marks none, or fewer than n."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ModelError(f"{type(model).__name__} marks no layers to recompute", "set train.remat=false")
-    return layers
+    if every > len(layers):
+        raise ModelError(
+            f"train.remat is {every}, and {type(model).__name__} has {len(layers)} layers",
+            f"set train.remat to at most {len(layers)}, true (each layer) or false",
+        )
+    return layers[every - 1 :: every]
 
 
 def _pretrained(kind: Any, config: Any, source: Source, options: Meta) -> tuple[Any, tuple[str, ...]]:
@@ -224,4 +229,11 @@ def _check_positions(built: Built, lengths: list[int]) -> None:
         raise ModelError(
             f"rows of {max(lengths)} tokens, but {type(built.model).__name__} has {limit - built.first_position} positions",
             "lower tokenize.max_length and pack.chunk_length (or raise model.config.max_position_embeddings from scratch)",
+        )
+    window = getattr(built.model.config, "sliding_window", None)
+    if window is not None and getattr(built.model.config, "use_sliding_window", True) and max(lengths) > window:
+        raise ModelError(
+            f"rows of {max(lengths)} tokens, but {type(built.model).__name__} attends to {window} at a time (sliding_window), "
+            "and here a position sees all before it",
+            "lower pack.chunk_length to the window",
         )

@@ -24,6 +24,7 @@ from tasks.training.model import Built, checkpointed_layers, correct, logits_of,
 from tasks.training.names import FIRST, PARAMETER, SECOND
 from tasks.training.optim import Scalars, adamw, clipped
 from tasks.training.plan import Mesh, Spec, parameter_specs, state_spec
+from tasks.training.rules import tp_rules
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,7 @@ class XlaEngine:
         self._tracing = next(built.model.parameters()).is_meta and not extracting
         self._mesh = Mesh(config.data_parallel, config.tensor_parallel_size)
         shapes = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
-        plan = {} if config.tensor_parallel_size == 1 else dict(getattr(built.model, "tp_plan", None) or {})
+        plan = {} if self._mesh.model == 1 else tp_rules(built.model, shapes, config.tensor_parallel_rules)
         self._specs = parameter_specs(shapes, plan, self._mesh, type(built.model).__name__)
         self._state_specs = {
             name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in shapes
@@ -59,7 +60,7 @@ class XlaEngine:
             self._loss = self._send(torch.zeros(1), (None,))
         _spell_out_norms(built.model)
         if config.remat:
-            _recompute(built.model)
+            _recompute(built.model, int(config.remat))
         if config.sequence_parallel:
             self._shard_sequences()
         built.model.train()
@@ -342,12 +343,12 @@ def _described(batch: Batch | None) -> list[Meta]:
     return [{"shape": list(column.shape), "dtype": str(column.dtype)} for column in columns]
 
 
-def _recompute(model: Any) -> None:
+def _recompute(model: Any, every: int) -> None:
     from torch_xla.utils.checkpoint import checkpoint
 
     def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
         return checkpoint(function, *arguments, use_reentrant=True)
 
-    for layer in checkpointed_layers(model):
+    for layer in checkpointed_layers(model, every):
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = recomputed

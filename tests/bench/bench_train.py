@@ -1,8 +1,12 @@
-"""Samples per second of engine native against HF Trainer with dynamic padding: same rows, model, batch and machine.
+"""Both engines beside HF Trainer: the same rows, model, batch and machine, one epoch; samples and tokens per second, memory.
 
-    python -m tests.bench.bench_train [--rows 1920] [--lengths 16,24,32,64] [--only ours|theirs] [--dtype float32]
+    python -m tests.bench.bench_train [--rows 960] [--documents 96] [--work emotion,dolly] [--ways native,xla,random,by-length]
 
-The rows are emotion's, the model is MiniLM. Both train one epoch at batch 32; start-up, evaluation and saving are left out.
+emotion: classification with the pretrained MiniLM, batches of 32 rows, each row in the smallest of a few lengths.
+dolly: instructions for a Llama of 12 M random parameters, packed into rows of 512, 8 a batch; the Trainer, which does not
+pack, gets as many documents a batch as 8 packed rows hold. The Trainer pads to the longest row of each batch, which it
+draws at random or by length. Start-up, evaluation, saving and steps that compile are left out. Tokens are those that are
+not padding; memory is what each process had resident at most. On the CPU, in fp32, each way in a process of its own.
 """
 
 from __future__ import annotations
@@ -10,124 +14,207 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as parquet
 
+from tasks.artifact import Input, Source
 from tests.conftest import PROJECT
-from tests.training.toys import minilm, pretrained, write_packed
+from tests.training.toys import minilm, pretrained, scratch, write_packed
 
 LABELS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
+LENGTHS = {"native": (16, 24, 32, 48), "xla": (32,)}  # and the longest row's; xla compiles a graph for each
+CHUNK, CHUNKS = 512, 8
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "max_position_embeddings": CHUNK,
+}
+SHARED = Path(os.environ.get("TRNFLOW_SHARED", PROJECT.parent / "shared"))
+THEIRS = {"random": "random", "by-length": "group_by_length"}
 
 
-def emotion(count: int) -> tuple[list[list[int]], list[int]]:
-    """(token ids, labels) of the first `count` rows."""
-    from tokenizers import Tokenizer
+class Rows(NamedTuple):
+    """ids: tokens of each row; labels: of each, or None where each token is to be predicted."""
 
-    shared = Path(os.environ.get("TRNFLOW_SHARED", PROJECT.parent / "shared"))
-    table = parquet.read_table(shared / "data" / "emotion" / "train.parquet").slice(0, count)
-    tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(128)
-    return [found.ids for found in tokenizer.encode_batch(table["text"].to_pylist())], table["label"].to_pylist()
+    ids: list[list[int]]
+    labels: list[int] | None
+    vocabulary: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.ids))
 
 
-def bucketed(folder: Path, rows: list[list[int]], labels: list[int], lengths: list[int]) -> Any:
+class Rates(NamedTuple):
+    samples: float
+    tokens: float
+    memory: int
+
+
+def emotion(count: int) -> Rows:
+    table = parquet.read_table(SHARED / "data" / "emotion" / "train.parquet").slice(0, count)
+    return Rows(_encoded(minilm(), table["text"].to_pylist(), 128), table["label"].to_pylist(), 30522)
+
+
+def dolly(count: int) -> Rows:
+    table = parquet.read_table(SHARED / "data" / "dolly15k" / "train.parquet").slice(0, count)
+    texts = ["\n".join(str(part) for part in row.values()) for row in table.to_pylist()]
+    return Rows(_encoded(SHARED / "assets" / "stories260K-hf", texts, CHUNK), None, 512)
+
+
+def bucketed(folder: Path, rows: Rows, engine: str) -> Input:
     """A packed artifact with each row in the smallest length that holds it."""
+    sizes = np.array(list(map(len, rows.ids)))
+    lengths = [length for length in LENGTHS[engine] if length < sizes.max()] + [-(-int(sizes.max()) // 8) * 8]
     splits: dict[int, dict[str, np.ndarray]] = {}
-    sizes = np.array([len(row) for row in rows])
     for low, length in zip([0, *lengths], lengths, strict=False):
         chosen = np.flatnonzero((sizes > low) & (sizes <= length))
-        ids = np.zeros((len(chosen), length), np.int32)
-        for at, row in enumerate(chosen):
-            ids[at, : sizes[row]] = rows[row]
         real = np.arange(length)[None] < sizes[chosen, None]
-        splits[length] = {
-            "input_ids": ids,
-            "labels": np.array(labels)[chosen],
-            "segment_ids": real,
-            "position_ids": np.where(real, np.arange(length)[None], 0),
-        }
-    return write_packed(folder, "classification", LABELS, {"train": splits}, vocabulary=30522)
+        ids = np.zeros((len(chosen), length), np.int32)
+        ids[real] = np.concatenate([rows.ids[row] for row in chosen])
+        positions = np.where(real, np.arange(length)[None], 0)
+        labels = np.array(rows.labels)[chosen]
+        splits[length] = {"input_ids": ids, "labels": labels, "segment_ids": real, "position_ids": positions}
+    return write_packed(folder, "classification", LABELS, {"train": splits}, vocabulary=rows.vocabulary)
 
 
-def ours(folder: Path, rows: list[list[int]], labels: list[int], arguments: argparse.Namespace) -> dict[str, Any]:
-    from tasks.precompile import precompile
-    from tasks.train import TrainConfig, train
-    from tests.training.run_stage import run_stage
+def packed(folder: Path, rows: Rows) -> Input:
+    """A packed artifact of dense rows, as `pack_chunks` makes them."""
+    from tasks.text.packers import best_fit, whole_rows
 
-    lengths = [int(length) for length in arguments.lengths.split(",")]
-    lengths = [length for length in lengths if length < max(map(len, rows))] + [-(-max(map(len, rows)) // 8) * 8]
-    packed = bucketed(folder / "packed", rows, labels, lengths)
-    config = TrainConfig(
-        engine="native", epochs=1, learning_rate=1e-4, dtype=arguments.dtype, compile=arguments.compile
-    )
-    inputs = {"model": pretrained(minilm()), "packed": packed}
-    graphs = run_stage(precompile, config, folder / "graphs", **inputs)
-    return run_stage(train, config, folder / "train", **inputs, graphs=graphs.artifact).figures
+    layout = best_fit(whole_rows(np.cumsum([0, *map(len, rows.ids)])), CHUNK)
+    ids, segments, positions = (np.zeros((layout.chunks, CHUNK), np.int32) for _ in range(3))
+    for row, chunk, offset in zip(layout.pieces.row, layout.chunk, layout.offset, strict=True):
+        place = (chunk, slice(offset, offset + len(rows.ids[row])))
+        ids[place], positions[place] = rows.ids[row], np.arange(len(rows.ids[row]))
+        segments[place] = segments[chunk].max() + 1
+    labels = np.where(segments > 0, ids, -100)
+    columns = {"input_ids": ids, "labels": labels, "segment_ids": segments, "position_ids": positions}
+    return write_packed(folder, "causal_lm", None, {"train": {CHUNK: columns}}, vocabulary=rows.vocabulary)
 
 
-def theirs(folder: Path, rows: list[list[int]], labels: list[int]) -> dict[str, Any]:
-    """HF Trainer as most people run it: DataCollatorWithPadding, fused AdamW, no evaluation."""
+def ours(engine: str, rows: Rows, folder: Path) -> Rates:
+    from tasks.train import TrainConfig
+    from tests.training.run_stage import run_stage, traced_and_trained
+
+    source: Source = pretrained(minilm()) if rows.labels else scratch(**LLAMA)
+    data = bucketed(folder / "packed", rows, engine) if rows.labels else packed(folder / "packed", rows)
+    batch = 32 if rows.labels else CHUNKS
+    config = TrainConfig(engine=engine, epochs=1, learning_rate=1e-4, global_batch=batch)
+    said = run_stage(traced_and_trained, config, folder / "train", model=source, packed=data).figures
+    tokens = said["real_tokens_per_second"]
+    return Rates(tokens * len(rows.ids) / rows.tokens, tokens, said["host_memory_bytes"])
+
+
+def theirs(way: str, work: str, arguments: argparse.Namespace) -> Rates:
+    command = [sys.executable, "-m", "tests.bench.bench_train", "--theirs", way, "--work", work]
+    command += ["--rows", str(arguments.rows), "--documents", str(arguments.documents)]
+    environment = {**os.environ, "USE_TORCH_XLA": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=PROJECT)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+    return Rates(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def trainer(way: str, rows: Rows, folder: Path) -> Rates:
+    """HF Trainer as most people run it: a padding collator, fused AdamW, no evaluation."""
     import torch
-    from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, Trainer, TrainingArguments
-    from transformers import PreTrainedTokenizerFast as Tokenizer
+    import transformers
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    tokenizer = Tokenizer(tokenizer_file=str(minilm() / "tokenizer.json"), pad_token="[PAD]")
-    model = AutoModelForSequenceClassification.from_pretrained(minilm(), num_labels=6, dtype=torch.float32)
-    data = [{"input_ids": ids, "labels": label} for ids, label in zip(rows, labels, strict=True)]
-    arguments = TrainingArguments(
-        str(folder / "hf"),
+    columns = {"input_ids": rows.ids, **({"labels": rows.labels} if rows.labels else {})}
+    data = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    arguments = transformers.TrainingArguments(
+        str(folder),
         num_train_epochs=1,
-        per_device_train_batch_size=32,
+        per_device_train_batch_size=32 if rows.labels else _documents_a_batch(rows),
         learning_rate=1e-4,
+        train_sampling_strategy=THEIRS[way],
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
         use_cpu=True,
     )
-    trainer = Trainer(model, arguments, train_dataset=data, data_collator=DataCollatorWithPadding(tokenizer))
-    return dict(trainer.train().metrics)
+    model, collator = _model_and_collator(rows)
+    said = transformers.Trainer(model, arguments, train_dataset=data, data_collator=collator).train().metrics
+    seconds = said["train_runtime"]
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Rates(len(rows.ids) / seconds, rows.tokens / seconds, memory)
+
+
+def _model_and_collator(rows: Rows) -> tuple[Any, Any]:
+    import torch
+    import transformers
+
+    folder = minilm() if rows.labels else SHARED / "assets" / "stories260K-hf"
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    if rows.labels:
+        tokenizer.pad_token = "[PAD]"
+        model = transformers.AutoModelForSequenceClassification
+        loaded = model.from_pretrained(folder, num_labels=len(LABELS), dtype=torch.float32)
+        return loaded, transformers.DataCollatorWithPadding(tokenizer)
+    tokenizer.pad_token = "<unk>"
+    config = transformers.AutoConfig.for_model(**LLAMA, vocab_size=rows.vocabulary, attn_implementation="sdpa")
+    made = transformers.AutoModelForCausalLM.from_config(config)
+    return made, transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+
+
+def _documents_a_batch(rows: Rows) -> int:
+    """As many as fill CHUNKS packed rows."""
+    return max(1, round(CHUNKS * CHUNK * len(rows.ids) / rows.tokens))
+
+
+def _encoded(folder: Path, texts: list[str], most: int) -> list[list[int]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(most)
+    return [found.ids for found in tokenizer.encode_batch(texts)]
+
+
+def compare(work: str, rows: Rows, arguments: argparse.Namespace) -> None:
+    print(f"\n{work}: {len(rows.ids)} rows, {rows.tokens} tokens")
+    found: dict[str, Rates] = {}
+    for way in arguments.ways.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            mine = way not in THEIRS
+            found[way] = ours(way, rows, Path(folder)) if mine else theirs(way, work, arguments)
+        name = f"trnflow {way}" if mine else f"HF Trainer {way}"
+        rate = found[way]
+        print(f"{name:22} {rate.samples:8.1f} samples/s {rate.tokens:9.0f} tokens/s {rate.memory / 2**20:7.0f} MiB")
+    for way in [way for way in found if way not in THEIRS]:
+        ratios = [f"{found[way].tokens / found[other].tokens:.2f} x {other}" for other in found if other in THEIRS]
+        print(f"{way}: {', '.join(ratios)}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1920)
-    parser.add_argument("--lengths", default="16,24,32,48")
-    parser.add_argument("--only", choices=["ours", "theirs"])
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--compile", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=960)
+    parser.add_argument("--documents", type=int, default=96)
+    parser.add_argument("--work", default="emotion,dolly")
+    parser.add_argument("--ways", default="native,xla,random,by-length")
+    parser.add_argument("--theirs", choices=THEIRS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows, labels = emotion(arguments.rows)
-        if arguments.only == "theirs":
-            print(json.dumps(theirs(Path(folder), rows, labels)))
-            return
-        mine = ours(Path(folder), rows, labels, arguments)
-        print(
-            f"trnflow native  {mine['samples_per_second']:7.1f} samples/s",
-            {k: mine[k] for k in ("seconds", "compile_seconds")},
-        )
-        if arguments.only is None:
-            command = [
-                sys.executable,
-                "-m",
-                "tests.bench.bench_train",
-                "--only",
-                "theirs",
-                "--rows",
-                str(arguments.rows),
-            ]
-            environment = {**os.environ, "USE_TORCH_XLA": "0"}
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=PROJECT)
-            rate = json.loads(done.stdout.splitlines()[-1])["train_samples_per_second"]
-            print(f"HF Trainer      {rate:7.1f} samples/s, ratio {mine['samples_per_second'] / rate:.2f}")
+    made = {"emotion": lambda: emotion(arguments.rows), "dolly": lambda: dolly(arguments.documents)}
+    for work in arguments.work.split(","):
+        rows = made[work]()
+        if arguments.theirs is None:
+            compare(work, rows, arguments)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                print(json.dumps(trainer(arguments.theirs, rows, Path(folder))))
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def ours(arguments: argparse.Namespace, fields: dict[str, Any], folder: Path) ->
     found = run_stage(traced_and_trained, config, folder / "train", model=model, packed=packed)
     return {
         **steady(found),
-        "memory": found.figures["peak_memory_bytes"],
+        "memory": found.figures["device_memory_bytes"],
         "loss": found.artifact.meta["metrics"]["train_loss"],
     }
 

@@ -149,6 +149,8 @@ def test_the_resolved_recipe_is_printed(trnflow: Shell) -> None:
         ),
         (["get", "mine.yaml", "load_data", "dest"], 2, "has no artifact"),
         (["run", "mine.yaml", "--direct", "train.devices=3", "train.tensor_parallel_size=2"], 2, "multiple of"),
+        (["plan", "mine.yaml", "train.devices=3", "train.tensor_parallel_size=3"], 1, "4 heads (num_attention_heads)"),
+        (["plan", "mine.yaml", "train.tensor_parallel_rules={a.b: sideways}"], 2, "'sideways' of a.b is no style"),
     ],
 )
 def test_wrong_usage_is_one_clear_error(trnflow: Shell, arguments: list[str], code: int, says: str) -> None:

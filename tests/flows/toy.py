@@ -64,6 +64,14 @@ def count(config: CountConfig, sizes: Input, out: Workdir, warmth: Input) -> Met
     return {"metrics": {"total": total}}
 
 
+@stage(kind="lessons")
+def learn(config: StageConfig, out: Workdir) -> Meta:
+    for step in (1, 2, 3):
+        out.metrics(step, loss=1 / step)
+    out.figures(steps=3)
+    return {}
+
+
 def pipeline(first: WordsConfig, last: CountConfig, stage: Stages) -> Any:
     source = stage.resolve(words_source, first)
     read = stage(words, first, source)

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,16 @@ def traced_and_trained(config: TrainConfig, model: Source, packed: Input, out: W
     return train(config, model, packed, out, Input(graphs.path, "graphs", listed, ""))
 
 
+@stage(kind="checkpoint", process=True, environ=train_environ)
+def counted(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """`traced_and_trained` on XLA, and how many graphs XLA itself says that the whole process compiled."""
+    meta = traced_and_trained(config, model, packed, out)
+    import torch_xla.debug.metrics as metrics
+
+    out.figures(all_compiled=metrics.counter_value("UncachedCompile"))
+    return meta
+
+
 class ManyConfig(StageConfig):
     configs: tuple[TrainConfig, ...]
 
@@ -148,6 +158,31 @@ def inventories(config: ManyConfig, model: Source, packed: Input, out: Workdir) 
 
     found = [inventory(one, model, packed, out) for one in config.configs]
     return {"graphs": [{f"{graph['name']}/{graph['length']}": graph["hash"] for graph in graphs} for graphs in found]}
+
+
+@stage(kind="checkpoint", process=True, environ=lambda config: train_environ(config.configs[0]))
+def trained_in_turn(config: ManyConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """Several configs on the same devices, one after the other: see `run_in_turn`."""
+    metas = []
+    for number, one in enumerate(config.configs):
+        path, scratch = out.path / str(number), out.scratch / str(number)
+        path.mkdir()
+        scratch.mkdir()
+        mine = Workdir(path, scratch, lambda event, number=number: out._emit({**event, "run": number}))  # type: ignore
+        metas.append(traced_and_trained(one, model, packed, mine))
+    return {"runs": metas}
+
+
+def run_in_turn(configs: Sequence[TrainConfig], folder: Path, **inputs: Any) -> list[Result]:
+    """What each config's training made and said. One process for all: starting XLA takes as long as a small run."""
+    whole = run_stage(trained_in_turn, ManyConfig(configs=tuple(configs)), folder, **inputs)
+    return [
+        Result(
+            Input(whole.artifact.path / str(number), "checkpoint", meta, f"sha256:{number}"),
+            [event for event in whole.events if event["run"] == number],
+        )
+        for number, meta in enumerate(whole.artifact.meta["runs"])
+    ]
 
 
 def files_of(artifact: Input) -> dict[str, bytes]:

@@ -7,17 +7,9 @@ import torch
 
 from tasks.errors import ModelError
 from tasks.training.batches import Split
-from tasks.training.model import build, configured, logits_of, loss_sum
-from tests.training.toys import BERT, LLAMA, minilm, packed_classes, packed_lm, pretrained, scratch
+from tasks.training.model import build, checkpointed_layers, configured, logits_of, loss_sum
+from tests.training.toys import BERT, DISTILBERT, LLAMA, minilm, packed_classes, packed_lm, pretrained, scratch
 
-DISTILBERT = {
-    "model_type": "distilbert",
-    "dim": 32,
-    "hidden_dim": 64,
-    "n_layers": 2,
-    "n_heads": 2,
-    "max_position_embeddings": 64,
-}
 ENCODERS = [BERT, {**BERT, "model_type": "roberta"}, DISTILBERT, LLAMA]
 
 
@@ -96,3 +88,22 @@ def test_what_does_not_fit_is_named(tmp_path, model, text) -> None:
 def test_an_encoder_writes_no_text(tmp_path) -> None:
     with pytest.raises(ModelError, match="sees both ways"):
         configured(scratch(**BERT), packed_lm(tmp_path).meta)
+
+
+def test_a_window_smaller_than_a_row_is_refused(tmp_path) -> None:
+    packed = packed_lm(tmp_path, length=16)
+    mistral = {**LLAMA, "model_type": "mistral"}
+    with pytest.raises(ModelError, match="rows of 16 tokens, but MistralForCausalLM attends to 8 at a time"):
+        build(scratch(**mistral, sliding_window=8), packed, seed=0, weights=False)
+    build(scratch(**mistral, sliding_window=16), packed, seed=0, weights=False)
+    build(scratch(**mistral, sliding_window=None), packed, seed=0, weights=False)
+
+
+def test_every_nth_layer_is_recomputed(tmp_path) -> None:
+    model = build(scratch(**{**BERT, "num_hidden_layers": 5}), packed_classes(tmp_path), seed=0, weights=False).model
+    layers = checkpointed_layers(model)
+    assert len(layers) == 5
+    assert checkpointed_layers(model, 2) == [layers[1], layers[3]]
+    assert checkpointed_layers(model, 5) == [layers[4]]
+    with pytest.raises(ModelError, match="train.remat is 6, and BertForSequenceClassification has 5 layers"):
+        checkpointed_layers(model, 6)

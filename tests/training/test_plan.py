@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.errors import ModelError
-from tasks.training.plan import STYLES, Mesh, parameter_specs, state_spec
+from tasks.training.plan import STYLES, Mesh, check_heads, parameter_specs, state_spec
 
 PLAN = {
     "model.layers.*.self_attn.q_proj": "colwise",
@@ -45,7 +45,7 @@ def test_without_a_model_axis_nothing_is_split() -> None:
 @pytest.mark.parametrize(
     ("plan", "mesh", "text"),
     [
-        ({}, Mesh(1, 2), "Toy has no tp_plan"),
+        ({}, Mesh(1, 2), "Toy has no tp_plan, and no rules are known"),
         ({**PLAN, "model.norm": "diagonal"}, Mesh(1, 2), "the style 'diagonal' for model.norm"),
         (PLAN, Mesh(1, 3), "is 32, which 3 tensor parallel devices do not divide"),
     ],
@@ -54,6 +54,21 @@ def test_what_does_not_fit_is_refused(plan: dict[str, str], mesh: Mesh, text: st
     with pytest.raises(ModelError, match=text) as caught:
         parameter_specs(SHAPES, plan, mesh, "Toy")
     assert "tensor_parallel_size" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("fields", "size", "text"),
+    [
+        ({"num_attention_heads": 12}, 8, r"12 heads \(num_attention_heads\), which 8 .* do not divide"),
+        ({"n_heads": 6}, 4, r"6 heads \(n_heads\)"),
+        ({"num_attention_heads": 32, "num_key_value_heads": 4}, 8, r"4 heads \(num_key_value_heads\)"),
+    ],
+)
+def test_heads_are_computed_whole(fields: dict[str, int], size: int, text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        check_heads(fields, size)
+    check_heads(fields, 2)
+    check_heads({}, size)
 
 
 @given(

@@ -34,6 +34,14 @@ BERT = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
 }
+DISTILBERT = {
+    "model_type": "distilbert",
+    "dim": 32,
+    "hidden_dim": 64,
+    "n_layers": 2,
+    "n_heads": 2,
+    "max_position_embeddings": 64,
+}
 DRY = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 VOCABULARY = 64
 

@@ -1,0 +1,47 @@
+"""Each family of models, tensor and data parallel at once, against one plain device: fp32, no dropout, five steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.train import TrainConfig
+from tests.training.parity import agree
+from tests.training.run_stage import run_stage, traced_and_trained
+from tests.training.toys import BERT, DISTILBERT, DRY, LLAMA, packed_classes, packed_lm, scratch
+
+LEARNING_RATE, STEPS = 1e-2, 5
+DRY_DISTILBERT = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {**BERT, **DRY},
+    "roberta": {**BERT, **DRY, "model_type": "roberta"},
+    "distilbert": {**DISTILBERT, **DRY_DISTILBERT},
+}
+DECODERS: dict[str, dict[str, Any]] = {
+    "llama": {**LLAMA, "num_key_value_heads": 2},
+    "qwen2": {**LLAMA, "model_type": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen3": {**LLAMA, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 8},
+    "mistral": {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2},
+}
+QUICK = ("bert",)  # llama's layouts are in test_parity
+FAMILIES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in (*ENCODERS, *DECODERS)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_trains_the_same_on_two_by_two(family: str, tmp_path: Path) -> None:
+    if family in ENCODERS:
+        model, packed = ENCODERS[family], packed_classes(tmp_path / "packed", rows=STEPS * 8, lengths=[16])
+    else:
+        model, packed = DECODERS[family], packed_lm(tmp_path / "packed", rows=STEPS * 8)
+    plain: dict[str, Any] = {"engine": "native"}
+    mesh: dict[str, Any] = {"devices": 4, "tensor_parallel_size": 2}
+    runs = []
+    for layout in (plain, mesh):
+        config = TrainConfig(global_batch=8, max_steps=STEPS, learning_rate=LEARNING_RATE, log_every=1, **layout)
+        folder = tmp_path / config.engine
+        runs.append(run_stage(traced_and_trained, config, folder, model=scratch(**model), packed=packed))
+    assert len(runs[0].curve("loss")) == STEPS
+    assert len(list(runs[1].artifact.path.glob("shard-*"))) > 1, "nothing was split"
+    agree(runs[1], runs[0], weights=0.1 * LEARNING_RATE * STEPS)

@@ -1,0 +1,19 @@
+"""When two runs are one training: the same losses and gradients, and nearly the same weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.training.checkpoint import Reader
+from tests.training.run_stage import Result
+
+
+def agree(found: Result, plain: Result, *, weights: float) -> None:
+    """weights: how far any of them may lie apart."""
+    for name in {"loss", "eval_loss", "eval_accuracy"} & {name for m in plain.said("metrics") for name in m["values"]}:
+        assert found.curve(name) == pytest.approx(plain.curve(name), abs=1e-5), name
+    assert found.curve("grad_norm") == pytest.approx(plain.curve("grad_norm"), rel=1e-4)
+    one, other = (Reader(result.artifact.path) for result in (found, plain))
+    assert one.names == other.names
+    for name in one.names:
+        assert (one.tensor(name) - other.tensor(name)).abs().max() <= weights, name
