@@ -131,7 +131,9 @@ def _told(first: int, statuses: list[int], document: Meta | None, left: list[int
     else:
         told = {**document["error"], "message": f"{where}: {document['error']['message']}"}
     if left:
-        told["message"] += f"; still at work were ranks {', '.join(map(str, left))}, whose stacks are in the stage's log"
+        told["message"] += (
+            f"; still at work were ranks {', '.join(map(str, left))}, whose stacks are in the stage's log"
+        )
     return told
 
 

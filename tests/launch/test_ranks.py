@@ -52,7 +52,9 @@ def test_the_error_of_one_rank_is_told_with_its_number(tmp_path):
 
 
 def test_a_rank_that_never_comes_shows_its_stack(tmp_path):
-    with pytest.raises(ProcessFailed, match=r"rank [02] of 3: .*waited for rank 1; still at work were ranks 1") as caught:
+    with pytest.raises(
+        ProcessFailed, match=r"rank [02] of 3: .*waited for rank 1; still at work were ranks 1"
+    ) as caught:
         run_job(spec_for(tmp_path, "stuck"), lambda event: None)
     assert "in stuck" in caught.value.details.partition("--- rank 1")[2]
     assert gone(pids(tmp_path))

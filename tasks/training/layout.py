@@ -1,0 +1,97 @@
+"""Which part of each tensor a rank holds: the plan, applied to a model. No torch objects are made or moved here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tasks.errors import ModelError
+from tasks.training.config import TrainConfig
+from tasks.training.model import Built
+from tasks.training.plan import Mesh, Shape, Spec, parameter_specs, state_spec
+from tasks.training.ranks import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEADS = ("num_attention_heads", "num_key_value_heads")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of a model's parameters, by name. model: its class. tp: what "model" alone splits, as forward and backward see it; specs:
+    as the parameter lies between steps, with `fsdp` over "data" as well; states: its fp32 master and its moments; styles:
+    module -> style of the plan."""
+
+    model: str
+    mesh: Mesh
+    shapes: dict[str, Shape]
+    tp: dict[str, Spec]
+    specs: dict[str, Spec]
+    states: dict[str, Spec]
+    styles: dict[str, str]
+
+
+def layout_of(config: TrainConfig, built: Built) -> Layout:
+    """Also of a model on "meta". ModelError where the model can't be split so."""
+    mesh = Mesh(config.data_parallel, config.tensor_parallel_size)
+    shapes: dict[str, Shape] = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
+    plan: dict[str, str] = {} if mesh.model == 1 else dict(getattr(built.model, "tp_plan", None) or {})
+    name_of_model = type(built.model).__name__
+    _check_heads(built, mesh.model)
+    tp = parameter_specs(shapes, plan, mesh, name_of_model)
+    states = {name: state_spec(shapes[name], tp[name], mesh, config.zero1 or config.fsdp) for name in shapes}
+    modules = {name.rpartition(".")[0] for name in shapes}
+    styles = {name: style for name in sorted(modules) for pattern, style in plan.items() if _covers(pattern, name)}
+    return Layout(name_of_model, mesh, shapes, tp, states if config.fsdp else tp, states, styles)
+
+
+def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
+    """The part of a whole tensor that this rank holds under `spec`: a view."""
+    for dimension, axis in enumerate(spec):
+        if axis is not None:
+            size = tensor.shape[dimension] // getattr(world.mesh, axis)
+            tensor = tensor.narrow(dimension, size * getattr(world, axis), size)
+    return tensor
+
+
+def start(shape: Shape, spec: Spec, world: World) -> tuple[int, ...]:
+    """Where this rank's piece of a tensor of `shape` begins."""
+    return tuple(
+        0 if axis is None else size // getattr(world.mesh, axis) * getattr(world, axis)
+        for size, axis in zip(shape, spec, strict=True)
+    )
+
+
+def writes(spec: Spec, world: World) -> bool:
+    """Whether this rank is the first of those that hold the same piece."""
+    return all(axis in spec or getattr(world, axis) == 0 for axis in ("data", "model"))
+
+
+def copies(spec: Spec, mesh: Mesh) -> int:
+    """How many ranks hold the same piece."""
+    return (1 if "data" in spec else mesh.data) * (1 if "model" in spec else mesh.model)
+
+
+def check_length(config: TrainConfig, length: int) -> None:
+    if config.sequence_parallel and length % config.tensor_parallel_size:
+        raise ModelError(
+            f"sequence_parallel splits {length} positions over {config.tensor_parallel_size} devices",
+            "choose lengths that tensor_parallel_size divides, or set train.sequence_parallel=false",
+        )
+
+
+def _check_heads(built: Built, size: int) -> None:
+    config = built.model.config.get_text_config()
+    for name in HEADS:
+        heads = getattr(config, name, None)
+        if isinstance(heads, int) and heads % size:
+            raise ModelError(
+                f"the model has {heads} heads ({name}), which {size} tensor parallel devices do not divide",
+                "choose a train.tensor_parallel_size that divides them",
+            )
+
+
+def _covers(pattern: str, module: str) -> bool:
+    wanted, parts = pattern.split("."), module.split(".")
+    return len(wanted) == len(parts) and all(w in ("*", p) for w, p in zip(wanted, parts, strict=True))
