@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.errors import ModelError
 from tasks.training.config import TrainConfig
-from tasks.training.layout import Layout
+from tasks.training.layout import Layout, piece
 from tasks.training.model import Built, checkpointed_layers
 from tasks.training.ranks import World
 
@@ -49,6 +49,7 @@ def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World
     tied = _tied(built.model)
     mesh = world.groups["model"]
     inside = {name for layer in _layers(config, built) for name in _names_below(built.model, layer)}
+    _cut(built, layout, world)
     plan = {
         name: _style(layout.styles.get(name, "colwise_rep"), scatters=name in inside)
         for name in _split_modules(built.model, layout, tied)
@@ -97,6 +98,24 @@ def shard_fully(config: TrainConfig, built: Built, layout: Layout, world: World)
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _cut(built: Built, layout: Layout, world: World) -> None:
+    """Put this rank's part in each split parameter's place, in memory of its own, so that the whole can go."""
+    import torch
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.nn import Parameter
+
+    parts: dict[int, Parameter] = {}
+    for name, parameter in built.parameters().items():
+        spec = layout.tp[name]
+        if "model" in spec:
+            mine = piece(parameter.detach(), spec, world).clone(memory_format=torch.contiguous_format)
+            shards = [Shard(spec.index("model"))]
+            parts[id(parameter)] = Parameter(DTensor.from_local(mine, world.groups["model"], shards, run_check=False))
+    for module in built.model.modules():
+        for leaf, old in module._parameters.items():
+            module._parameters[leaf] = parts.get(id(old), old)
 
 
 def _style(style: str, *, scatters: bool) -> Any:
