@@ -43,6 +43,7 @@ def layout_of(config: TrainConfig, built: Built) -> Layout:
     states = {name: state_spec(shapes[name], tp[name], mesh, config.zero1 or config.fsdp) for name in shapes}
     modules = {name.rpartition(".")[0] for name in shapes}
     styles = {name: style for name in sorted(modules) for pattern, style in plan.items() if _covers(pattern, name)}
+    _check_kinds(built, tp)
     return Layout(name_of_model, mesh, shapes, tp, states if config.fsdp else tp, states, styles)
 
 
@@ -55,12 +56,15 @@ def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
     return tensor
 
 
+def held(shape: Shape, spec: Spec, mesh: Mesh) -> Shape:
+    """The shape of a rank's piece."""
+    return tuple(size if axis is None else size // getattr(mesh, axis) for size, axis in zip(shape, spec, strict=True))
+
+
 def start(shape: Shape, spec: Spec, world: World) -> tuple[int, ...]:
     """Where this rank's piece of a tensor of `shape` begins."""
-    return tuple(
-        0 if axis is None else size // getattr(world.mesh, axis) * getattr(world, axis)
-        for size, axis in zip(shape, spec, strict=True)
-    )
+    part = held(shape, spec, world.mesh)
+    return tuple(0 if axis is None else size * getattr(world, axis) for size, axis in zip(part, spec, strict=True))
 
 
 def writes(spec: Spec, world: World) -> bool:
@@ -89,6 +93,19 @@ def _check_heads(built: Built, size: int) -> None:
             raise ModelError(
                 f"the model has {heads} heads ({name}), which {size} tensor parallel devices do not divide",
                 "choose a train.tensor_parallel_size that divides them",
+            )
+
+
+def _check_kinds(built: Built, tp: dict[str, Spec]) -> None:
+    import torch
+
+    for name, spec in tp.items():
+        module = built.model.get_submodule(name.rpartition(".")[0])
+        if "model" in spec and not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            raise ModelError(
+                f"{name} of {type(built.model).__name__} belongs to a {type(module).__name__}; engine native splits linear "
+                "layers and embeddings alone",
+                "set train.tensor_parallel_size=1",
             )
 
 

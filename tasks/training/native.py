@@ -143,7 +143,7 @@ class NativeEngine:
     def _shard(self) -> Exchange:
         """Lay the model out over the mesh."""
         from tasks.training.exchange import Together
-        from tasks.training.sharding import partial_gradients, shard_fully, split_layers
+        from tasks.training.sharding import check_placed, partial_gradients, shard_fully, split_layers
 
         config, built, layout = self._config, self._built, self._layout
         partial = partial_gradients(config, built, layout) if layout.mesh.model > 1 else set()
@@ -151,6 +151,7 @@ class NativeEngine:
             split_layers(config, built, layout, self._world)
         if config.fsdp:
             shard_fully(config, built, layout, self._world)
+        check_placed(built, layout)
         return Together(layout, self._world, partial)
 
     def _locals(self) -> list[Tensor]:

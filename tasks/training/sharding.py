@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.errors import ModelError
 from tasks.training.config import TrainConfig
-from tasks.training.layout import Layout, piece
+from tasks.training.layout import Layout, held, piece
 from tasks.training.model import Built, checkpointed_layers
 from tasks.training.ranks import World
 
@@ -72,7 +72,8 @@ def partial_gradients(config: TrainConfig, built: Built, layout: Layout) -> set[
     own = {n for n in layout.tp if layout.styles.get(n.rpartition(".")[0]) == "replicated_with_grad_allreduce"}
     if not config.sequence_parallel:
         return own
-    layers = [f"{name}." for name, module in built.model.named_modules() if module in set(_layers(config, built))]
+    split = set(_layers(config, built))
+    layers = [f"{name}." for name, module in built.model.named_modules() if module in split]
     planned = layout.styles.keys()
     return own | {n for n in layout.tp if n.startswith(tuple(layers)) and n.rpartition(".")[0] not in planned}
 
@@ -98,6 +99,17 @@ def shard_fully(config: TrainConfig, built: Built, layout: Layout, world: World)
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def check_placed(built: Built, layout: Layout) -> None:
+    """ModelError when a parameter does not lie as it was planned."""
+    for name, parameter in built.parameters().items():
+        found, planned = tuple(local(parameter).shape), held(layout.shapes[name], layout.specs[name], layout.mesh)
+        if found != planned:
+            raise ModelError(
+                f"{name} of {layout.model} was to be split into {planned}, and lies as {found}",
+                "this is a defect of trnflow: report it with the recipe",
+            )
 
 
 def _cut(built: Built, layout: Layout, world: World) -> None:
