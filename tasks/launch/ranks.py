@@ -24,7 +24,7 @@ from tasks.errors import Interrupted, ProcessFailed
 from tasks.launch.guard import die_with_parent
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-LAST_WORDS = 5.0  # seconds from the first failure until those that are left are killed
+LAST_WORDS = 3.0  # seconds from the first failure until those that are left are killed
 STACK_SECONDS = 1.0
 POLL = 0.05
 

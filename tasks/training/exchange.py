@@ -2,7 +2,8 @@
 
 One process alone (`Alone`) tells nothing. `Together`, each rank comes with gradients of its own rows: those of whole
 parameters are summed, with ZeRO-1 summed and split, and FSDP has done its own by then. Once an update, in fp32, however many
-passes were accumulated. The norm is taken tensor by tensor, each counted once however many ranks hold it.
+passes were accumulated: until the last of them FSDP holds whole gradients. The norm is taken tensor by tensor, each
+counted once however many ranks hold it.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Together:
         names = list(layout.shapes)
         self._partial = [i for i, name in enumerate(names) if name in partial]
         self._copies = [copies(layout.states[name], layout.mesh) for name in names]
+        self._once: Tensor | None = None
         # how each gradient comes from the parameter's layout to that of the state
         self._split = [i for i, n in enumerate(names) if layout.states[n] != layout.specs[n]]
         self._whole = [i for i, n in enumerate(names) if "data" not in layout.states[n]]
@@ -89,8 +91,9 @@ class Together:
         import torch.distributed as dist
 
         squares = torch.stack(torch._foreach_norm(list(gradients))).square()
-        once = torch.tensor(self._copies, dtype=squares.dtype).reciprocal().to(squares.device, non_blocking=True)
-        total = torch.stack([loss / self._world.mesh.model, (squares * once).sum()])
+        if self._once is None:  # sent to the device a single time: a copy may wait for it
+            self._once = torch.tensor(self._copies, dtype=squares.dtype).reciprocal().to(squares.device)
+        total = torch.stack([loss / self._world.mesh.model, (squares * self._once).sum()])
         dist.all_reduce(total)
         return total[0], total[1].sqrt()
 

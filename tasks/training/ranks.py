@@ -94,11 +94,8 @@ def joined(config: TrainConfig) -> Iterator[World]:
             "let `trnflow run` start them, one for each device",
         )
     with _timeouts_told(config):
-        try:
-            yield _join(config)
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
+        yield _join(config)
+        dist.destroy_process_group()  # not after an error: it may wait for a rank that is gone
 
 
 def _join(config: TrainConfig) -> World:
