@@ -276,6 +276,7 @@ class Runner:
             partial={"root": self.store.root, "home": str(self.store.home), "key": key},
             environ=call.stage.environ(call.config) | self.launch.environment | {ATTEMPT: attempt},
             permit=permit,
+            ranks=call.stage.ranks(call.config),
         )
         return run_job(job, emit, grace_seconds=self.launch.grace_seconds)
 

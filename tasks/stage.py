@@ -159,7 +159,8 @@ class Stage:
     """name: the function's; kind: of its artifact; params, inputs, accel: the parts of its key, from config and inputs
     (a list under accel's `versions` names distributions, of which the key takes the versions);
     process: whether it runs in a process of its own (all that import torch do); environ: that process's variables;
-    assets: files it reads beside the code (templates), hashed like code: paths from the folder that holds its package."""
+    assets: files it reads beside the code (templates), hashed like code: paths from the folder that holds its package;
+    ranks: how many processes run it together, each called with the same (rank 0 speaks, and what it returns counts)."""
 
     name: str
     kind: str
@@ -170,6 +171,7 @@ class Stage:
     process: bool
     environ: Callable[[Any], dict[str, str]]
     assets: tuple[str, ...] = ()
+    ranks: Callable[[Any], int] = lambda config: 1
 
 
 def identities(config: StageConfig, inputs: Keyed) -> Meta:
@@ -186,11 +188,12 @@ def stage(
     accel: Callable[[Any], Meta] = lambda config: {},
     environ: Callable[[Any], dict[str, str]] = lambda config: {},
     assets: tuple[str, ...] = (),
+    ranks: Callable[[Any], int] = lambda config: 1,
 ) -> Callable[[Function], Function]:
     """Mark a function as a stage; the description is its attribute `stage` (see `of`)."""
 
     def mark(function: Function) -> Function:
-        described = Stage(function.__name__, kind, function, params, inputs, accel, process, environ, assets)
+        described = Stage(function.__name__, kind, function, params, inputs, accel, process, environ, assets, ranks)
         function.stage = described  # type: ignore[attr-defined]
         return function
 

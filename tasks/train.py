@@ -1,6 +1,6 @@
 """Fine-tune a model on packed rows: one loop (`tasks.training.loop`) over an engine, `xla` or `native`.
 
-Promises: the losses depend on neither the mesh, ZeRO-1, sequence parallelism, remat nor accumulation (to 1e-5 in fp32
+Promises: the losses depend on neither the mesh, ZeRO-1, FSDP, sequence parallelism, remat nor accumulation (to 1e-5 in fp32
 without dropout); a run killed and resumed on the same layout ends in the same bytes; no graph is compiled that
 `precompile` did not list. Costs: three copies of the parameters in fp32 beside the gradients, a fourth in bf16.
 Fails with CompileError (a graph not listed), NonFiniteLoss (the weights are not touched), ModelError, MissingDependency,
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.stage import Keyed, Workdir, stage
-from tasks.training.config import TrainConfig, accelerator, environ
+from tasks.training.config import TrainConfig, accelerator, environ, ranks
 
 SCHEMA = 1
 
@@ -23,7 +23,7 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     return {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
 
 
-@stage(kind="checkpoint", process=True, inputs=train_inputs, accel=accelerator, environ=environ)
+@stage(kind="checkpoint", process=True, inputs=train_inputs, accel=accelerator, environ=environ, ranks=ranks)
 def train(config: TrainConfig, model: Source, packed: Input, out: Workdir, graphs: Input) -> Meta:
     """Train, and write the final parameters in fp32, sharded as on the mesh: `shard-*.safetensors`, `index.json` (slices),
     `config.json` and the tokenizer. graphs: the inventory of `precompile`, which need not be made again to reuse a result."""

@@ -30,7 +30,8 @@ FAMILIES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_trains_the_same_on_two_by_two(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["xla", "native"])
+def test_a_family_trains_the_same_on_two_by_two(engine: str, family: str, tmp_path: Path) -> None:
     if family in ENCODERS:
         model, packed = ENCODERS[family], packed_classes(tmp_path / "packed", rows=STEPS * 8, lengths=[16])
     else:
@@ -38,9 +39,9 @@ def test_a_family_trains_the_same_on_two_by_two(family: str, tmp_path: Path) -> 
     plain: dict[str, Any] = {"engine": "native"}
     mesh: dict[str, Any] = {"devices": 4, "tensor_parallel_size": 2}
     runs = []
-    for layout in (plain, mesh):
+    for number, layout in enumerate((plain, {**mesh, "engine": engine})):
         config = TrainConfig(global_batch=8, max_steps=STEPS, learning_rate=LEARNING_RATE, log_every=1, **layout)
-        folder = tmp_path / config.engine
+        folder = tmp_path / str(number)
         runs.append(run_stage(traced_and_trained, config, folder, model=scratch(**model), packed=packed))
     assert len(runs[0].curve("loss")) == STEPS
     assert len(list(runs[1].artifact.path.glob("shard-*"))) > 1, "nothing was split"

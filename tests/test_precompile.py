@@ -9,8 +9,9 @@ import pytest
 from tasks.artifact import Artifact
 from tasks.errors import CompileError, MissingDependency, ModelError
 from tasks.precompile import precompile
-from tasks.stage import of, read_json, write_json
+from tasks.stage import Workdir, of, read_json, write_json
 from tasks.train import TrainConfig, train
+from tasks.training.inventory import inventory
 from tests.training.run_stage import ManyConfig, Stage, counted, files_of, inventories, run_stage
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 
@@ -140,6 +141,39 @@ def test_what_is_not_there_is_named(tmp_path, error, fields, text) -> None:
             packed=packed_classes(tmp_path / "packed"),
         )
     assert caught.match("(?s)" + text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "text"),
+    [
+        ({"devices": 3, "tensor_parallel_size": 3}, LLAMA, "4 heads .* which 3 tensor parallel devices do not divide"),
+        (
+            {"devices": 2, "tensor_parallel_size": 2},
+            {**BERT, "model_type": "albert"},
+            "has no tp_plan, and no rules are known",
+        ),
+        ({"devices": 4, "tensor_parallel_size": 4, "sequence_parallel": True}, LLAMA, "splits 18 positions over 4"),
+    ],
+)
+def test_native_refuses_a_layout_before_any_rank_is_started(tmp_path, fields, model, text) -> None:
+    config = TrainConfig(engine="native", global_batch=6, **fields)
+    out = Workdir(tmp_path / "out", tmp_path / "scratch", lambda event: None)
+    packed = packed_lm(tmp_path / "packed", length=18) if model is LLAMA else packed_classes(tmp_path / "packed")
+    with pytest.raises(ModelError, match=text):
+        inventory(config, scratch(**model), packed, out)
+
+
+def test_native_lists_a_mesh_without_ranks(tmp_path) -> None:
+    """The layout is part of the hash: it is another computation."""
+    out, packed = Workdir(tmp_path, tmp_path, lambda event: None), packed_lm(tmp_path / "packed")
+    layouts: list[dict[str, Any]] = [{}, {"zero1": True}, {"fsdp": True}, {"tensor_parallel_size": 2}]
+    found = []
+    for layout in layouts:
+        config = TrainConfig(engine="native", devices=4, global_batch=8, **layout)
+        graphs = inventory(config, scratch(**LLAMA), packed, out)
+        assert [(graph["name"], graph["length"]) for graph in graphs] == [("eval", 16), ("train", 16)]
+        found.append(graphs[0]["hash"])
+    assert len(set(found)) == len(layouts)
 
 
 @pytest.mark.slow

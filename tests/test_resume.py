@@ -82,3 +82,64 @@ def test_another_mesh_goes_on(tmp_path) -> None:
     assert min(rest.curve("loss")) == 9  # the newest state is of step 8
     assert rest.curve("loss") == pytest.approx({n: loss for n, loss in first.curve("loss").items() if n > 8}, abs=1e-5)
     assert rest.artifact.meta["metrics"] == pytest.approx(first.artifact.meta["metrics"], abs=1e-5)
+
+
+RANKS: dict[str, dict[str, Any]] = {
+    "zero1": {"zero1": True},
+    "fsdp": {"fsdp": True, "remat": True},
+    "tensor parallel": {"tensor_parallel_size": 2, "sequence_parallel": True},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name != "fsdp" else []) for name in RANKS]
+)
+def test_ranks_survive_kill_and_stop(name: str, tmp_path) -> None:
+    """All ranks stop after the same step, though only one of them says when, and go on to the same bits."""
+    config = TrainConfig(**NATIVE, devices=2, log_every=7, checkpoint_every=1000, **RANKS[name])
+    model = scratch(**LLAMA) if "tensor_parallel_size" in RANKS[name] else scratch(**BERT)
+    inputs: dict[str, Any] = {"model": model, "packed": packed_classes(tmp_path / "packed", rows=24, lengths=[8, 16])}
+    whole = run_stage(traced_and_trained, config, tmp_path / "whole", **inputs)
+    partial = tmp_path / "partial"
+    killed = Stage(traced_and_trained, often(config, 10), tmp_path / "killed", partial, **inputs)
+    kill_after(killed, step=25)
+    assert killed.process.wait() == -signal.SIGKILL
+    first = FolderPartial(partial).steps()
+    stopped = Stage(traced_and_trained, often(config, 1000), tmp_path / "stopped", partial, **inputs)
+    kill_after(stopped, step=first[-1] + 10, number=signal.SIGTERM)
+    with pytest.raises(Interrupted, match="stopped at step"):
+        stopped.result()
+    second = FolderPartial(partial).steps()
+    assert second[-1] > first[-1]
+    resumed = Stage(traced_and_trained, often(config, 50), tmp_path / "resumed", partial, **inputs).result()
+    assert f"resumes at step {second[-1]}" in resumed.said("info")
+    assert same(resumed.artifact, whole.artifact)
+
+
+@pytest.mark.slow
+def test_ranks_go_on_in_another_layout(tmp_path) -> None:
+    """From each layout to the next; all have the losses of one plain device."""
+    inputs: dict[str, Any] = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}
+    rows = {"global_batch": 8, "learning_rate": 1e-2, "log_every": 1, "checkpoint_every": 3, "engine": "native"}
+    layouts: list[dict[str, Any]] = [
+        {"devices": 2, "tensor_parallel_size": 2, "zero1": False},
+        {"devices": 4, "tensor_parallel_size": 2, "fsdp": True, "micro_batch": 1},
+        {"devices": 2, "zero1": True},
+        {"engine": "xla", "devices": 2, "zero1": True},
+        {},
+        {"devices": 2, "fsdp": True},
+    ]
+    plain = Stage(traced_and_trained, TrainConfig(**rows, epochs=5), tmp_path / "plain", **inputs).result()
+    partial, curve = tmp_path / "partial", {}
+    for number, layout in enumerate(layouts):
+        config = TrainConfig(**{**rows, **layout}, epochs=5)
+        stage = Stage(traced_and_trained, config, tmp_path / str(number), partial, **inputs)
+        if number < len(layouts) - 1:
+            kill_after(stage, step=3 * number + 3)
+            stage.process.wait()
+            found = Result(Input(tmp_path, "", {}, ""), stage.events())
+        else:
+            found = stage.result()
+        assert number == 0 or found.said("info")[0].startswith("resumes at step")
+        curve.update(found.curve("loss"))
+    assert curve == pytest.approx(plain.curve("loss"), abs=1e-5)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from tasks.artifact import Artifact, Input
+from tasks.chunks import open_chunks
 from tasks.errors import DataError, ModelError, NonFiniteLoss
 from tasks.stage import of, read_json
 from tasks.train import TrainConfig, train
@@ -25,7 +25,11 @@ from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
         ({"global_batch": 10, "micro_batch": 4}, "global_batch .10. must be a multiple of micro_batch x data parallel"),
         ({"global_batch": 6, "devices": 4}, r"1 x 4 = 4"),
         ({"sequence_parallel": True}, "set tensor_parallel_size > 1"),
-        ({"engine": "native", "devices": 2}, "engine native drives one device"),
+        ({"engine": "native", "devices": 2, "compile": True}, "compile is for one device as yet"),
+        ({"engine": "native", "devices": 2, "global_batch": 5}, r"1 x 2 = 2"),
+        ({"devices": 2, "fsdp": True}, "fsdp is for engine native"),
+        ({"engine": "native", "devices": 2, "fsdp": True, "zero1": True}, "set zero1=false"),
+        ({"engine": "native", "devices": 2, "tensor_parallel_size": 2, "fsdp": True}, "shards over the data axis"),
         ({"engine": "native", "device": "neuron"}, "set engine=xla"),
         ({"device": "cuda"}, "set engine=native"),
         ({"compile": True}, "for engine native"),
@@ -40,6 +44,14 @@ def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], text: str) -
         TrainConfig(**fields)
 
 
+def test_the_ranks_of_engine_native_share_the_threads() -> None:
+    described = of(train)
+    assert described.ranks(TrainConfig(engine="native", devices=64, global_batch=64)) == 64
+    assert described.ranks(TrainConfig(devices=4)) == 1
+    assert TrainConfig(engine="native", devices=64, global_batch=64).resolved_threads >= 1
+    assert TrainConfig(engine="native", devices=2, threads=3).resolved_threads == 3
+
+
 def test_batches_follow_from_the_layout() -> None:
     config = TrainConfig(devices=8, tensor_parallel_size=2, global_batch=64, micro_batch=4)
     assert (config.data_parallel, config.micro_rows, config.accumulation) == (4, 16, 4)
@@ -49,6 +61,7 @@ def test_batches_follow_from_the_layout() -> None:
 def test_the_key_leaves_out_what_cannot_change_the_result() -> None:
     described = of(train)
     unkeyed = {"log_every": 1, "checkpoint_every": 7, "keep_checkpoints": 9, "allow_recompile": True}
+    unkeyed["collective_timeout_seconds"] = 9
     assert described.params(TrainConfig(**unkeyed)) == described.params(TrainConfig())
     assert described.accel(TrainConfig(threads=1)) != described.accel(TrainConfig(threads=2))
     assert TrainConfig().resolved_threads >= 1 and "threads" not in described.params(TrainConfig())
@@ -83,20 +96,35 @@ def check_measures(found: Result, packed: Input) -> None:
         assert {"compiled_graphs", "compile_seconds", "learning_rate", "grad_norm"} <= said.keys()
         assert not {"mfu", "device_memory_bytes", "dollars"} & said.keys()
     rate = found.figures["real_tokens_per_second"] / found.figures["samples_per_second"]
-    segments = [np.load(file) for file in packed.path.glob("train/*/segment_ids.npy")]
+    lengths = packed.meta["rows"]["train"]
+    segments = [open_chunks(packed, "train", int(length))["segment_ids"] for length in lengths]
     real, rows = sum(int((one != 0).sum()) for one in segments), sum(len(one) for one in segments)
     assert rate == pytest.approx(real / rows), "as many real tokens as the rows hold"
 
 
 @pytest.mark.parametrize(
-    ("engine", "every", "kept"),
-    [("native", 3, []), ("native", 1, [1]), ("xla", 3, []), pytest.param("xla", 1, [1], marks=pytest.mark.slow)],
+    ("engine", "devices", "every", "kept"),
+    [
+        ("native", 1, 3, []),
+        ("native", 1, 1, [1]),
+        ("native", 2, 3, []),
+        ("xla", 1, 3, []),
+        pytest.param("xla", 1, 1, [1], marks=pytest.mark.slow),
+    ],
 )
-def test_a_loss_that_is_no_number_is_never_written(engine: str, every: int, kept: list[int], tmp_path) -> None:
+def test_a_loss_that_is_no_number_is_never_written(
+    engine: str, devices: int, every: int, kept: list[int], tmp_path
+) -> None:
     """The first update throws the weights far out, and the second step's loss is no number, though nobody looks before a
     checkpoint is due. What was saved before stays, and is whole."""
     config = TrainConfig(
-        engine=engine, global_batch=8, learning_rate=1e18, log_every=100, checkpoint_every=every, eval_every_epoch=False
+        engine=engine,
+        devices=devices,
+        global_batch=8,
+        learning_rate=1e18,
+        log_every=100,
+        checkpoint_every=every,
+        eval_every_epoch=False,
     )
     partial, packed = tmp_path / "partial", packed_lm(tmp_path / "packed")
     stage = Stage(traced_and_trained, config, tmp_path / "run", partial, model=scratch(**LLAMA), packed=packed)

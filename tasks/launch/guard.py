@@ -72,9 +72,7 @@ def _start(command: list[str]) -> int:
         return worker
     try:
         os.setsid()
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # should the guard itself be killed
-        if os.getppid() != guard:
-            os._exit(1)
+        die_with_parent(guard)  # should the guard itself be killed
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
         os.dup2(EVENTS, WORKER_EVENTS)
         os.dup2(LOG, 1)
@@ -163,6 +161,13 @@ def _say(fields: dict[str, int]) -> None:
     """One line to the parent, if it still listens; it starts anew, for a killed worker may have left half a line."""
     with contextlib.suppress(OSError):
         os.write(EVENTS, b"\n" + json.dumps({"guard": fields}).encode() + b"\n")
+
+
+def die_with_parent(parent: int) -> None:
+    """For a process below the worker: end at once when its parent, of that id, does (Linux); now, if it already has."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _prctl(option: int, value: int) -> None:

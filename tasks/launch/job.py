@@ -29,7 +29,7 @@ class JobSpec:
     out: the folder that becomes the artifact; scratch: removed afterwards by the caller; beside it stand this spec and
     the result. log: takes the process's stdout and stderr. partial: {"root", "home", "key"} of resumable state;
     environ: variables of the process; permit: what it may read of the project (None: not watched); search: folders put
-    on its `sys.path`, where the function's package lies.
+    on its `sys.path`, where the function's package lies; ranks: processes that run it together.
     """
 
     function: str
@@ -44,6 +44,7 @@ class JobSpec:
     environ: dict[str, str] = field(default_factory=dict)
     permit: Permit | None = None
     search: tuple[str, ...] = ()
+    ranks: int = 1
 
     @classmethod
     def of(
@@ -59,6 +60,7 @@ class JobSpec:
         partial: dict[str, str] | None = None,
         environ: Mapping[str, str] | None = None,
         permit: Permit | None = None,
+        ranks: int = 1,
     ) -> JobSpec:
         """The spec of `function(config, **inputs, **after, out=Workdir(...))`; log: else beside scratch."""
         return cls(
@@ -74,6 +76,7 @@ class JobSpec:
             environ=dict(environ or {}),
             permit=permit,
             search=_search(function),
+            ranks=ranks,
         )
 
     @property
@@ -89,6 +92,11 @@ class JobSpec:
     def result(self) -> Path:
         """Where the worker writes {"meta": ...} or {"error": ..., "details": traceback}."""
         return self.scratch.with_name(f"{self.scratch.name}.result.json")
+
+    @property
+    def ranks_folder(self) -> Path:
+        """Where the ranks meet, and say what came of them."""
+        return self.scratch.with_name(f"{self.scratch.name}.ranks")
 
     def save(self) -> None:
         """Write the spec to `file`, readable by its owner alone."""
@@ -106,6 +114,7 @@ class JobSpec:
             "environ": self.environ,
             "permit": self.permit.to_json() if self.permit else None,
             "search": list(self.search),
+            "ranks": self.ranks,
         }
         self.file.touch(mode=0o600)
         self.file.write_text(json.dumps(document, indent=1), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 It calls the spec's function, sends what the stage says as JSON lines down descriptor 3, and writes the result beside
 the spec, atomically. SIGTERM raises Interrupted in the stage (which may install a handler of its own, to save first).
+A stage of several ranks is called in a process for each of them (`tasks.launch.ranks`), of which rank 0 speaks.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
@@ -22,6 +25,8 @@ from tasks.artifact import Meta
 from tasks.errors import Interrupted, ProcessFailed, TrnflowError
 from tasks.launch.guard import WORKER_EVENTS
 from tasks.launch.job import JobSpec, resolve
+from tasks.launch.python import python
+from tasks.launch.ranks import enter, leave, run_ranks
 from tasks.stage import Partial, Workdir
 from tasks.witness import watch_process
 
@@ -39,28 +44,61 @@ def main(file: str) -> int:
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
     spec = JobSpec.load(Path(file))
+    document = _call(spec, Events(WORKER_EVENTS)) if spec.ranks == 1 else _lead(spec)
+    _write(spec.result, json.dumps(document))
+    return int("error" in document)
+
+
+def rank(file: str, number: str, parent: str) -> None:
+    """One rank of a stage, in a process that `main` started; it leaves as `run` does."""
+    faulthandler.enable()
+    spec, me = JobSpec.load(Path(file)), int(number)
+    enter(me, int(parent), spec.ranks_folder, _interrupt)
+    document = _call(spec, Events(WORKER_EVENTS) if me == 0 else _unheard)
+    leave(me, spec.ranks_folder, document)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int("error" in document))
+
+
+def _lead(spec: JobSpec) -> Meta:
+    """Run the stage's ranks; the result is that of rank 0."""
+
+    def command(number: int) -> list[str]:
+        return python("tasks.launch.worker:rank", str(spec.file), str(number), str(os.getpid()))
+
+    shutil.rmtree(spec.ranks_folder, ignore_errors=True)
+    try:
+        return run_ranks(command, spec.ranks, spec.ranks_folder, pass_fds=[WORKER_EVENTS])
+    finally:
+        shutil.rmtree(spec.ranks_folder, ignore_errors=True)
+
+
+def _call(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
+    """{"meta": what the stage returned}, or {"error": ..., "details": traceback}."""
     sys.path[:0] = [folder for folder in spec.search if folder not in sys.path]
-    status = 0
     try:
         with watch_process(spec.permit) if spec.permit else nullcontext():
-            meta = _run(spec)
-        text = json.dumps({"meta": meta}, allow_nan=False)
+            meta = _run(spec, emit)
+        json.dumps(meta, allow_nan=False)
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        text = json.dumps({"error": _described(error, spec), "details": traceback.format_exc()})
-        status = 1
-    _write(spec.result, text)
-    return status
+        return {"error": _described(error, spec), "details": traceback.format_exc()}
+    return {"meta": meta}
 
 
-def _run(spec: JobSpec) -> Meta:
+def _run(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
     function = resolve(spec.function)
     config = resolve(spec.config_type).model_validate_json(json.dumps(spec.config))
     spec.out.mkdir(parents=True, exist_ok=True)
     spec.scratch.mkdir(parents=True, exist_ok=True)
-    out = Workdir(spec.out, spec.scratch, Events(WORKER_EVENTS), _partial(spec))
+    out = Workdir(spec.out, spec.scratch, emit, _partial(spec))
     meta: Meta = function(config, **spec.inputs, **spec.after, out=out)
     return meta
+
+
+def _unheard(event: Meta) -> None:
+    """What another rank than 0 says: the same."""
 
 
 def _partial(spec: JobSpec) -> Partial | None:

@@ -1,13 +1,14 @@
 """Tensors in safetensors shards with an index of slices, and the training state beside them.
 
-A shard file per device that writes; a tensor's replicas are written once. `index.json`: {"tensors": {name: {"shape",
-"slices": [{"file", "start"}]}}, "state": {...}}. Reading puts the slices together, whatever the mesh that wrote them, one
-tensor in memory at a time; writing holds one copy of all on the host. Equal tensors give equal bytes.
+A shard file per device that writes, by whichever process drives it; a tensor's replicas are written once. `index.json`:
+{"tensors": {name: {"shape", "slices": [{"file", "start"}]}}, "state": {...}}. Reading puts the slices together, whatever
+the mesh that wrote them, one tensor in memory at a time; writing holds one copy of all on the host. Equal tensors give
+equal bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,14 @@ if TYPE_CHECKING:
 INDEX = "index.json"
 
 
-def write(folder: Path, boxes: Iterable[Box], state: Meta) -> None:
-    """Write `boxes` below `folder`, and the index last."""
+def write(
+    folder: Path,
+    boxes: Iterable[Box],
+    state: Meta,
+    gather: Callable[[Meta], list[Meta] | None] = lambda mine: [mine],
+) -> None:
+    """Write `boxes` below `folder`, and the index last. gather: of several processes that write together, what each has
+    written; None for those that leave the index to another."""
     from safetensors.torch import save_file
 
     shards: dict[str, dict[str, Tensor]] = {}
@@ -37,7 +44,17 @@ def write(folder: Path, boxes: Iterable[Box], state: Meta) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in sorted(shards.items()):
         save_file(content, folder / file)
-    write_json(folder / INDEX, {"tensors": tensors, "state": state})
+    written = gather(tensors)
+    if written is not None:
+        write_json(folder / INDEX, {"tensors": _merged(written), "state": state})
+
+
+def _merged(written: list[Meta]) -> Meta:
+    tensors, *others = written
+    for other in others:
+        for name, entry in other.items():
+            tensors.setdefault(name, {**entry, "slices": []})["slices"].extend(entry["slices"])
+    return tensors
 
 
 class Reader:

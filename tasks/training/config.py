@@ -33,14 +33,17 @@ class TrainConfig(StageConfig):
     replica and forward pass (None: all of a replica's share at once); the rest of a global batch is accumulated.
 
     tensor_parallel_rules: layer ("*" for a number) -> style, such as "model.layers.*.self_attn.q_proj: colwise", instead of the
-    model's own plan. zero1: the optimizer's state is sharded over the data axis. remat: activations are computed again in the
+    model's own plan. zero1: the optimizer's state is sharded over the data axis; fsdp: parameters and gradients as well,
+    gathered a layer at a time (fully sharded data parallel, engine native). remat: activations are computed again in the
     backward pass: of no layer (false), of each (true), or of every n-th (a number).
     max_steps: updates, instead of `epochs`. max_grad_norm: of all gradients together (None: no clipping).
     dtype: of the forward and backward pass; the weights that are updated, and their state, are always fp32.
-    threads: of the CPU (None: every core this process may use); another number changes the last bit.
+    threads: of the CPU, per process (None: every core this one may use, shared among the ranks of engine native); another
+    number changes the last bit.
     compile: torch.compile, engine native alone. last_batch: what happens to an epoch's rows that fill no batch of their
     length: "pad" trains on them in a smaller batch, "drop" leaves them out of that epoch.
     log_every, checkpoint_every: in steps. allow_recompile: go on with a graph that precompile did not list.
+    collective_timeout_seconds: how long a rank of engine native waits for the others; saving must take less.
     """
 
     engine: Annotated[Literal["xla", "native"], GRAPH] = "xla"
@@ -49,6 +52,7 @@ class TrainConfig(StageConfig):
     tensor_parallel_size: Annotated[PositiveInt, GRAPH] = 1
     tensor_parallel_rules: Annotated[dict[str, str], GRAPH] = {}
     zero1: Annotated[bool, GRAPH] = False
+    fsdp: Annotated[bool, GRAPH] = False
     sequence_parallel: Annotated[bool, GRAPH] = False
     remat: Annotated[bool | PositiveInt, GRAPH] = False
     global_batch: Annotated[PositiveInt, GRAPH] = 32
@@ -73,6 +77,7 @@ class TrainConfig(StageConfig):
     checkpoint_every: Annotated[PositiveInt, NOT_KEYED] = 500
     keep_checkpoints: Annotated[PositiveInt, NOT_KEYED] = 2
     allow_recompile: Annotated[bool, NOT_KEYED] = False
+    collective_timeout_seconds: Annotated[PositiveInt, NOT_KEYED] = 600
 
     @property
     def data_parallel(self) -> int:
@@ -95,7 +100,7 @@ class TrainConfig(StageConfig):
 
     @property
     def resolved_threads(self) -> int:
-        return self.threads or _cores()
+        return self.threads or max(1, _cores() // ranks(self))
 
     @field_validator("tensor_parallel_rules")
     @classmethod
@@ -125,8 +130,8 @@ class TrainConfig(StageConfig):
             raise ValueError(
                 "sequence_parallel shards activations over the tensor parallel axis: set tensor_parallel_size > 1"
             )
-        if self.engine == "native" and self.devices > 1:
-            raise ValueError(f"engine native drives one device, not {self.devices}: set devices=1, or engine=xla")
+        if self.engine == "native" and self.compile and self.devices > 1:
+            raise ValueError("compile is for one device as yet: set devices=1, or compile=false")
         if self.engine == "native" and self.device == "neuron":
             raise ValueError("engine native does not drive device neuron: set engine=xla")
         if self.engine == "xla" and self.device == "cuda":
@@ -134,6 +139,21 @@ class TrainConfig(StageConfig):
         if self.engine == "xla" and self.compile:
             raise ValueError("compile is torch.compile, for engine native; engine xla always compiles")
         return self
+
+    @model_validator(mode="after")
+    def _shards_once(self) -> TrainConfig:
+        if self.fsdp and self.engine == "xla":
+            raise ValueError("fsdp is for engine native: set engine=native, or zero1 instead")
+        if self.fsdp and self.zero1:
+            raise ValueError("fsdp shards the optimizer's state too: set zero1=false")
+        if self.fsdp and self.data_parallel == 1:
+            raise ValueError("fsdp shards over the data axis, which has one device here: set devices higher")
+        return self
+
+
+def ranks(config: TrainConfig) -> int:
+    """Processes that train together: engine native takes one a device, engine xla drives all from one."""
+    return config.devices if config.engine == "native" else 1
 
 
 def check_layout(config: TrainConfig, model: Source) -> None:

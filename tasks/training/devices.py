@@ -18,6 +18,11 @@ def check_device(config: TrainConfig) -> None:
             raise ModelError(
                 "train.device is cuda, and torch finds no GPU here", "set train.device=cpu, or check the driver"
             )
+        if torch.cuda.device_count() < config.devices:
+            raise ModelError(
+                f"train.devices is {config.devices}, and torch finds {torch.cuda.device_count()} GPUs here",
+                "set train.devices to what is there",
+            )
     if config.compile and importlib.util.find_spec("setuptools") is None:
         raise MissingDependency(
             "train.compile is set, and torch.compile needs setuptools (and a C++ compiler), which is not installed",

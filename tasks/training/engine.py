@@ -1,7 +1,7 @@
 """The seam between the loop and what computes: a few calls, none of which waits for the device but `fetch` and `boxes`.
 
-`native` drives one device eagerly; `xla` drives a mesh by compiled graphs. Both take the same batches and scalars, hold
-parameters and optimizer state by the same names, and meet each graph through the same `Ledger`.
+`native` drives one device a process, eagerly; `xla` drives a mesh from one process, by compiled graphs. Both take the same
+batches and scalars, hold parameters and optimizer state by the same names, and meet each graph through the same `Ledger`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tasks.training.inventory import Ledger
 from tasks.training.model import Built
 from tasks.training.optim import Scalars
 from tasks.training.plan import check_heads
+from tasks.training.ranks import ALONE, World
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,20 +47,23 @@ class Engine(Protocol):
         """Wait for the numbers."""
 
     def boxes(self, *, state: bool) -> Iterator[Box]:
-        """The parameters in fp32 and, with `state`, both moments, each box once, on the CPU."""
+        """The parameters in fp32 and, with `state`, both moments, on the CPU: those that this process writes, so that among all
+        processes each box is there once."""
 
     def peak_memory(self) -> int | None:
         """Bytes on the device at most, where it tells."""
 
 
-def make_engine(config: TrainConfig, built: Built, ledger: Ledger, stored: Reader | None = None) -> Engine:
-    """stored: a checkpoint to start from, of any layout. On a `built` that is only traced, every call meets its graphs in
-    the ledger and runs nothing."""
+def make_engine(
+    config: TrainConfig, built: Built, ledger: Ledger, stored: Reader | None = None, world: World = ALONE
+) -> Engine:
+    """stored: a checkpoint to start from, of any layout; world: the processes that train together, each making the same calls.
+    On a `built` that is only traced, every call meets its graphs in the ledger and runs nothing."""
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
     if config.engine == "native":
         from tasks.training.native import NativeEngine
 
-        return NativeEngine(config, built, ledger, stored)
+        return NativeEngine(config, built, ledger, stored, world)
     from tasks.training.xla import XlaEngine
 
     return XlaEngine(config, built, ledger, stored)

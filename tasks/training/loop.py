@@ -13,12 +13,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tasks.artifact import Input, Meta, Source
 from tasks.errors import Interrupted, NonFiniteLoss
-from tasks.stage import Workdir, write_json
+from tasks.stage import Partial, Workdir, write_json
 from tasks.training import checkpoint
 from tasks.training.ahead import ahead
 from tasks.training.batches import Batch, Schedule, Split
@@ -31,6 +33,7 @@ from tasks.training.meter import Meter, Meters, host_memory
 from tasks.training.model import Built, build
 from tasks.training.neuron import use_cache
 from tasks.training.optim import scalars
+from tasks.training.ranks import World, joined
 
 SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 
@@ -52,22 +55,28 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
     check_device(config)
     if config.device == "neuron":
         use_cache(graphs, out)
+    with joined(config) as world:
+        return _fit(config, model, packed, graphs, out, world)
+
+
+def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Meta:
     train, validation = Split(packed, "train"), Split(packed, "validation")
     schedule = Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch)
     built = build(model, packed, seed=config.seed, weights=True)
     ledger = Ledger.of(graphs, allow=config.allow_recompile)
-    newest = out.partial.newest(out.warn) if out.partial else None
+    newest = world.first(lambda: out.partial.newest(out.warn) if out.partial else None)
     stored = checkpoint.Reader(newest[1]) if newest else None
-    engine = make_engine(config, built, ledger, stored)
+    engine = make_engine(config, built, ledger, stored, world)
     progress = Progress(**stored.state) if stored else Progress()
     if stored:
         out.info(f"resumes at step {progress.step}")
-    run = Run(config, built, engine, ledger, schedule, train, validation, progress, out)
+    run = Run(config, built, engine, ledger, schedule, train, validation, progress, out, world)
     with stop_signals() as stopped:
         run.loop(stopped)
-    checkpoint.write(out.path, engine.boxes(state=False), {})
-    write_json(out.path / "config.json", built.config)
-    _copy_tokenizer(packed, out)
+    checkpoint.write(out.path, engine.boxes(state=False), {}, world.gather)
+    if world.rank == 0:
+        write_json(out.path / "config.json", built.config)
+        _copy_tokenizer(packed, out)
     return {
         "task": built.task,
         "labels": packed.meta["labels"],
@@ -91,10 +100,11 @@ class Run:
         validation: Split,
         progress: Progress,
         out: Workdir,
+        world: World,
     ) -> None:
         self.config, self.built, self.engine, self.ledger = config, built, engine, ledger
         self.schedule, self.train, self.validation = schedule, train, validation
-        self.progress, self.out, self.meters = progress, out, Meters()
+        self.progress, self.out, self.world, self.meters = progress, out, world, Meters()
         self.total = config.max_steps or config.epochs * schedule.steps_per_epoch
         self.pending: list[tuple[int, Handle]] = []
         self.shown: dict[str, float] = {}
@@ -119,9 +129,10 @@ class Run:
                 self.log()
             if last or (epoch and config.eval_every_epoch):
                 at.after = self.evaluate()
-            if not last and (stopped or at.step % config.checkpoint_every == 0):
+            stopping = not last and self.world.agree(bool(stopped))
+            if not last and (stopping or at.step % config.checkpoint_every == 0):
                 self.save()
-            if not last and stopped:
+            if stopping:
                 raise Interrupted(
                     f"training was stopped at step {at.step} of {self.total}", "run the same command again to go on"
                 )
@@ -184,9 +195,12 @@ class Run:
         self.settle()
         with self.meters.pausing():
             folder = self.out.scratch / f"step-{self.progress.step}"
-            checkpoint.write(folder, self.engine.boxes(state=True), asdict(self.progress))
-            self.out.partial.commit(self.progress.step, folder)
-            self.out.partial.prune(self.config.keep_checkpoints)
+            checkpoint.write(folder, self.engine.boxes(state=True), asdict(self.progress), self.world.gather)
+            self.world.first(partial(self.publish, self.out.partial, folder))
+
+    def publish(self, states: Partial, folder: Path) -> None:
+        states.commit(self.progress.step, folder)
+        states.prune(self.config.keep_checkpoints)
 
     def broken(self, step: int, loss: float, norm: float) -> NonFiniteLoss:
         address = self.schedule.address(step)

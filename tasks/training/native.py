@@ -1,8 +1,10 @@
-"""Engine `native`: one process, one device (cpu or cuda), eager PyTorch or torch.compile.
+"""Engine `native`: one process a device (cpu or cuda), eager PyTorch; torch.compile on one device.
 
-Repeats are bitwise equal on the CPU with the same number of threads. On cuda deterministic kernels are asked for; that was
-not run. The fused AdamW clips, gates and updates in one pass over the parameters. With `compile`, forward pass and loss are
-one graph, so that the logits in fp32 are never written.
+A step reads the same on one device as on a mesh: what differs is which part of a tensor this rank holds (`layout`), how
+the model is laid out (`sharding`), and what the ranks tell each other around an update (`exchange`). Repeats are bitwise
+equal on the CPU with the same number of threads. On cuda deterministic kernels are asked for; several GPUs were never
+run. The fused AdamW clips, gates and updates in one pass over the parameters. With `compile`, forward pass and loss are one
+graph, so that the logits in fp32 are never written.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from tasks.artifact import Meta
 from tasks.training.batches import Batch
 from tasks.training.config import TrainConfig
 from tasks.training.engine import Box
+from tasks.training.exchange import Alone, Exchange
 from tasks.training.inventory import Ledger
+from tasks.training.layout import Layout, check_length, layout_of, piece, start, writes
 from tasks.training.model import Built, checkpointed_layers, correct, logits_of, loss_sum
 from tasks.training.names import FIRST, PARAMETER, SECOND
 from tasks.training.optim import INFINITE_NORM, Scalars, decays
+from tasks.training.ranks import World
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,33 +37,38 @@ LENGTHS = 64  # more graphs than this are no buckets
 class NativeEngine:
     """See `tasks.training.engine.Engine`."""
 
-    def __init__(self, config: TrainConfig, built: Built, ledger: Ledger, stored: Reader | None) -> None:
+    def __init__(self, config: TrainConfig, built: Built, ledger: Ledger, stored: Reader | None, world: World) -> None:
         import torch
 
-        self._config, self._built, self._ledger = config, built, ledger
+        self._config, self._built, self._ledger, self._world = config, built, ledger, world
         self._tracing = next(built.model.parameters()).is_meta
-        self._device = torch.device(config.device)
+        self._layout = layout_of(config, built)
         self._loss, self._scores = _loss, _scores
+        self._exchange: Exchange = Alone()
         if self._tracing:
             return
         _settle(config)
+        self._device = (
+            torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
+        )
+        with torch.no_grad():
+            if stored:
+                self._restore(stored)
+            apart = config.dtype == "bfloat16" or self._layout.states != self._layout.specs
+            masters = [self._piece(name, p.detach().float()) for name, p in built.parameters().items()] if apart else []
+            self._first, self._second = (self._moments(prefix, stored) for prefix in (FIRST, SECOND))
+            if config.dtype == "bfloat16":
+                for one in built.parameters().values():  # not the buffers: rotary frequencies need fp32
+                    one.data = one.data.to(torch.bfloat16)
+        if config.remat:
+            _recompute(built.model, int(config.remat))
+        if world.groups is not None:
+            self._exchange = self._shard()
         built.model.to(self._device).train()
         named = built.parameters()
-        self._names = list(named)
-        self._parameters: list[Tensor] = list(named.values())
-        with torch.no_grad():
-            for name, parameter in named.items():
-                if stored:
-                    parameter.copy_(stored.tensor(PARAMETER + name))
-            self._masters = self._parameters
-            if config.dtype == "bfloat16":
-                self._masters = [parameter.detach().clone() for parameter in self._parameters]
-                for one in self._parameters:  # not the buffers: rotary frequencies need fp32
-                    one.data = one.data.to(torch.bfloat16)
-            self._first = [self._moment(FIRST + name, p, stored) for name, p in named.items()]
-            self._second = [self._moment(SECOND + name, p, stored) for name, p in named.items()]
-        if config.remat:
-            _recompute(built.model)
+        self._parameters: list[Tensor] = [named[name] for name in self._layout.shapes]
+        self._apart = apart
+        self._masters = masters if apart else self._locals()
         if config.compile:
             self._loss, self._scores = _compiled(_loss), _compiled(_scores)
 
@@ -68,9 +78,10 @@ class NativeEngine:
         self._meet("train", batch)
         if self._tracing:
             return None
-        torch.manual_seed(seed)
+        torch.manual_seed(replica_seed(seed, self._world.data))
         loss = torch.zeros((), device=self._device)
-        for micro in batch.micros(self._config.micro_rows):
+        for number, micro in enumerate(batch.micros(self._config.micro_rows), start=1):
+            self._exchange.passes(self._built.model, last=number == self._config.accumulation)
             part = self._loss(self._built, *self._columns(micro)) * at.scale
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
@@ -84,7 +95,7 @@ class NativeEngine:
             return None
         self._built.model.eval()
         with torch.no_grad():
-            result = self._scores(self._built, *self._columns(batch))
+            result = self._exchange.scores(self._scores(self._built, *self._columns(batch)))
         self._built.model.train()
         return result
 
@@ -101,37 +112,72 @@ class NativeEngine:
             (SECOND, self._second),
         ]
         for prefix, tensors in kinds if state else kinds[:1]:
-            for name, tensor in zip(self._names, tensors, strict=True):
-                shape = tuple(tensor.shape)
-                yield Box(prefix + name, 0, (0,) * len(shape), shape, tensor.detach().cpu())
+            for (name, whole), tensor in zip(self._layout.shapes.items(), tensors, strict=True):
+                spec = self._layout.states[name]
+                if writes(spec, self._world):
+                    at = start(whole, spec, self._world)
+                    yield Box(prefix + name, self._world.rank, at, whole, tensor.detach().cpu())
 
     def peak_memory(self) -> int | None:
         import torch
 
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
 
-    def _moment(self, name: str, like: Tensor, stored: Reader | None) -> Tensor:
+    def _restore(self, stored: Reader) -> None:
+        for name, parameter in self._built.parameters().items():
+            parameter.copy_(stored.tensor(PARAMETER + name))
+
+    def _piece(self, name: str, value: Tensor) -> Tensor:
+        """This rank's part of a tensor of the optimizer's, in memory of its own, on the device."""
+        return piece(value, self._layout.states[name], self._world).to(self._device, copy=True).contiguous()
+
+    def _moments(self, prefix: str, stored: Reader | None) -> list[Tensor]:
         import torch
 
-        if stored:
-            return stored.tensor(name).to(self._device)
-        return torch.zeros(like.shape, device=self._device)
+        zero = torch.zeros(())
+        return [
+            self._piece(name, stored.tensor(prefix + name) if stored else zero.expand(shape))
+            for name, shape in self._layout.shapes.items()
+        ]
+
+    def _shard(self) -> Exchange:
+        """Lay the model out over the mesh."""
+        from tasks.training.exchange import Together
+        from tasks.training.sharding import check_placed, partial_gradients, shard_fully, split_layers
+
+        config, built, layout = self._config, self._built, self._layout
+        partial = partial_gradients(config, built, layout) if layout.mesh.model > 1 else set()
+        if layout.mesh.model > 1:
+            split_layers(config, built, layout, self._world)
+        if config.fsdp:
+            shard_fully(config, built, layout, self._world)
+        check_placed(built, layout)
+        return Together(layout, self._world, partial)
+
+    def _locals(self) -> list[Tensor]:
+        """The parameters themselves, of a DTensor this rank's part."""
+        if self._world.groups is None:
+            return self._parameters
+        from tasks.training.sharding import local
+
+        return [local(parameter) for parameter in self._parameters]
 
     def _columns(self, batch: Batch) -> list[Tensor]:
+        """This rank's share of the rows."""
         import torch
 
+        size = len(batch.input_ids) // self._world.mesh.data
+        mine = slice(size * self._world.data, size * (self._world.data + 1))
         columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
-        return [torch.from_numpy(column).to(self._device, non_blocking=True) for column in columns]
+        return [torch.from_numpy(column[mine]).to(self._device, non_blocking=True) for column in columns]
 
     def _update(self, loss: Tensor, at: Scalars) -> Tensor:
         """Clip, gate and apply: the kernel divides gradients by `ratio`, and does nothing where `bad` is 1."""
         import torch
 
         with torch.no_grad():
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-            if self._masters is not self._parameters:
-                gradients = [gradient.float() for gradient in gradients]
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            gradients = self._exchange.gradients(self._parameters)
+            loss, norm = self._exchange.totals(loss, gradients)
             good = torch.isfinite(norm) & torch.isfinite(loss)
             ratio = (
                 ((norm + 1e-6) / at.max_norm).clamp(min=1.0) if at.max_norm < INFINITE_NORM else torch.ones_like(norm)
@@ -144,8 +190,8 @@ class NativeEngine:
                     good,
                     at,
                 )
-            if self._masters is not self._parameters:
-                torch._foreach_copy_(self._parameters, self._masters)
+            if self._apart:
+                self._exchange.spread(self._masters, self._parameters)
             for parameter in self._parameters:
                 parameter.grad = None
             return torch.stack([loss, norm, good.float()])
@@ -176,14 +222,21 @@ class NativeEngine:
     def _meet(self, name: str, batch: Batch) -> None:
         if (name, batch.length) in self._ledger.met:
             return
+        check_length(self._config, batch.length)
         inputs = [{"shape": list(c.shape), "dtype": "int32"} for c in (batch.input_ids, batch.targets)]
-        self._ledger.meet(name, batch.length, _signature(name, inputs, self._config, self._built), inputs)
+        self._ledger.meet(name, batch.length, _signature(name, inputs, self._config, self._layout), inputs)
 
 
-def _signature(name: str, inputs: list[Meta], config: TrainConfig, built: Built) -> str:
-    shapes = {name: list(parameter.shape) for name, parameter in built.parameters().items()}
-    steps = [config.dtype, config.remat, config.compile, config.micro_rows, type(built.model).__name__]
-    return hashlib.sha256(json.dumps([name, inputs, steps, shapes], sort_keys=True).encode()).hexdigest()
+def replica_seed(seed: int, replica: int) -> int:
+    """Of dropout. Replicas hold other rows and draw otherwise; the ranks of one hold the same activations and draw alike. The
+    CPU's generator takes 32 bits: the stride keeps replicas apart in them for as many steps as can be."""
+    return seed + replica * 0x9E3779B1
+
+
+def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Layout) -> str:
+    steps = [config.dtype, config.remat, config.compile, config.micro_rows, layout.model]
+    steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel]
+    return hashlib.sha256(json.dumps([name, inputs, steps, layout.shapes], sort_keys=True).encode()).hexdigest()
 
 
 def _loss(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
@@ -218,11 +271,11 @@ def _settle(config: TrainConfig) -> None:
     torch.set_num_threads(config.resolved_threads)
 
 
-def _recompute(model: Any) -> None:
+def _recompute(model: Any, every: int) -> None:
     from functools import partial
 
     from torch.utils.checkpoint import checkpoint
 
-    for layer in checkpointed_layers(model):
+    for layer in checkpointed_layers(model, every):
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)

@@ -127,6 +127,33 @@ def deaf(config: NapConfig, out: Workdir) -> Meta:
     return {}
 
 
+def together(config: NapConfig, out: Workdir) -> Meta:
+    """Each rank notes its process in a file `rank-K`; then, when all have, rank 1 does as `how` says and the others wait."""
+    assert config.pids
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    out.info(f"rank {rank}")
+    (config.pids / f"rank-{rank}").write_text(str(os.getpid()))
+    while not all((config.pids / f"rank-{other}").exists() for other in range(count)):
+        time.sleep(0.01)
+    if config.how == "agree":
+        return {"rank": rank, "met at": os.environ["TRNFLOW_RENDEZVOUS"]}
+    if rank == 1 and config.how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and config.how == "data":
+        raise DataError("rows.csv, row 3: no label", "give every row a label")
+    if rank != 1 and config.how == "stuck":
+        raise RuntimeError("waited for rank 1")
+    if rank == 0 and config.how == "save":
+        return save(NapConfig(how=str(config.pids / "saved"), pids=config.pids / "pids.json"), out)
+    return stuck(config)
+
+
+def stuck(config: NapConfig) -> Meta:
+    """Never comes back."""
+    time.sleep(600)
+    return {}
+
+
 def _note(config: NapConfig, pids: list[int]) -> None:
     assert config.pids
     aside = config.pids.with_suffix(".part")

@@ -1,4 +1,7 @@
-"""Runs one stage in a process of its own, as the launcher would: `python -m tests.training.run_stage SPEC.json`."""
+"""Runs one stage in a process of its own, or one for each rank, as the worker would.
+
+python -m tests.training.run_stage SPEC.json
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,11 +19,12 @@ from typing import Any
 
 from tasks.artifact import Input, Meta, Source
 from tasks.config import StageConfig
-from tasks.errors import TrnflowError, from_json
+from tasks.errors import ProcessFailed, TrnflowError, from_json
 from tasks.launch.job import resolve
+from tasks.launch.ranks import enter, leave, run_ranks
 from tasks.precompile import precompile
 from tasks.stage import Workdir, of, stage
-from tasks.train import TrainConfig, train
+from tasks.train import TrainConfig, ranks, train
 from tasks.train import environ as train_environ
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -88,6 +93,7 @@ class Stage:
             "config": config.model_dump(mode="json"),
             "inputs": {name: [type(item).__name__, _plain(item)] for name, item in inputs.items()},
             "partial": str(partial) if partial else None,
+            "ranks": of(function).ranks(config),
         }
         (folder / "spec.json").write_text(json.dumps(spec))
         self._log = (folder / "log").open("wb")
@@ -97,6 +103,7 @@ class Stage:
             env={**os.environ, **of(function).environ(config)},
             stdout=self._log,
             stderr=self._log,
+            start_new_session=True,
         )
 
     def events(self) -> list[dict[str, Any]]:
@@ -121,17 +128,17 @@ def run_stage(function: Callable[..., Any], config: StageConfig, folder: Path, *
 
 
 def kill_after(stage: Stage, step: int, number: int = signal.SIGKILL) -> None:
-    """Send `number` once the stage has reported more than `step` steps."""
+    """Send `number` to all its processes, as the guard does, once the stage has reported more than `step` steps."""
     while stage.process.poll() is None:
         if any(event.get("progress", {}).get("done", 0) > step for event in stage.events()):
-            stage.process.send_signal(number)
+            os.killpg(stage.process.pid, number)
             return
 
 
-@stage(kind="checkpoint", process=True, environ=train_environ)
+@stage(kind="checkpoint", process=True, environ=train_environ, ranks=ranks)
 def traced_and_trained(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """Precompile and train in one process, which saves a start; the graphs are listed all the same."""
-    graphs = Workdir(out.scratch / "graphs", out.scratch, lambda event: None)
+    graphs = Workdir(out.scratch / f"graphs-{os.environ.get('RANK', 0)}", out.scratch, lambda event: None)
     graphs.path.mkdir()
     listed = precompile(config, model, packed, graphs)
     return train(config, model, packed, out, Input(graphs.path, "graphs", listed, ""))
@@ -160,14 +167,20 @@ def inventories(config: ManyConfig, model: Source, packed: Input, out: Workdir) 
     return {"graphs": [{f"{graph['name']}/{graph['length']}": graph["hash"] for graph in graphs} for graphs in found]}
 
 
-@stage(kind="checkpoint", process=True, environ=lambda config: train_environ(config.configs[0]))
+@stage(
+    kind="checkpoint",
+    process=True,
+    environ=lambda config: train_environ(config.configs[0]),
+    ranks=lambda config: ranks(config.configs[0]),
+)
 def trained_in_turn(config: ManyConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """Several configs on the same devices, one after the other: see `run_in_turn`."""
-    metas = []
+    metas, meeting = [], os.environ.get("TRNFLOW_RENDEZVOUS", "")
     for number, one in enumerate(config.configs):
+        os.environ["TRNFLOW_RENDEZVOUS"] = f"{meeting}-{number}"
         path, scratch = out.path / str(number), out.scratch / str(number)
-        path.mkdir()
-        scratch.mkdir()
+        path.mkdir(exist_ok=True)
+        scratch.mkdir(exist_ok=True)
         mine = Workdir(path, scratch, lambda event, number=number: out._emit({**event, "run": number}))  # type: ignore
         metas.append(traced_and_trained(one, model, packed, mine))
     return {"runs": metas}
@@ -204,18 +217,46 @@ def main(file: str) -> None:
     spec, folder = json.loads(Path(file).read_text()), Path(file).parent
     (folder / "out").mkdir()
     (folder / "scratch").mkdir()
+    if spec["ranks"] == 1:
+        result = call(spec, folder, rank=0)
+    else:
+        command = [sys.executable, "-m", "tests.training.run_stage", file, str(os.getpid())]
+        result = run_ranks(lambda rank: [*command, str(rank)], spec["ranks"], folder / "ranks")
+    if "error" in result:
+        (folder / "error.json").write_text(json.dumps(result["error"]))
+        print(result["details"], file=sys.stderr)
+        sys.exit(1)
+    (folder / "meta.json").write_text(json.dumps(result["meta"], allow_nan=False))
+
+
+def call(spec: Meta, folder: Path, rank: int) -> Meta:
+    """{"meta": ...}, or {"error": ..., "details": traceback}."""
     events = (folder / "events").open("a", buffering=1)
     partial = FolderPartial(Path(spec["partial"])) if spec["partial"] else None
-    out = Workdir(folder / "out", folder / "scratch", lambda event: print(json.dumps(event), file=events), partial)
+
+    def emit(event: Meta) -> None:
+        if rank == 0:
+            print(json.dumps(event), file=events)
+
+    out = Workdir(folder / "out", folder / "scratch", emit, partial)
     config = resolve(spec["config_type"]).model_validate(spec["config"])
     inputs = {name: _input(*item) for name, item in spec["inputs"].items()}
     try:
-        meta = resolve(spec["function"])(config, **inputs, out=out)
-    except TrnflowError as error:
-        (folder / "error.json").write_text(json.dumps(error.to_json()))
-        raise
-    (folder / "meta.json").write_text(json.dumps(meta, allow_nan=False))
+        return {"meta": resolve(spec["function"])(config, **inputs, out=out)}
+    except Exception as error:
+        told = error if isinstance(error, TrnflowError) else ProcessFailed(f"{type(error).__name__}: {error}")
+        return {"error": told.to_json(), "details": traceback.format_exc()}
+
+
+def one_rank(file: str, parent: str, rank: str) -> None:
+    folder = Path(file).parent
+    enter(int(rank), int(parent), folder / "ranks", signal.default_int_handler)
+    result = call(json.loads(Path(file).read_text()), folder, int(rank))
+    leave(int(rank), folder / "ranks", result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int("error" in result))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    one_rank(*sys.argv[1:]) if len(sys.argv) > 2 else main(sys.argv[1])

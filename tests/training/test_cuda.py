@@ -49,6 +49,15 @@ def test_the_losses_are_those_of_the_cpu(
     assert found == pytest.approx(plain, abs=tolerance)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch finds fewer than two GPUs here")
+@pytest.mark.parametrize(
+    "fields", [{}, {"zero1": True}, {"fsdp": True}, {"tensor_parallel_size": 2, "sequence_parallel": True}], ids=str
+)
+def test_two_gpus_have_the_losses_of_the_cpu(plain: dict[int, float], fields: dict[str, Any], tmp_path: Path) -> None:
+    """Never run yet: the machine this was written on had none, the one it was measured on had one."""
+    assert run(tmp_path, devices=2, **fields).curve("loss") == pytest.approx(plain, abs=1e-5)
+
+
 @pytest.mark.parametrize("fields", [{}, {"compile": True, "dtype": "bfloat16"}], ids=str)
 def test_a_killed_run_ends_in_the_same_bytes(fields: dict[str, Any], tmp_path: Path) -> None:
     config = TrainConfig(

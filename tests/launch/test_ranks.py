@@ -1,0 +1,79 @@
+"""A stage that several processes run together: who speaks, who is told, and what becomes of the others when one fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import DataError, Interrupted, ProcessFailed
+from tasks.launch.job import JobSpec
+from tasks.launch.local import run_job
+from tests.launch import stages
+from tests.launch.processes import gone, wait_for
+from tests.launch.test_local import in_thread
+
+
+def spec_for(folder: Path, how: str) -> JobSpec:
+    config = stages.NapConfig(how=how, pids=folder)
+    return JobSpec.of(stages.together, config, {}, out=folder / "out", scratch=folder / "scratch", ranks=3)
+
+
+def pids(folder: Path) -> list[int]:
+    return [int((folder / f"rank-{rank}").read_text()) for rank in range(3)]
+
+
+def test_rank_0_speaks_for_all(tmp_path):
+    heard = []
+    meta = run_job(spec_for(tmp_path, "agree"), heard.append)
+    assert meta["rank"] == 0 and not Path(meta["met at"]).parent.exists()
+    assert heard == [{"info": "rank 0"}]
+    assert len(set(pids(tmp_path))) == 3
+
+
+def test_a_killed_rank_is_named_and_the_others_end(tmp_path):
+    spec = spec_for(tmp_path, "killed")
+    with pytest.raises(ProcessFailed, match=r"rank 1 of 3 died without a word \(signal SIGKILL\)") as caught:
+        run_job(spec, lambda event: None)
+    assert gone(pids(tmp_path))
+    assert "still at work were ranks 0, 2" in caught.value.message
+    assert "--- rank 2" in caught.value.details and "in stuck" in caught.value.details
+    assert "in stuck" in spec.log.read_text()
+
+
+def test_the_error_of_one_rank_is_told_with_its_number(tmp_path):
+    with pytest.raises(DataError, match="rank 1 of 3: rows.csv, row 3: no label") as caught:
+        run_job(spec_for(tmp_path, "data"), lambda event: None)
+    assert caught.value.fix == "give every row a label"
+    assert gone(pids(tmp_path))
+
+
+def test_a_rank_that_never_comes_shows_its_stack(tmp_path):
+    with pytest.raises(
+        ProcessFailed, match=r"rank [02] of 3: .*waited for rank 1; still at work were ranks 1"
+    ) as caught:
+        run_job(spec_for(tmp_path, "stuck"), lambda event: None)
+    assert "in stuck" in caught.value.details.partition("--- rank 1")[2]
+    assert gone(pids(tmp_path))
+
+
+def test_all_ranks_end_when_rank_0_has_saved(tmp_path):
+    thread, caught = in_thread(spec_for(tmp_path, "save"), 30)
+    leader = wait_for(tmp_path / "pids.json", json.loads)[1]
+    os.killpg(leader, signal.SIGTERM)
+    thread.join()
+    assert isinstance(caught[0], Interrupted) and "step 5" in caught[0].message
+    assert (tmp_path / "saved").read_text() == "checkpoint"
+    assert gone(pids(tmp_path))
+
+
+def test_a_killed_leader_takes_all_ranks_with_it(tmp_path):
+    thread, caught = in_thread(spec_for(tmp_path, "save"), 30)
+    leader = wait_for(tmp_path / "pids.json", json.loads)[1]
+    os.kill(leader, signal.SIGKILL)
+    thread.join()
+    assert isinstance(caught[0], ProcessFailed) and "signal SIGKILL" in caught[0].message
+    assert gone(pids(tmp_path))
