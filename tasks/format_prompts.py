@@ -22,9 +22,8 @@ from tasks.errors import ConfigError, DataError
 from tasks.model_source import tokenizer_folder
 from tasks.stage import Keyed, Part, Workdir, stage
 from tasks.text.chat import messages_of, sections, templated
-from tasks.text.scratch import write_rows
-from tasks.text.shards import read_rows
 from tasks.text.special import chat_template, special_texts, special_tokens
+from tasks.text.tables import read_rows, write_rows
 from tasks.text.templates import chat_renderer, row_template
 
 if TYPE_CHECKING:

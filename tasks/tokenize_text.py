@@ -30,7 +30,8 @@ from tasks.model_source import tokenizer_folder
 from tasks.stage import Keyed, Part, Workdir, stage
 from tasks.text.arrays import GrowingArray
 from tasks.text.encoders import CausalEncoder, ClassEncoder, Encoder, encoder_type, without_unsupervised
-from tasks.text.shards import content_digest, cut_shards, read_rows
+from tasks.text.shards import content_digest, cut_shards
+from tasks.text.tables import read_rows
 from tasks.text.tally import Count, Example, report, row_lengths
 from tasks.text.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
 from tasks.text.trainer import TrainTokenizer, train_tokenizer

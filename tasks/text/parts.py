@@ -15,7 +15,7 @@ from tasks.errors import DataError
 from tasks.stage import Workdir
 from tasks.text.labels import LabelSet
 from tasks.text.mixture import Strategy, amounts, interleaved
-from tasks.text.scratch import ROW_GROUP, ReadSplit, kept_rows, label_ids, regrouped, write_rows, written_schema
+from tasks.text.scratch import ReadSplit, kept_rows, label_ids, written_schema
 from tasks.text.selection import (
     all_rows,
     any_of,
@@ -27,6 +27,7 @@ from tasks.text.selection import (
     within,
 )
 from tasks.text.sources import SPLITS
+from tasks.text.tables import ROW_GROUP, regrouped, write_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

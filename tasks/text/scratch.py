@@ -6,7 +6,7 @@ Memory: a batch, and 8 bytes a row. Disk: the kept columns, uncompressed, until 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tasks.text.selection import Hashes, Mask
-
-ROW_GROUP = 8192
 
 
 class ReadSplit(NamedTuple):
@@ -155,34 +153,3 @@ def written_schema(schemas: dict[str, pa.Schema], labelled: bool, split: str) ->
                     "give it one type in the files, or keep other columns (data.columns)",
                 )
     return pa.schema([(name, kind) for name, (kind, _) in types.items()])
-
-
-def write_rows(tables: Iterable[pa.Table], schema: pa.Schema, to: Path, tell: Callable[[int], None]) -> int:
-    """Rows as parquet (zstd, row groups of 8,192): the same rows, the same bytes. How many; `tell` hears it by and by."""
-    import pyarrow.parquet as pq
-
-    done = 0
-    with pq.ParquetWriter(to, schema, compression="zstd") as writer:
-        for table in regrouped(tables, schema, ROW_GROUP):
-            writer.write_table(table)
-            done += table.num_rows
-            tell(done)
-    return done
-
-
-def regrouped(tables: Iterable[pa.Table], schema: pa.Schema, size: int) -> Iterator[pa.Table]:
-    """The same rows in tables of `size` rows, so that the bytes don't tell how the source was cut."""
-    import pyarrow as pa
-
-    held, count = [schema.empty_table()], 0
-    for table in tables:
-        held.append(table)
-        count += table.num_rows
-        if count >= size:
-            whole = pa.concat_tables(held)
-            for start in range(0, count - count % size, size):
-                yield whole.slice(start, size).combine_chunks()
-            count %= size
-            held = [whole.slice(whole.num_rows - count).combine_chunks()]
-    if count:
-        yield pa.concat_tables(held).combine_chunks()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, pairwise
-from pathlib import Path
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -46,21 +45,6 @@ def cut_shards(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Tabl
             pending.append(batch.slice(start))
     if pending:
         yield pa.Table.from_batches(pending).combine_chunks()
-
-
-def read_rows(path: Path, first: int, count: int) -> pa.Table:
-    """Rows `first`..`first + count` of a parquet file; only the row groups they stand in are read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path, pre_buffer=False) as file:  # else all that was read is held
-        sizes = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
-        ends = list(accumulate(sizes))
-        groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < first + count]
-        if not groups:
-            return pa.Table.from_batches([], file.schema_arrow)
-        table = file.read_row_groups(groups)
-    return table.slice(first - (ends[groups[0]] - sizes[groups[0]]), count).combine_chunks()
 
 
 def content_digest(table: pa.Table) -> str:

@@ -18,7 +18,7 @@ ENVIRONMENT = {
     "load_data": {"datasets", "numpy", "pyarrow"},
     "format_prompts": {"jinja2", "pyarrow"},
     "tokenize_text": {"numpy", "pyarrow", "tokenizers"},
-    "pack_chunks": {"numpy"},
+    "pack_chunks": {"numpy", "pyarrow"},
     "precompile": NUMERIC,
     "train": NUMERIC | {"safetensors"},
     "consolidate": {"safetensors", "torch", "transformers"},
