@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated
 from tasks.artifact import Input, Meta, Source
 from tasks.config import NOT_KEYED, StageConfig
-from tasks.stage import Workdir, stage
+from tasks.stage import Part, Workdir, stage
 from house import known
 
 HERE = Path(__file__).parent
@@ -74,9 +74,13 @@ def touched(path, out):
     from house.lazy import VALUE
     return VALUE
 
+def part_of(config, part, out):
+    return {"value": swallowed(Path(part["path"]), out)}
+
 def sharded(path, out):
-    make = lambda folder: {"value": swallowed(path, out)}
-    return out.shard({"params": {}, "inputs": {}}, make)[1]["value"]
+    part = Part({"params": {}, "inputs": {}}, {"path": str(path)})
+    ((_, meta),) = out.parts(part_of, None, {}, [part], keep=True)
+    return meta["value"]
 
 def spoken(path, out):
     out.info("load something")
