@@ -28,7 +28,7 @@ from tasks.store import Store
 from tasks.witness import unwatched
 
 PARENT_SECONDS = 1.0
-CONNECT_SECONDS = 20
+CONNECT_SECONDS = 8
 
 
 @contextlib.contextmanager
