@@ -9,9 +9,9 @@ from argparse import Namespace
 from typing import Any
 
 from flows import settings
+from flows.attempts import now
 from flows.commands import emit_json
 from flows.run import check_stage, look, open_store
-from flows.stage import now
 from tasks.artifact import Meta
 from tasks.errors import BlobLost, ConfigError
 from tasks.explain import Change, difference

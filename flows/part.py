@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flows.workplace import clear, workfolder, workplace
+from flows.workplace import clear, data_folders, workfolder, workplace
 from tasks.artifact import Artifact, Input, Meta
 from tasks.errors import CodeError, StoreError
 from tasks.fingerprint import closure, key_of
@@ -34,8 +34,7 @@ def make_apart(spec: Meta) -> Meta:
     inputs = {name: _laid_out(store, digest) for name, digest in spec["inputs"].items()}
     said: list[Meta] = []
     with workplace(store.home, f"{spec['attempt']}-{key_of(document)[:12]}") as work:
-        places = [store.home, Path(spec["store"].removeprefix("file://"))]
-        permit = permit_for(stage, document["code"], inputs.values(), places, store.memo)
+        permit = permit_for(stage, document["code"], inputs.values(), data_folders(store), store.memo)
         with watch(permit):
             meta = make_part(resolve(spec["make"]), config, inputs, spec["arguments"], work / "part", said.append)
         artifact = store.ingest(work / "part", spec["kind"], meta)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from flows.attempts import now
 from flows.call import Outcome, Stop
 from flows.finetune import STAGES, finetune
 from flows.forecast import dollars
 from flows.plan import Planner
 from flows.settings import Recipe, home_folder, store_root
-from flows.stage import Listener, Runner, now
+from flows.stage import Listener, Runner
 from flows.workers import Workers, workers_for
 from flows.workplace import clean
 from tasks.artifact import Json, Meta

@@ -7,15 +7,13 @@ same steps to Prefect by overriding `settle`. Listeners hear what happens: progr
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flows.attempts import attempt_id, ending, new_journal, now
 from flows.call import Call, Function, Outcome, Stop, Value, bind
 from flows.curve import Curve
 from flows.damage import usable
@@ -24,16 +22,16 @@ from flows.settings import LaunchConfig
 from flows.shards import Shards, listed
 from flows.unfinished import outlook
 from flows.workers import Threads, Workers
-from flows.workplace import workplace
-from tasks.artifact import Artifact, Input, Json, Meta, Source
+from flows.workplace import data_folders, workplace
+from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.config import StageConfig
-from tasks.errors import DataError, Interrupted, TrnflowError
+from tasks.errors import DataError, TrnflowError
 from tasks.fingerprint import key_document, key_of
 from tasks.proof import note_loaded, permit_for
 from tasks.resolve import Resolver
 from tasks.stage import Workdir
 from tasks.store import Store
-from tasks.store.lease import Lease, LeaseLost
+from tasks.store.lease import Lease
 from tasks.store.process import ATTEMPT
 from tasks.witness import Permit, unwatched, watch
 
@@ -126,7 +124,7 @@ class Runner:
         key = key_of(document)
         mine: list[str] = []
         outcome = single_flight(
-            lambda: self.store.waiter(key, run=self.run, attempt=_attempt(self.run, call.name), ttl=self._lease_ttl),
+            lambda: self.store.waiter(key, run=self.run, attempt=attempt_id(self.run, call.name), ttl=self._lease_ttl),
             made=partial(self._made_meanwhile, call, key),
             make=partial(self._make, call, key, document, mine),
             say=partial(self._say, call),
@@ -140,7 +138,7 @@ class Runner:
         """mine: gets the digest of what this run made, published or not."""
         for listener in self.listeners:
             listener.stage_started(call, key)
-        journal = _journal(self.run, call.name, lease.attempt)
+        journal = new_journal(self.run, call.name, lease.attempt)
         if call.stage.process:  # it may leave partial state, which is told apart by what made it
             self._say(call, outlook(self.store, call.name, key, document))
             journal["document"] = document
@@ -234,7 +232,7 @@ class Runner:
         inputs = {name: self._lay_out(item, work / "in" / name, emit) for name, item in (call.inputs | needed).items()}
         (work / "out").mkdir()
         (work / "scratch").mkdir()
-        permit = permit_for(call.stage, document["code"], inputs.values(), self._places(), self.store.memo)
+        permit = permit_for(call.stage, document["code"], inputs.values(), data_folders(self.store), self.store.memo)
         if call.stage.process:
             return self._perform_apart(call, key_of(document), work, inputs, emit, permit, lease.attempt)
         force = call.name in self._force
@@ -247,11 +245,6 @@ class Runner:
             )
         shards.tell()
         return meta
-
-    def _places(self) -> list[Path]:
-        """Folders of data, never of code, wherever the home and the store lie (it may be the project's own folder)."""
-        store, home = Path(self.store.root.removeprefix("file://")), self.store.home
-        return [home, home / "work", home / "cache", store, store / "blobs", store / "partial"]
 
     def _perform_apart(
         self,
@@ -352,7 +345,7 @@ class Runner:
             yield
             journal["outcome"] = "completed"
         except BaseException as error:
-            journal["outcome"] = _ending(error)
+            journal["outcome"] = ending(error)
             journal["error"] = {"type": type(error).__name__, "message": str(error)}
             raise
         finally:
@@ -374,32 +367,3 @@ def recorded(
     figures = store.attempt(key, record["attempt"]).get("figures", {})
     why = f"adopted {record['created']}" if "adopted" in record else f"made {record['created']}"
     return Outcome(call.name, "hit", why, key, artifact, 0.0, figures)
-
-
-def now() -> str:
-    """UTC, ISO 8601, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _attempt(run: str, stage: str) -> str:
-    return f"{run}-{stage}-{time.monotonic_ns() % 10**6}"
-
-
-def _journal(run: str, stage: str, attempt: str) -> dict[str, Json]:
-    return {
-        "schema": 1,
-        "attempt": attempt,
-        "run": run,
-        "stage": stage,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "started": now(),
-        "outcome": "running",
-        "figures": {},
-    }
-
-
-def _ending(error: BaseException) -> str:
-    if isinstance(error, LeaseLost):
-        return "superseded"
-    return "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from prefect import task
@@ -27,41 +26,30 @@ from tasks.errors import ConfigError, MissingDependency, ProcessFailed, TrnflowE
 from tasks.store import Store
 from tasks.witness import unwatched
 
-PARENT_SECONDS = 1.0
 CONNECT_SECONDS = 8
+PARENT_SECONDS = 1.0
 
 
 @contextlib.contextmanager
 def task_runner_workers(config: TaskRunnerConfig, store: Store) -> Iterator[Workers]:
     """The workers of one run. MissingDependency when the runner's package is not installed."""
-    if config.kind == "threads":
-        yield Threads(config.count)
-        return
-    with TaskRunnerWorkers(config, store) as workers:
-        yield workers
+    with contextlib.ExitStack() as stack:
+        yield Threads(config.count) if config.kind == "threads" else TaskRunnerWorkers(config, store, stack)
 
 
 class TaskRunnerWorkers:
-    """See `flows.workers.Workers`."""
+    """See `flows.workers.Workers`. stack: ends the runner."""
 
     apart = True
 
-    def __init__(self, config: TaskRunnerConfig, store: Store) -> None:
+    def __init__(self, config: TaskRunnerConfig, store: Store, stack: contextlib.ExitStack) -> None:
         self._config = config
         self._store = store
         self._runner = _made(config)
-        self._stack = contextlib.ExitStack()
+        self._stack = stack
         self._started = False
         # a stage's task run holds what can't travel: shards are task runs of the flow, beside it
         self._flow = contextvars.copy_context()
-
-    def __enter__(self) -> TaskRunnerWorkers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     @contextlib.contextmanager
     def at(self, stage: str) -> Iterator[Crew]:
@@ -167,7 +155,8 @@ def _dask(config: TaskRunnerConfig) -> Any:
 
 
 def _end_with_the_flow(flow: int) -> None:
-    """In a worker process: a flow that is killed outright can't tell its workers to end."""
+    """In a worker process: a flow that is killed outright can't tell its workers to end. The kernel's own signal would come
+    when the thread that started the worker ends, which is sooner."""
 
     def look() -> None:
         while os.getppid() == flow:

@@ -9,9 +9,9 @@ from argparse import Namespace
 from typing import Any
 
 from flows import report
+from flows.attempts import now
 from flows.commands import emit_json
 from flows.history import all_records, artifact_of, run_ids, store_of
-from flows.stage import now
 from tasks.artifact import Meta
 from tasks.errors import ConfigError
 from tasks.lineage import nearest_run

@@ -37,6 +37,12 @@ def workfolder(home: Path, name: str) -> Path:
     return home / "work" / f"{this_process().tag}~{name}"
 
 
+def data_folders(store: Store) -> list[Path]:
+    """Folders of data, never of code, wherever the home and the store lie (it may be the project's own folder)."""
+    root, home = Path(store.root.removeprefix("file://")), store.home
+    return [home, home / "work", home / "cache", root, root / "blobs", root / "partial"]
+
+
 def clean(store: Store) -> None:
     """Remove what killed runs left: folders of work, leases. Costs two listings when there is nothing."""
     clear(store.home / "work")

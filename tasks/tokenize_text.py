@@ -4,9 +4,9 @@ A causal text has the ids of the whole, as at inference, and the mask follows fr
 if it holds a trained character. bos stands first if the tokenizer puts it there; eos is appended (a chat template writes both
 itself), neither twice. Special tokens count where a template wrote them; in a row's own text their letters are text. Rows
 without any supervised token teach nothing: dropped and counted. Rows are cut into shards of 2 MiB of text, each kept by
-itself, so that changed data tokenises only the shards it changed; memory is a shard, whose distinct words are tokenised over
-all cores. The bytes depend neither on the cuts nor on the number of cores. Keyed by the tokenizer's files and the size of a
-pretrained model's vocabulary, never by weights.
+itself, so that changed data tokenises only the shards it changed; memory is a few shards, of which the distinct words are
+tokenised over all cores. The bytes depend neither on the cuts nor on the number of cores. Keyed by the tokenizer's files and
+the size of a pretrained model's vocabulary, never by weights.
 Fails with DataError for an overlong row when `overlong` is "error", ModelError for an unreadable or padless tokenizer, or one
 with more ids than the model.
 """
@@ -158,21 +158,19 @@ def _tokenize_split(
 
     texts = inputs["texts"]
     extra, extra_type = encoder_type(texts.meta["task"]).extra, encoder_type(texts.meta["task"]).extra_type
-    folder, total, count, done = out.path / split, texts.meta["splits"][split], Count(), 0
-    parts = list(_parts(split, texts, config, identity))
+    folder, total, count = out.path / split, texts.meta["splits"][split], Count()
     with ExitStack() as stack:
         ids = stack.enter_context(GrowingArray(folder / "input_ids.npy", "<i4"))
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
         extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type))
         offsets.append(np.zeros(1, dtype=np.int64))
-        made = stack.enter_context(closing(out.parts(tokenize_rows, config, inputs, parts, keep=True)))
-        for part, (here, meta) in zip(parts, made, strict=True):
+        parts = _parts(split, texts, config, identity)
+        for here, meta in stack.enter_context(closing(out.parts(tokenize_rows, config, inputs, parts, keep=True))):
             offsets.append(np.cumsum(np.load(here / "lengths.npy"), dtype=np.int64) + ids.size)
             ids.append(np.load(here / "input_ids.npy"))
             extras.append(np.load(here / f"{extra}.npy"))
             count.add(meta)
-            done += part.arguments["count"]
-            out.progress(done, total, f"{split} rows")
+            out.progress(count.read, total, f"{split} rows")
     if count.rows == 0:
         raise DataError(f"the split {split} is empty: all its {total} rows were dropped", "raise tokenize.max_length")
     return count

@@ -19,6 +19,10 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
+    return shared_folder()
+
+
+def shared_folder() -> Path:
     """The folder of real datasets and models beside the project; its absence is a visible skip, and fails in CI."""
     folder = Path(os.environ.get("TRNFLOW_SHARED", PROJECT.parent / "shared"))
     if not (folder / "data").is_dir():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tasks.text.words import MARK, Cuts, Words, find_all, known_cuts
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, shared_folder
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEXTS = [path.read_text(encoding="utf-8") for path in sorted((PROJECT / "tasks").glob("*.py"))]
@@ -66,10 +65,7 @@ def stripping() -> Tokenizer:
 
 
 def llama2() -> Tokenizer:
-    shared = Path(PROJECT.parent / "shared/assets/stories260K-hf/tokenizer.json")
-    if not shared.exists():
-        pytest.skip("needs the shared assets")
-    return Tokenizer.from_file(str(shared))
+    return Tokenizer.from_file(str(shared_folder() / "assets/stories260K-hf/tokenizer.json"))
 
 
 def metaspace() -> Tokenizer:

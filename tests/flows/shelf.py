@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from flows.attempts import now
 from flows.call import Outcome
-from flows.stage import Listener, Runner, now
+from flows.stage import Listener, Runner
 from flows.workers import Workers
 from tasks.artifact import Artifact, Meta, Source
 from tasks.memo import sha256_file

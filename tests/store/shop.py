@@ -14,8 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+from flows.attempts import now
 from flows.call import Outcome
-from flows.stage import Runner, now
+from flows.stage import Runner
 from tasks.errors import BlobLost
 from tasks.resolve import Resolver
 from tasks.store import Store
