@@ -74,18 +74,23 @@ class Stages(Protocol):
     """What a pipeline is written against: run it for real, in Prefect, or only ask what would run."""
 
     def resolve(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source: ...
-    def __call__(self, function: Function, config: StageConfig, *inputs: Value, after: Call | None = None) -> Any: ...
+    def earlier(self, text: str | None, setting: str) -> Artifact | None: ...
+    def __call__(
+        self, function: Function, config: StageConfig, *inputs: Value | None, after: Call | None = None
+    ) -> Any: ...
     def later(self, function: Function, config: StageConfig, *inputs: Value) -> Call: ...
 
 
-def bind(function: Function, config: StageConfig, inputs: tuple[Value, ...], after: Call | None = None) -> Call:
-    """Name the inputs by the function's parameters (after `config`); the last one before `out` may be order-only."""
+def bind(function: Function, config: StageConfig, inputs: tuple[Value | None, ...], after: Call | None = None) -> Call:
+    """Name the inputs by the function's parameters (after `config`); the last one may be order-only. An input that is None is
+    left to its default."""
     code = function.__code__
     names = [name for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount] if name != "out"]
     order_only = {names[len(inputs)]: after} if after else {}
     if len(names) != len(inputs) + len(order_only):
         raise TypeError(f"{function.__name__} takes the inputs {names}, and was given {len(inputs)}")
-    return Call(of(function), config, dict(zip(names, inputs, strict=False)), order_only)
+    given = {name: item for name, item in zip(names, inputs, strict=False) if item is not None}
+    return Call(of(function), config, given, order_only)
 
 
 class Stop(Exception):

@@ -11,6 +11,7 @@ from typing import Any
 
 from flows.call import Call, Function, Outcome, Unknown, Value, bind
 from flows.damage import usable
+from flows.earlier import earlier_model
 from flows.forecast import forecast
 from flows.stage import recorded
 from flows.unfinished import outlook
@@ -40,8 +41,11 @@ class Planner:
             self.notes.append(f"{source.kind}: {source.note}")
         return source
 
+    def earlier(self, text: str | None, setting: str) -> Artifact | None:
+        return None if text is None else earlier_model(self.store, text, setting)
+
     def __call__(
-        self, function: Function, config: StageConfig, *inputs: Value, after: Call | None = None
+        self, function: Function, config: StageConfig, *inputs: Value | None, after: Call | None = None
     ) -> Artifact | Unknown:
         call = bind(function, config, inputs, after)
         outcome = self._look(call)

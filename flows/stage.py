@@ -17,6 +17,7 @@ from flows.attempts import attempt_id, ending, new_journal, now
 from flows.call import Call, Function, Outcome, Stop, Value, bind
 from flows.curve import Curve
 from flows.damage import usable
+from flows.earlier import earlier_model
 from flows.flight import maker, single_flight
 from flows.settings import LaunchConfig
 from flows.shards import Shards, listed
@@ -93,7 +94,12 @@ class Runner:
             self.notes.append(f"{source.kind}: {source.note}")
         return source
 
-    def __call__(self, function: Function, config: StageConfig, *inputs: Value, after: Call | None = None) -> Artifact:
+    def earlier(self, text: str | None, setting: str) -> Artifact | None:
+        return None if text is None else earlier_model(self.store, text, setting)
+
+    def __call__(
+        self, function: Function, config: StageConfig, *inputs: Value | None, after: Call | None = None
+    ) -> Artifact:
         call = bind(function, config, inputs, after)
         outcome = self._recorded(call)
         if outcome is None:

@@ -26,7 +26,12 @@ def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     return {"architecture": model.identity["config"], "labels": len(packed.meta.get("labels") or ()), **shapes}
 
 
-@stage(kind="graphs", process=True, params=graph_params, inputs=graph_inputs, accel=compiler, environ=environ)
+def graph_settings(config: TrainConfig) -> Meta:
+    """Of classes' weights a graph knows only that there are some."""
+    return {**graph_params(config), "class_weights": config.class_weights is not None}
+
+
+@stage(kind="graphs", process=True, params=graph_settings, inputs=graph_inputs, accel=compiler, environ=environ)
 def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """Write `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops, bytes}]}, sorted by name and length.
 

@@ -35,8 +35,14 @@ class Partial(Protocol):
     def commit(self, step: int, folder: Path) -> None:
         """Publish `folder` (moved or copied) as `step`; readers see all of it or nothing."""
 
-    def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` complete steps."""
+    def read(self, step: int) -> Path:
+        """The folder of a complete step. ModelError when it is gone or damaged."""
+
+    def holds(self, step: int) -> bool:
+        """Whether that step is complete."""
+
+    def prune(self, keep: int, protect: int = 0) -> None:
+        """Remove all complete steps but the newest `keep` and, if it is there, `protect`."""
 
 
 @dataclass(frozen=True)

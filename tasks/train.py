@@ -17,16 +17,22 @@ SCHEMA = 1
 
 
 def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
-    """Packed rows by digest, the model by architecture and weights: its tokenizer is already in the packed rows."""
+    """Packed rows by digest, the model by architecture and weights: its tokenizer is already in the packed rows; what training
+    starts from, if it is another model, by digest."""
     model, packed = inputs["model"], inputs["packed"]
     assert isinstance(model, Source) and isinstance(packed, Artifact)
-    return {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
+    start = {name: item.digest for name, item in inputs.items() if name == "warm_start" and isinstance(item, Artifact)}
+    return {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest, **start}
 
 
 @stage(kind="checkpoint", process=True, inputs=train_inputs, accel=accelerator, environ=environ, ranks=ranks)
-def train(config: TrainConfig, model: Source, packed: Input, out: Workdir, graphs: Input) -> Meta:
+def train(
+    config: TrainConfig, model: Source, packed: Input, warm_start: Input | None = None, *, out: Workdir, graphs: Input
+) -> Meta:
     """Train, and write the final parameters in fp32, sharded as on the mesh: `shard-*.safetensors`, `index.json` (slices),
-    `config.json` and the tokenizer. graphs: the inventory of `precompile`, which need not be made again to reuse a result."""
+    `config.json` and the tokenizer. warm_start: the model to start from instead of `model`'s weights; graphs: the
+    inventory of `precompile`, which need not be made again to reuse a result."""
     from tasks.training.loop import fit
+    from tasks.training.warm_start import starting_from
 
-    return fit(config, model, packed, graphs, out)
+    return fit(config, starting_from(model, warm_start), packed, graphs, out)

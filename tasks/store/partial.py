@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from tasks.errors import ModelError
 from tasks.memo import sha256_files
 from tasks.store.backend import Backend, open_backend
 from tasks.store.folders import files_below
@@ -36,14 +37,27 @@ class PartialState:
 
     def newest(self, warn: Callable[[str], None]) -> tuple[int, Path] | None:
         for step in reversed(self.steps()):
-            local = self._backend.local
-            folder = local / self._folder(step) if local is not None else self._download(step)
+            folder = self._fetched(step)
             damaged = self._damaged(step, folder)
             if damaged is None:
                 return step, folder
             self._quarantine(step)
             warn(f"the state of step {step} is damaged ({damaged}): it is in quarantine, and the one before it is used")
         return None
+
+    def read(self, step: int) -> Path:
+        folder = self._fetched(step)
+        damaged = self._damaged(step, folder) if self.holds(step) else "it is gone"
+        if damaged is not None:
+            self._quarantine(step)
+            raise ModelError(
+                f"the state of step {step}, whose evaluation was the best, is damaged ({damaged})",
+                "run the same command again: it trains from the start",
+            )
+        return folder
+
+    def holds(self, step: int) -> bool:
+        return step in self.steps()
 
     def commit(self, step: int, folder: Path) -> None:
         target = self._folder(step)
@@ -101,14 +115,20 @@ class PartialState:
             self._backend.adopt(name, path)
         shutil.rmtree(folder)
 
-    def prune(self, keep: int) -> None:
+    def prune(self, keep: int, protect: int = 0) -> None:
         steps = self.steps()
         for step in steps[: len(steps) - keep] if keep else steps:
+            if step == protect:
+                continue
             self._backend.remove(f"{self._folder(step)}/COMMIT")
             self._backend.remove(self._folder(step))
         if not keep:
             self._backend.remove(self._prefix)
             shutil.rmtree(self._cache, ignore_errors=True)
+
+    def _fetched(self, step: int) -> Path:
+        local = self._backend.local
+        return local / self._folder(step) if local is not None else self._download(step)
 
     def _folder(self, step: int) -> str:
         return f"{self._prefix}/step-{step:09d}"

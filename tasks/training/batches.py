@@ -85,6 +85,13 @@ class Split:
         segments[masked] = 0
         return Batch(address.length, ids, targets, segments, positions, samples=int((~masked).sum()))
 
+    def class_counts(self, classes: int) -> list[int]:
+        """Rows of each class, 0 to `classes` - 1."""
+        import numpy as np
+
+        labels = [np.asarray(columns["labels"][:]) for columns in self._columns.values()]
+        return [int(count) for count in np.bincount(np.concatenate(labels), minlength=classes)]
+
     def in_order(self, rows: int) -> Iterator[Address]:
         """Every row once, in order, `rows` to a batch, the last of each length padded: for evaluation."""
         import numpy as np

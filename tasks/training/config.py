@@ -37,11 +37,21 @@ class TrainConfig(StageConfig):
     gathered a layer at a time (fully sharded data parallel, engine native). remat: activations are computed again in the
     backward pass: of no layer (false), of each (true), or of every n-th (a number).
     max_steps: updates, instead of `epochs`. max_grad_norm: of all gradients together (None: no clipping).
+    class_weights: what a target of each label counts in the loss: by its name (others 1), or "balanced": rows in all / (classes x
+    rows of the class). Evaluation's loss is plain, without weights and smoothing.
+    eval_every: evaluate after so many steps as well. keep_best: the result is the weights of the evaluation with the best
+    `best_metric` (of the validation split, never of test), not the last. early_stopping_patience: stop after so many evaluations
+    in a row that were not better than the best by more than `early_stopping_threshold`; it keeps the best.
     dtype: of the forward and backward pass; the weights that are updated, and their state, are always fp32.
+    learning_rate_batch: the global batch that `learning_rate` is for: it is scaled linearly to this one's (None: as it is).
+    decay_ratio: the share of the steps after warm-up in which warmup_stable_decay falls, linearly, to 0. Adafactor takes neither
+    betas nor eps.
     threads: of the CPU, per process (None: every core this one may use, shared among the ranks of engine native); another
     number changes the last bit.
     compile: torch.compile, engine native alone. last_batch: what happens to an epoch's rows that fill no batch of their
     length: "pad" trains on them in a smaller batch, "drop" leaves them out of that epoch.
+    warm_start_from: begin with the weights of an earlier model in the store, of model.source's architecture: a digest of what
+    `consolidate` or `train` made, or a recipe's name, of which the newest completed run counts.
     log_every, checkpoint_every: in steps. allow_recompile: go on with a graph that precompile did not list.
     collective_timeout_seconds: how long a rank of engine native waits for the others; saving must take less.
     """
@@ -61,17 +71,28 @@ class TrainConfig(StageConfig):
     compile: Annotated[bool, GRAPH] = False
     epochs: PositiveInt = 3
     max_steps: PositiveInt | None = None
+    optimizer: Annotated[Literal["adamw", "adafactor"], GRAPH] = "adamw"
     learning_rate: PositiveFloat = 5e-5
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    learning_rate_batch: PositiveInt | None = None
+    schedule: Literal["linear", "cosine", "constant", "warmup_stable_decay"] = "linear"
     warmup_ratio: Fraction = 0.0
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
     weight_decay: NonNegativeFloat = 0.01
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     eps: PositiveFloat = 1e-8
     max_grad_norm: PositiveFloat | None = 1.0
+    label_smoothing: Annotated[Fraction, GRAPH] = 0.0
+    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = None
     seed: NonNegativeInt = 0
     last_batch: Literal["drop", "pad"] = "pad"
     eval_every_epoch: bool = True
+    eval_every: PositiveInt | None = None
+    best_metric: Literal["eval_loss", "eval_accuracy"] = "eval_loss"
+    keep_best: bool = False
+    early_stopping_patience: PositiveInt | None = None
+    early_stopping_threshold: NonNegativeFloat = 0.0
+    warm_start_from: Annotated[str | None, NOT_KEYED] = None  # the artifact it names is an input
     threads: Annotated[PositiveInt | None, NOT_KEYED] = None  # its resolved value is keyed, through `accelerator`
     log_every: Annotated[PositiveInt, NOT_KEYED] = 10
     checkpoint_every: Annotated[PositiveInt, NOT_KEYED] = 500
@@ -97,6 +118,10 @@ class TrainConfig(StageConfig):
     def accumulation(self) -> int:
         """Forward passes per update."""
         return self.global_batch // self.micro_rows
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.keep_best or self.early_stopping_patience is not None
 
     @property
     def resolved_threads(self) -> int:

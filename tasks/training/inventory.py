@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tasks.artifact import Input, Meta, Source
@@ -83,10 +83,11 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -
     from tasks.training.engine import make_engine
     from tasks.training.flops import flops_per_row, state_bytes
     from tasks.training.model import build
+    from tasks.training.objective import class_weights
     from tasks.training.optim import scalars
 
     check_device(config)
-    built = build(model, packed, seed=0, weights=False)
+    built = replace(build(model, packed, seed=0, weights=False), class_weights=class_weights(config, packed.meta, None))
     ledger = Ledger()
     engine = make_engine(config, built, ledger)
     lengths = packed.meta["lengths"]

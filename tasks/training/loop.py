@@ -12,7 +12,7 @@ import math
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -26,14 +26,17 @@ from tasks.training.ahead import ahead
 from tasks.training.batches import Batch, Schedule, Split
 from tasks.training.config import TrainConfig
 from tasks.training.devices import check_device, device_name
-from tasks.training.engine import Engine, Handle, make_engine
+from tasks.training.engine import Box, Engine, Handle, make_engine
 from tasks.training.flops import flops_per_row, mfu
 from tasks.training.inventory import Ledger
 from tasks.training.meter import Meter, Meters, host_memory
 from tasks.training.model import Built, build
+from tasks.training.names import PARAMETER
 from tasks.training.neuron import use_cache
+from tasks.training.objective import class_weights, target_weight
 from tasks.training.optim import scalars
 from tasks.training.ranks import World, joined
+from tasks.training.selection import Best, check_selection
 
 SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 
@@ -41,13 +44,19 @@ SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 @dataclass
 class Progress:
     """What a checkpoint holds beside tensors. step: updates done, and the whole state of the data; loss: summed over
-    them; before, after: evaluation before the first step and the newest, made at step `evaluated`."""
+    them; before, after: evaluation before the first step and the newest, made at step `evaluated`; best: of the evaluations
+    since the first step."""
 
     step: int = 0
     loss: float = 0.0
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
     evaluated: int = -1
+    best: Best = field(default_factory=Best)
+
+    @classmethod
+    def of(cls, state: Meta) -> Progress:
+        return cls(**{**state, "best": Best(**state["best"])})
 
 
 def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
@@ -60,20 +69,22 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
 
 
 def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Meta:
+    check_selection(config, packed.meta)
     train, validation = Split(packed, "train"), Split(packed, "validation")
     schedule = Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch)
-    built = build(model, packed, seed=config.seed, weights=True)
+    weights = class_weights(config, packed.meta, train)
+    built = replace(build(model, packed, seed=config.seed, weights=True), class_weights=weights)
     ledger = Ledger.of(graphs, allow=config.allow_recompile)
-    newest = world.first(lambda: out.partial.newest(out.warn) if out.partial else None)
-    stored = checkpoint.Reader(newest[1]) if newest else None
+    newest = world.first(lambda: newest_state(out))
+    stored = checkpoint.Reader(newest) if newest else None
     engine = make_engine(config, built, ledger, stored, world)
-    progress = Progress(**stored.state) if stored else Progress()
+    progress = Progress.of(stored.state) if stored else Progress()
     if stored:
         out.info(f"resumes at step {progress.step}")
     run = Run(config, built, engine, ledger, schedule, train, validation, progress, out, world)
     with stop_signals() as stopped:
         run.loop(stopped)
-    checkpoint.write(out.path, engine.boxes(state=False), {}, world.gather)
+    run.write_result()
     if world.rank == 0:
         write_json(out.path / "config.json", built.config)
         _copy_tokenizer(packed, out)
@@ -83,7 +94,20 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
         "lengths": packed.meta["lengths"],
         "steps": progress.step,
         "metrics": run.summary(),
+        **({"best_step": progress.best.step} if config.keeps_best else {}),
     }
+
+
+def newest_state(out: Workdir) -> Path | None:
+    """The folder of the state to go on from; None to begin."""
+    found = out.partial.newest(out.warn) if out.partial else None
+    if found is None or out.partial is None:
+        return None
+    best = checkpoint.Reader(found[1]).state["best"]["step"]
+    if best and not out.partial.holds(best):
+        out.warn(f"the state of step {best}, whose evaluation was the best, is gone: training begins anew")
+        return None
+    return found[1]
 
 
 class Run:
@@ -118,32 +142,52 @@ class Run:
         addresses = map(self.schedule.address, range(at.step, self.total))
         with closing(ahead(self.train.read, addresses)) as batches:
             self.steps(batches, stopped)
+        if at.step < self.total:
+            self.out.info(
+                f"stopped early at step {at.step} of {self.total}: {self.config.best_metric} was best at step {at.best.step}"
+            )
         self.report()
 
     def steps(self, batches: Iterator[Batch], stopped: list[int]) -> None:
         at, config = self.progress, self.config
-        while at.step < self.total:
+        while at.step < self.total and not at.best.exhausted(config):
             self.step(batches)
-            last, epoch = at.step == self.total, at.step % self.schedule.steps_per_epoch == 0
+            last = at.step == self.total
             if at.step % config.log_every == 0 or last:
                 self.log()
-            if last or (epoch and config.eval_every_epoch):
-                at.after = self.evaluate()
+            best = self.due() and self.assess()
             stopping = not last and self.world.agree(bool(stopped))
-            if not last and (stopping or at.step % config.checkpoint_every == 0):
+            if best or (not last and (stopping or at.step % config.checkpoint_every == 0)):
                 self.save()
             if stopping:
                 raise Interrupted(
                     f"training was stopped at step {at.step} of {self.total}", "run the same command again to go on"
                 )
 
+    def due(self) -> bool:
+        """Whether to evaluate after this step."""
+        at, config = self.progress, self.config
+        epoch = at.step % self.schedule.steps_per_epoch == 0 and config.eval_every_epoch
+        often = config.eval_every is not None and at.step % config.eval_every == 0
+        return epoch or often or at.step == self.total
+
+    def assess(self) -> bool:
+        """Evaluate; whether it was the best so far, on every rank alike."""
+        at = self.progress
+        at.after = self.evaluate()
+        if not self.config.keeps_best:
+            return False
+        at.best = self.world.share(at.best.after(self.config, at.step, at.after))
+        return at.best.step == at.step
+
     def step(self, batches: Iterator[Batch]) -> None:
         """Enqueue one update."""
         at, compiled = self.progress, self.ledger.compile_seconds
         with self.meters.waiting():
             batch = next(batches)
+        targets = target_weight(batch, self.built.class_weights)
         handle = self.engine.train(
-            batch, scalars(self.config, at.step, self.total, batch.supervised), self.config.seed * SEED_STRIDE + at.step
+            batch, scalars(self.config, at.step, self.total, targets), self.config.seed * SEED_STRIDE + at.step
         )
         compiling = self.ledger.compile_seconds - compiled
         if compiling:  # a step of another kind: neither its tokens nor its time count
@@ -200,7 +244,15 @@ class Run:
 
     def publish(self, states: Partial, folder: Path) -> None:
         states.commit(self.progress.step, folder)
-        states.prune(self.config.keep_checkpoints)
+        states.prune(self.config.keep_checkpoints, protect=self.progress.best.step)
+
+    def write_result(self) -> None:
+        """The weights as they are, or those of the best evaluation, which its checkpoint holds."""
+        best, states = self.progress.best.step, self.out.partial
+        if not self.config.keeps_best or best in (0, self.progress.step) or states is None:
+            checkpoint.write(self.out.path, self.engine.boxes(state=False), {}, self.world.gather)
+        elif self.world.rank == 0:
+            checkpoint.write(self.out.path, _parameters(checkpoint.Reader(states.read(best))), {})
 
     def broken(self, step: int, loss: float, norm: float) -> NonFiniteLoss:
         address = self.schedule.address(step)
@@ -228,8 +280,10 @@ class Run:
 
     def summary(self) -> Meta:
         """The metrics of the artifact: no time, nothing that depends on how often was logged."""
-        before = {f"{name}_before": value for name, value in self.progress.before.items()}
-        return {"train_loss": self.progress.loss / max(self.progress.step, 1), **before, **self.progress.after}
+        at = self.progress
+        before = {f"{name}_before": value for name, value in at.before.items()}
+        found = at.best.metrics if self.config.keeps_best and at.best.metrics else at.after
+        return {"train_loss": at.loss / max(at.step, 1), **before, **found}
 
     def report(self) -> None:
         for text in self.ledger.unlisted:
@@ -255,6 +309,13 @@ def stop_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def _parameters(stored: checkpoint.Reader) -> Iterator[Box]:
+    for name in stored.names:
+        if name.startswith(PARAMETER):
+            value = stored.tensor(name)
+            yield Box(name, 0, (0,) * value.dim(), tuple(value.shape), value)
 
 
 def _copy_tokenizer(packed: Input, out: Workdir) -> None:

@@ -1,4 +1,4 @@
-"""The model under training: built from its source and the packed artifact, fed with batches, reduced to a loss.
+"""The model under training: built from its source and the packed artifact, fed with batches.
 
 A config comes from the recipe alone (pretrained config with overrides, or from scratch), so that precompile and train
 build the same graph; weights come from safetensors, never from pickles. What the weights lack (a new head) is made from
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Input, Meta, Source
 from tasks.errors import ModelError
 from tasks.model_source import model_folder
-from tasks.training.batches import IGNORED
+from tasks.training.warm_start import load_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
 class Built:
     """model: on the CPU, or on "meta" when it is only traced; causal: each position sees the ones before it, in its segment;
     first_position: the position id of a row's first token (RoBERTa: pad id + 1); config: of the model as it is published;
-    lacking: the parameters that the weights did not hold, made from the seed."""
+    lacking: the parameters that the weights did not hold, made from the seed; class_weights: see `objective`."""
 
     model: Any
     task: str
@@ -35,6 +36,7 @@ class Built:
     first_position: int
     config: Meta
     lacking: tuple[str, ...] = ()
+    class_weights: tuple[float, ...] | None = None
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Those trained, tied ones once, by name."""
@@ -55,6 +57,9 @@ def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
             model = kind.from_config(config, **options)
     elif source.identity["weights"] is None:
         model = kind.from_config(config, **options)
+    elif "checkpoint" in source.location["model"]:
+        model = kind.from_config(config, **options)
+        load_checkpoint(Path(source.location["model"]["checkpoint"]), dict(model.named_parameters()))
     else:
         model, lacking = _pretrained(kind, config, source, options)
     model.config.architectures = [type(model).__name__]
@@ -105,20 +110,6 @@ def logits_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids
     return logits.float()
 
 
-def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross entropy summed over the targets that count; a scalar."""
-    import torch
-
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, -2), targets.flatten().long(), ignore_index=IGNORED, reduction="sum"
-    )
-
-
-def correct(logits: Tensor, targets: Tensor) -> Tensor:
-    """How many targets the largest logit hits; a float32 scalar."""
-    return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
-
-
 def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
     """The layers whose activations remat computes again: every n-th. ModelError when the model marks none, or fewer than n."""
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -147,11 +138,12 @@ def _pretrained(kind: Any, config: Any, source: Source, options: Meta) -> tuple[
         **options,
     )
     lacking = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    what = "train.warm_start_from" if "warm_start" in source.location else "model.source"
     body = sorted(name for name in lacking if not any(part in HEADS for part in name.split(".")))
     if body:
         raise ModelError(
-            f"the weights of model.source lack {len(body)} tensors of {type(model).__name__}, such as {body[0]}",
-            "check model.config against the pretrained config, or drop model.source to start from scratch",
+            f"the weights of {what} lack {len(body)} tensors of {type(model).__name__}, such as {body[0]}",
+            f"check model.overrides and the architecture against it, or drop {what}",
         )
     return model, tuple(sorted(lacking))
 

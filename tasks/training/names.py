@@ -2,3 +2,6 @@
 
 PARAMETER, FIRST, SECOND = "parameter/", "first/", "second/"
 """Prefixes: of the parameters, and of their first and second moments."""
+
+ROW, COLUMN = "row/", "column/"
+"""Of Adafactor's second moments, averaged over a parameter's last dimension, and over the one before it."""

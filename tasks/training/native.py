@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
@@ -21,10 +22,12 @@ from tasks.training.engine import Box
 from tasks.training.exchange import Alone, Exchange
 from tasks.training.inventory import Ledger
 from tasks.training.layout import Layout, check_length, layout_of, piece, start, writes
-from tasks.training.model import Built, checkpointed_layers, correct, logits_of, loss_sum
-from tasks.training.names import FIRST, PARAMETER, SECOND
-from tasks.training.optim import INFINITE_NORM, Scalars, decays
+from tasks.training.model import Built, checkpointed_layers, logits_of
+from tasks.training.names import PARAMETER
+from tasks.training.objective import correct, loss_sum
+from tasks.training.optim import INFINITE_NORM, Scalars
 from tasks.training.ranks import World
+from tasks.training.updates import Kept, make_update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +59,7 @@ class NativeEngine:
                 self._restore(stored)
             apart = config.dtype == "bfloat16" or self._layout.states != self._layout.specs
             masters = [self._piece(name, p.detach().float()) for name, p in built.parameters().items()] if apart else []
-            self._first, self._second = (self._moments(prefix, stored) for prefix in (FIRST, SECOND))
+            self._state = make_update(config.optimizer, self._layout, world, self._device, stored)
             if config.dtype == "bfloat16":
                 for one in built.parameters().values():  # not the buffers: rotary frequencies need fp32
                     one.data = one.data.to(torch.bfloat16)
@@ -69,6 +72,8 @@ class NativeEngine:
         self._parameters: list[Tensor] = [named[name] for name in self._layout.shapes]
         self._apart = apart
         self._masters = masters if apart else self._locals()
+        weights = None if built.class_weights is None else torch.tensor(built.class_weights, device=self._device)
+        self._objective = (built, weights, config.label_smoothing)
         if config.compile:
             self._loss, self._scores = _compiled(_loss), _compiled(_scores)
 
@@ -82,7 +87,7 @@ class NativeEngine:
         loss = torch.zeros((), device=self._device)
         for number, micro in enumerate(batch.micros(self._config.micro_rows), start=1):
             self._exchange.passes(self._built.model, last=number == self._config.accumulation)
-            part = self._loss(self._built, *self._columns(micro)) * at.scale
+            part = self._loss(*self._objective, *self._columns(micro)) * at.scale
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
         return self._update(loss, at)
@@ -106,17 +111,11 @@ class NativeEngine:
         return values
 
     def boxes(self, *, state: bool) -> Iterator[Box]:
-        kinds: list[tuple[str, list[Tensor]]] = [
-            (PARAMETER, self._masters),
-            (FIRST, self._first),
-            (SECOND, self._second),
-        ]
-        for prefix, tensors in kinds if state else kinds[:1]:
-            for (name, whole), tensor in zip(self._layout.shapes.items(), tensors, strict=True):
-                spec = self._layout.states[name]
-                if writes(spec, self._world):
-                    at = start(whole, spec, self._world)
-                    yield Box(prefix + name, self._world.rank, at, whole, tensor.detach().cpu())
+        masters = zip(self._layout.shapes.items(), self._masters, strict=True)
+        kept = (Kept(PARAMETER + n, whole, self._layout.states[n], value) for (n, whole), value in masters)
+        for name, whole, spec, value in chain(kept, self._state.state() if state else ()):
+            if writes(spec, self._world):
+                yield Box(name, self._world.rank, start(whole, spec, self._world), whole, value.detach().cpu())
 
     def peak_memory(self) -> int | None:
         import torch
@@ -130,15 +129,6 @@ class NativeEngine:
     def _piece(self, name: str, value: Tensor) -> Tensor:
         """This rank's part of a tensor of the optimizer's, in memory of its own, on the device."""
         return piece(value, self._layout.states[name], self._world).to(self._device, copy=True).contiguous()
-
-    def _moments(self, prefix: str, stored: Reader | None) -> list[Tensor]:
-        import torch
-
-        zero = torch.zeros(())
-        return [
-            self._piece(name, stored.tensor(prefix + name) if stored else zero.expand(shape))
-            for name, shape in self._layout.shapes.items()
-        ]
 
     def _shard(self) -> Exchange:
         """Lay the model out over the mesh."""
@@ -172,7 +162,7 @@ class NativeEngine:
         return [torch.from_numpy(column[mine]).to(self._device, non_blocking=True) for column in columns]
 
     def _update(self, loss: Tensor, at: Scalars) -> Tensor:
-        """Clip, gate and apply: the kernel divides gradients by `ratio`, and does nothing where `bad` is 1."""
+        """Clip, gate and apply: gradients are divided by `ratio`."""
         import torch
 
         with torch.no_grad():
@@ -182,42 +172,12 @@ class NativeEngine:
             ratio = (
                 ((norm + 1e-6) / at.max_norm).clamp(min=1.0) if at.max_norm < INFINITE_NORM else torch.ones_like(norm)
             )
-            for wanted in (True, False):
-                self._apply(
-                    [i for i, p in enumerate(self._masters) if decays(tuple(p.shape)) is wanted],
-                    gradients,
-                    ratio,
-                    good,
-                    at,
-                )
+            self._state.apply(self._masters, gradients, ratio, good, at)
             if self._apart:
                 self._exchange.spread(self._masters, self._parameters)
             for parameter in self._parameters:
                 parameter.grad = None
             return torch.stack([loss, norm, good.float()])
-
-    def _apply(self, which: list[int], gradients: list[Tensor], ratio: Tensor, good: Tensor, at: Scalars) -> None:
-        import torch
-
-        if not which:
-            return
-        decayed = decays(tuple(self._masters[which[0]].shape))
-        step = torch.full((), at.t, dtype=torch.float32, device=self._device)  # filled there: a copy would wait
-        picked = ([tensors[i] for i in which] for tensors in (self._masters, gradients, self._first, self._second))
-        torch._fused_adamw_(  # type: ignore[call-overload]
-            *picked,
-            [],
-            [step] * len(which),
-            lr=at.lr,
-            beta1=at.beta1,
-            beta2=at.beta2,
-            weight_decay=at.weight_decay if decayed else 0.0,
-            eps=at.eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=ratio,
-            found_inf=(~good).float(),
-        )
 
     def _meet(self, name: str, batch: Batch) -> None:
         if (name, batch.length) in self._ledger.met:
@@ -234,13 +194,29 @@ def replica_seed(seed: int, replica: int) -> int:
 
 
 def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Layout) -> str:
-    steps = [config.dtype, config.remat, config.compile, config.micro_rows, layout.model]
-    steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel]
+    steps: list[Any] = [config.dtype, config.remat, config.compile, config.micro_rows, layout.model]
+    steps += [
+        config.optimizer,
+        config.label_smoothing,
+        config.class_weights is not None,
+        *layout.mesh,
+        config.zero1,
+        config.fsdp,
+        config.sequence_parallel,
+    ]
     return hashlib.sha256(json.dumps([name, inputs, steps, layout.shapes], sort_keys=True).encode()).hexdigest()
 
 
-def _loss(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
-    return loss_sum(logits_of(built, ids, segments, positions), targets)
+def _loss(
+    built: Built,
+    weights: Tensor | None,
+    smoothing: float,
+    ids: Tensor,
+    targets: Tensor,
+    segments: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    return loss_sum(logits_of(built, ids, segments, positions), targets, weights, smoothing)
 
 
 def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:

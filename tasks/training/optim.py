@@ -1,4 +1,4 @@
-"""AdamW with decoupled weight decay, its schedule and its scalars.
+"""The optimizers' state and scalars, the schedules, and AdamW with decoupled weight decay; `adafactor` has a file of its own.
 
 All that varies from step to step, and every hyperparameter, travels to the device as one small vector, so that no value of
 them makes another graph. Biases and norms, whose tensors have one dimension, are not decayed.
@@ -7,9 +7,12 @@ them makes another graph. Biases and norms, whose tensors have one dimension, ar
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.training.config import TrainConfig
+from tasks.training.names import COLUMN, FIRST, ROW, SECOND
+from tasks.training.plan import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +22,7 @@ INFINITE_NORM = 3e38  # "no clipping" must still be a number: it is divided by
 
 class Scalars(NamedTuple):
     """lr: of this step; t: its number, from 1; fresh1, fresh2: 1 - beta; correction1: 1 - beta1^t; correction2:
-    sqrt(1 - beta2^t); scale: 1 / the global count of targets."""
+    sqrt(1 - beta2^t); scale: 1 / the global count of targets, or 1 / the sum of their weights."""
 
     lr: float
     t: float
@@ -35,32 +38,53 @@ class Scalars(NamedTuple):
     scale: float
 
 
-def scalars(config: TrainConfig, step: int, total: int, supervised: int) -> Scalars:
-    """Those of update `step` (from 0) of `total`. supervised: targets of the whole global batch."""
+def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scalars:
+    """Those of update `step` (from 0) of `total`. targets: of the whole global batch, or the sum of their weights. Of Adafactor
+    beta2 grows with the steps, 1 - t^-0.8."""
+    beta2 = config.beta2 if config.optimizer == "adamw" else 1 - (step + 1) ** -0.8
     return Scalars(
         lr=learning_rate(config, step, total),
         t=step + 1,
         beta1=config.beta1,
         fresh1=1 - config.beta1,
-        beta2=config.beta2,
-        fresh2=1 - config.beta2,
+        beta2=beta2,
+        fresh2=1 - beta2,
         eps=config.eps,
         weight_decay=config.weight_decay,
         max_norm=config.max_grad_norm or INFINITE_NORM,
         correction1=1 - config.beta1 ** (step + 1),
         correction2=math.sqrt(1 - config.beta2 ** (step + 1)),
-        scale=1 / max(supervised, 1),
+        scale=1 / targets if targets else 1.0,
     )
 
 
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:
     """Linear warm-up over `warmup_ratio` of the steps, then the schedule, down to 0 after the last."""
+    peak = config.learning_rate * config.global_batch / (config.learning_rate_batch or config.global_batch)
     warmup = math.ceil(total * config.warmup_ratio)
     if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    done = (step - warmup) / max(1, total - warmup)
-    factor = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
-    return config.learning_rate * factor
+        return peak * (step + 1) / warmup
+    return peak * SCHEDULES[config.schedule]((step - warmup) / max(1, total - warmup), config.decay_ratio)
+
+
+def _stable_then_decay(done: float, decay: float) -> float:
+    return 1.0 if done < 1 - decay else (1 - done) / decay
+
+
+SCHEDULES: dict[str, Callable[[float, float], float]] = {
+    "constant": lambda done, decay: 1.0,
+    "linear": lambda done, decay: 1 - done,
+    "cosine": lambda done, decay: (1 + math.cos(math.pi * done)) / 2,
+    "warmup_stable_decay": _stable_then_decay,
+}
+"""The share of the peak that is left when a share `done` of the steps after warm-up is done."""
+
+
+def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
+    """Prefix -> shape of what the optimizer keeps of a parameter of `shape`."""
+    if optimizer == "adamw":
+        return {FIRST: shape, SECOND: shape}
+    return {ROW: shape[:-1], COLUMN: (*shape[:-2], shape[-1])} if len(shape) > 1 else {SECOND: shape}
 
 
 def decays(shape: tuple[int, ...]) -> bool:
@@ -72,9 +96,9 @@ def clipped(norm: Tensor, max_norm: Tensor) -> Tensor:
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
-def adamw(weight: Tensor, first: Tensor, second: Tensor, gradient: Tensor, at: list[Tensor]) -> tuple[Tensor, ...]:
+def adamw(weight: Tensor, first: Tensor, second: Tensor, *, gradient: Tensor, at: Sequence[Any]) -> tuple[Tensor, ...]:
     """One update, out of place: (weight, first, second moment). at: the `Scalars` as device tensors."""
-    s = Scalars(*at)  # type: ignore[arg-type]
+    s = Scalars(*at)
     first = first * s.beta1 + gradient * s.fresh1
     second = second * s.beta2 + gradient * gradient * s.fresh2
     step = first / (second.sqrt() / s.correction2 + s.eps)

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
 from tasks.errors import ModelError
+from tasks.training.adafactor import adafactor
 from tasks.training.batches import Batch
 from tasks.training.config import TrainConfig
 from tasks.training.engine import Box
 from tasks.training.inventory import Ledger
-from tasks.training.model import Built, checkpointed_layers, correct, logits_of, loss_sum
-from tasks.training.names import FIRST, PARAMETER, SECOND
-from tasks.training.optim import Scalars, adamw, clipped
-from tasks.training.plan import Mesh, Spec, parameter_specs, state_spec
+from tasks.training.model import Built, checkpointed_layers, logits_of
+from tasks.training.names import PARAMETER
+from tasks.training.objective import correct, loss_sum
+from tasks.training.optim import Scalars, adamw, clipped, state_shapes
+from tasks.training.plan import Mesh, Shape, Spec, parameter_specs, state_spec
 from tasks.training.rules import tp_rules
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from tasks.training.checkpoint import Reader
 
+UPDATES: dict[str, Callable[..., tuple[Tensor, ...]]] = {"adamw": adamw, "adafactor": adafactor}
 Write = tuple["Tensor", "Tensor", Spec]  # (a tensor of the state, its new value, its layout)
 
 
@@ -55,9 +58,11 @@ class XlaEngine:
         with torch.no_grad():
             self._masters, self._parameters = self._place_parameters(stored)
             self._place_buffers()
-            self._first, self._second = (self._place_moments(prefix, shapes, stored) for prefix in (FIRST, SECOND))
+            self._state = {name: self._place_state(name, shape, stored) for name, shape in shapes.items()}
             self._sums = {n: self._send(torch.zeros(shapes[n]), self._state_specs[n]) for n in self._summed(shapes)}
             self._loss = self._send(torch.zeros(1), (None,))
+            weights = built.class_weights
+            self._class_weights = None if weights is None else self._send(torch.tensor(weights), (None,))
         _spell_out_norms(built.model)
         if config.remat:
             _recompute(built.model, int(config.remat))
@@ -100,11 +105,12 @@ class XlaEngine:
         return [value.tolist() for value in torch_xla._XLAC._xla_get_cpu_tensors(list(handles))] if handles else []
 
     def boxes(self, *, state: bool) -> Iterator[Box]:
-        masters = (PARAMETER, self._masters, self._specs if self._masters is self._parameters else self._state_specs)
-        kinds = [masters, (FIRST, self._first, self._state_specs), (SECOND, self._second, self._state_specs)]
-        for prefix, tensors, specs in kinds if state else kinds[:1]:
-            for name, tensor in tensors.items():
-                yield from _boxes(prefix + name, tensor.detach(), specs[name])
+        specs = self._specs if self._masters is self._parameters else self._state_specs
+        for name, tensor in self._masters.items():
+            yield from _boxes(PARAMETER + name, tensor.detach(), specs[name])
+        for name, kept in self._state.items() if state else ():
+            for prefix, tensor in kept.items():
+                yield from _boxes(prefix + name, tensor, self._kept_spec(name, tensor))
 
     def peak_memory(self) -> int | None:
         return None
@@ -115,7 +121,9 @@ class XlaEngine:
 
         ids, targets, segments, positions = self._columns(batch)
         scale = vector[-1]
-        loss = loss_sum(logits_of(self._built, ids, segments, positions), targets) * scale
+        logits = logits_of(self._built, ids, segments, positions)
+        loss = loss_sum(logits, targets, self._class_weights, self._config.label_smoothing) * scale
+        del logits
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = {}
         with torch.no_grad():
@@ -149,18 +157,17 @@ class XlaEngine:
     def _step(self, name: str, gradient: Tensor, good: Tensor, at: list[Tensor]) -> list[Write]:
         import torch
 
-        old = (self._masters[name].detach(), self._first[name], self._second[name])
-        spec, shard = self._specs[name], self._state_specs[name]
-        new = [self._mark(value, shard) for value in adamw(*old, gradient, at)]
-        weight, first, second = (torch.where(good, after, before) for after, before in zip(new, old, strict=True))
-        writes: list[Write] = [(self._first[name], first, shard), (self._second[name], second, shard)]
+        kept = list(self._state[name].values())
+        old = (self._masters[name].detach(), *kept)
+        specs = [self._state_specs[name], *(self._kept_spec(name, tensor) for tensor in kept)]
+        new = UPDATES[self._config.optimizer](*old, gradient=gradient, at=at)
+        marked = [self._mark(value, spec) for value, spec in zip(new, specs, strict=True)]
+        weight, *state = (torch.where(good, after, before) for after, before in zip(marked, old, strict=True))
+        writes: list[Write] = list(zip(kept, state, specs[1:], strict=True))
         if self._masters is self._parameters:
-            return [(self._parameters[name], weight, spec), *writes]
-        return [
-            (self._parameters[name], weight.to(torch.bfloat16), spec),
-            (self._masters[name], weight, shard),
-            *writes,
-        ]
+            return [(self._parameters[name], weight, self._specs[name]), *writes]
+        computing = (self._parameters[name], weight.to(torch.bfloat16), self._specs[name])
+        return [computing, (self._masters[name], weight, specs[0]), *writes]
 
     def _run(self, name: str, batch: Batch | None, writes: list[Write], result: Tensor | None = None) -> Tensor | None:
         """Meet the graph when it is new; then commit the new values and execute."""
@@ -236,16 +243,20 @@ class XlaEngine:
                 if buffer is not None:
                     module._buffers[leaf] = self._send(buffer, (None,) * buffer.dim())
 
-    def _place_moments(
-        self, prefix: str, shapes: dict[str, tuple[int, ...]], stored: Reader | None
-    ) -> dict[str, Tensor]:
-        """They exist before the first step, so that the first step's graph is every step's."""
+    def _place_state(self, name: str, whole: Shape, stored: Reader | None) -> dict[str, Tensor]:
+        """It exists before the first step, so that the first step's graph is every step's."""
         import torch
 
-        return {
-            name: self._send(stored.tensor(prefix + name) if stored else torch.zeros(shape), self._state_specs[name])
-            for name, shape in shapes.items()
-        }
+        found = {}
+        for prefix, shape in state_shapes(self._config.optimizer, whole).items():
+            value = stored.tensor(prefix + name) if stored else torch.zeros(shape)
+            found[prefix] = self._send(value, self._kept_spec(name, value))
+        return found
+
+    def _kept_spec(self, name: str, kept: Tensor) -> Spec:
+        """Of a tensor of the optimizer's state: as its parameter's, if it has its shape; else whole on every device."""
+        spec = self._state_specs[name]
+        return spec if kept.dim() == len(spec) else (None,) * kept.dim()
 
     def _summed(self, shapes: dict[str, tuple[int, ...]]) -> list[str]:
         return list(shapes) if self._config.accumulation > 1 else []

@@ -50,8 +50,14 @@ class FolderPartial:
         shutil.move(folder, target)
         (target / "COMMIT").write_bytes(b"")
 
-    def prune(self, keep: int) -> None:
-        for step in self.steps()[:-keep]:
+    def read(self, step: int) -> Path:
+        return self.root / str(step)
+
+    def holds(self, step: int) -> bool:
+        return step in self.steps()
+
+    def prune(self, keep: int, protect: int = 0) -> None:
+        for step in set(self.steps()[:-keep]) - {protect}:
             shutil.rmtree(self.root / str(step))
 
 
@@ -136,12 +142,14 @@ def kill_after(stage: Stage, step: int, number: int = signal.SIGKILL) -> None:
 
 
 @stage(kind="checkpoint", process=True, environ=train_environ, ranks=ranks)
-def traced_and_trained(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+def traced_and_trained(
+    config: TrainConfig, model: Source, packed: Input, out: Workdir, warm_start: Input | None = None
+) -> Meta:
     """Precompile and train in one process, which saves a start; the graphs are listed all the same."""
     graphs = Workdir(out.scratch / f"graphs-{os.environ.get('RANK', 0)}", out.scratch, lambda event: None)
     graphs.path.mkdir()
     listed = precompile(config, model, packed, graphs)
-    return train(config, model, packed, out, Input(graphs.path, "graphs", listed, ""))
+    return train(config, model, packed, warm_start, out=out, graphs=Input(graphs.path, "graphs", listed, ""))
 
 
 @stage(kind="checkpoint", process=True, environ=train_environ)

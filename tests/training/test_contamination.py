@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tasks.artifact import Input
 from tasks.training.batches import IGNORED, Split, shifted
-from tasks.training.model import Built, build, inputs_of, logits_of, loss_sum
+from tasks.training.model import Built, build, inputs_of, logits_of
+from tasks.training.objective import loss_sum
 from tests.data_stages import new_bench
 from tests.training.toys import BERT, DRY, LLAMA, VOCABULARY, packed_classes, packed_lm, scratch
 

@@ -7,7 +7,8 @@ import torch
 
 from tasks.errors import ModelError
 from tasks.training.batches import Split
-from tasks.training.model import build, checkpointed_layers, configured, logits_of, loss_sum
+from tasks.training.model import build, checkpointed_layers, configured, logits_of
+from tasks.training.objective import loss_sum
 from tests.training.toys import BERT, DISTILBERT, LLAMA, minilm, packed_classes, packed_lm, pretrained, scratch
 
 ENCODERS = [BERT, {**BERT, "model_type": "roberta"}, DISTILBERT, LLAMA]

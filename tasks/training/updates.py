@@ -1,0 +1,195 @@
+"""What engine native does to its masters in an update: the fused AdamW, or Adafactor over the mesh.
+
+Each holds the optimizer's state of this rank and gives it back by name, for checkpoints. An update divides gradients by `ratio`
+and changes nothing where `good` is false.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from tasks.training.adafactor import applied, direction, measured, moments
+from tasks.training.layout import Layout, copies, piece
+from tasks.training.names import FIRST, ROW, SECOND
+from tasks.training.optim import Scalars, decays, state_shapes
+from tasks.training.plan import Shape, Spec
+from tasks.training.ranks import World
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from tasks.training.checkpoint import Reader
+
+
+class Kept(NamedTuple):
+    """A tensor of the state. name: with its prefix; spec: which part of the whole it is."""
+
+    name: str
+    whole: Shape
+    spec: Spec
+    value: Tensor
+
+
+class Update(Protocol):
+    def state(self) -> Iterator[Kept]: ...
+
+    def apply(
+        self, masters: Sequence[Tensor], gradients: Sequence[Tensor], ratio: Tensor, good: Tensor, at: Scalars
+    ) -> None: ...
+
+
+def make_update(optimizer: str, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> Update:
+    """stored: where its state comes from; from zeros without."""
+    return (FusedAdamW if optimizer == "adamw" else Adafactor)(layout, world, device, stored)
+
+
+class FusedAdamW:
+    """One pass over the parameters, in one kernel."""
+
+    def __init__(self, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> None:
+        import torch
+
+        zero = torch.zeros(())
+        self._layout, self._device = layout, device
+        self._first, self._second = (
+            [
+                _part(stored.tensor(prefix + name) if stored else zero.expand(shape), spec, world, device)
+                for (name, shape), spec in zip(layout.shapes.items(), _specs(layout), strict=True)
+            ]
+            for prefix in (FIRST, SECOND)
+        )
+
+    def state(self) -> Iterator[Kept]:
+        for prefix, tensors in ((FIRST, self._first), (SECOND, self._second)):
+            for (name, whole), value in zip(self._layout.shapes.items(), tensors, strict=True):
+                yield Kept(prefix + name, whole, self._layout.states[name], value)
+
+    def apply(
+        self, masters: Sequence[Tensor], gradients: Sequence[Tensor], ratio: Tensor, good: Tensor, at: Scalars
+    ) -> None:
+        import torch
+
+        for decayed in (True, False):
+            which = [i for i, master in enumerate(masters) if decays(tuple(master.shape)) is decayed]
+            if not which:
+                continue
+            step = torch.full((), at.t, dtype=torch.float32, device=self._device)  # filled there: a copy would wait
+            picked = ([tensors[i] for i in which] for tensors in (masters, gradients, self._first, self._second))
+            torch._fused_adamw_(  # type: ignore[call-overload]
+                *picked,
+                [],
+                [step] * len(which),
+                lr=at.lr,
+                beta1=at.beta1,
+                beta2=at.beta2,
+                weight_decay=at.weight_decay if decayed else 0.0,
+                eps=at.eps,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=ratio,
+                found_inf=(~good).float(),
+            )
+
+
+@dataclass(frozen=True)
+class Factored:
+    """A parameter. state: whole, by prefix; share: 1 / the ranks that hold the same part."""
+
+    name: str
+    whole: Shape
+    spec: Spec
+    share: float
+    state: dict[str, Tensor]
+
+    @property
+    def specs(self) -> list[Spec]:
+        """Which part of the state belongs to this rank's part of the parameter."""
+        return [self.spec[:-1], (*self.spec[:-2], self.spec[-1])] if len(self.spec) > 1 else [self.spec]
+
+
+class Adafactor:
+    """Its state, which is small, is whole on every rank; sums over a spread parameter go in one message for all of them."""
+
+    def __init__(self, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> None:
+        self._world = world
+        self._all = [
+            Factored(name, whole, spec, 1 / copies(spec, layout.mesh), _factors(name, whole, device, stored))
+            for (name, whole), spec in zip(layout.shapes.items(), _specs(layout), strict=True)
+        ]
+
+    def state(self) -> Iterator[Kept]:
+        for one in self._all:
+            for prefix, value in one.state.items():
+                yield Kept(prefix + one.name, tuple(value.shape), (None,) * value.dim(), value)
+
+    def apply(
+        self, masters: Sequence[Tensor], gradients: Sequence[Tensor], ratio: Tensor, good: Tensor, at: Scalars
+    ) -> None:
+        import torch
+
+        gradients = [gradient / ratio for gradient in gradients]
+        sums = self._together(
+            [self._placed(one, measured(*pair)) for one, *pair in zip(self._all, masters, gradients, strict=True)]
+        )
+        moves = []
+        for one, gradient, (*totals, _) in zip(self._all, gradients, sums, strict=True):
+            for old, new in zip(
+                one.state.values(), moments(list(one.state.values()), totals, one.whole, at), strict=True
+            ):
+                old.copy_(torch.where(good, new, old))
+            moves.append(self._direction(one, gradient))
+        lengths = self._together([[(m * m).sum() * one.share] for one, m in zip(self._all, moves, strict=True)])
+        for one, master, move, found, (length,) in zip(self._all, masters, moves, sums, lengths, strict=True):
+            moved = applied(master, move, found[-1], length, math.prod(one.whole), at)
+            master.copy_(torch.where(good, moved, master))
+
+    def _direction(self, one: Factored, gradient: Tensor) -> Tensor:
+        parts = [piece(value, spec, self._world) for value, spec in zip(one.state.values(), one.specs, strict=True)]
+        level = parts[0]  # not read of one dimension
+        if ROW in one.state:
+            level = piece(one.state[ROW].mean(-1, keepdim=True), (*one.spec[:-2], None), self._world)
+        found: Tensor = direction(parts, level, gradient)
+        return found
+
+    def _placed(self, one: Factored, found: list[Tensor]) -> list[Tensor]:
+        """This rank's sums, where they belong in those of the whole, so that all ranks' add up."""
+        import torch
+
+        if self._world.groups is None:
+            return found
+        *sums, size = found
+        placed = [torch.zeros_like(value) for value in one.state.values()]
+        for whole, spec, value in zip(placed, one.specs, sums, strict=True):
+            piece(whole, spec, self._world).copy_(value * one.share)
+        return [*placed, size * one.share]
+
+    def _together(self, found: list[list[Tensor]]) -> list[list[Tensor]]:
+        """Summed over all ranks."""
+        if self._world.groups is None:
+            return found
+        from tasks.training.collectives import summed
+
+        totals = iter(summed([value for values in found for value in values], None))
+        return [[next(totals) for _ in values] for values in found]
+
+
+def _specs(layout: Layout) -> list[Spec]:
+    return [layout.states[name] for name in layout.shapes]
+
+
+def _part(tensor: Tensor, spec: Spec, world: World, device: torch.device) -> Tensor:
+    """This rank's part, in memory of its own, on the device."""
+    return piece(tensor, spec, world).to(device, copy=True).contiguous()
+
+
+def _factors(name: str, whole: Shape, device: torch.device, stored: Reader | None) -> dict[str, Tensor]:
+    import torch
+
+    return {
+        prefix: (stored.tensor(prefix + name) if stored else torch.zeros(shape)).to(device)
+        for prefix, shape in state_shapes("adafactor", whole).items()
+    }

@@ -1,0 +1,67 @@
+"""The best evaluation, and when to stop."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.errors import ConfigError
+from tasks.train import TrainConfig
+from tasks.training.selection import Best, check_selection
+
+LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan), min_size=1, max_size=20)
+
+
+def walk(config: TrainConfig, values: list[float], metric: str = "eval_loss") -> Best:
+    best = Best()
+    for step, value in enumerate(values, start=1):
+        best = best.after(config, step, {metric: value})
+        if best.exhausted(config):
+            break
+    return best
+
+
+@given(LOSSES)
+def test_the_best_is_the_first_of_the_smallest(losses: list[float]) -> None:
+    real = [loss for loss in losses if math.isfinite(loss)]
+    best = walk(TrainConfig(keep_best=True), losses)
+    assert best.step == (losses.index(min(real)) + 1 if real else 0)
+
+
+def test_accuracy_is_better_when_higher() -> None:
+    config = TrainConfig(keep_best=True, best_metric="eval_accuracy")
+    assert walk(config, [0.5, 0.7, 0.6], "eval_accuracy").step == 2
+
+
+def test_patience_counts_evaluations_in_a_row() -> None:
+    config = TrainConfig(early_stopping_patience=2, early_stopping_threshold=0.1)
+    assert config.keeps_best
+    assert walk(config, [3.0, 2.0, 2.1, 1.8, 1.75, 1.0]) == Best(4, {"eval_loss": 1.8}, 1).after(
+        config, 6, {"eval_loss": 1.0}
+    )
+    stopped = walk(config, [3.0, 2.0, 1.95, 2.5, 0.1])
+    assert (stopped.step, stopped.stale) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "meta", "text"),
+    [
+        (
+            {"keep_best": True},
+            {"task": "causal_lm", "rows": {"train": {"8": 3}}},
+            "validation split, which has no rows",
+        ),
+        (
+            {"early_stopping_patience": 1, "best_metric": "eval_accuracy"},
+            {"task": "causal_lm", "rows": {"validation": {"8": 3}}},
+            "a causal_lm has none of",
+        ),
+    ],
+)
+def test_a_metric_that_nothing_yields_is_refused(fields: dict, meta: dict, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_selection(TrainConfig(**fields), meta)
+    check_selection(TrainConfig(), meta)
