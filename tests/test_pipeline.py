@@ -99,6 +99,22 @@ def test_a_learning_rate_reruns_train_and_below_and_explain_says_why(done: tuple
     ]
 
 
+def test_training_starts_from_an_earlier_model(done: tuple[Checkout, dict[str, Any]]) -> None:
+    """By the recipe's name or by digest; it begins where that training ended."""
+    checkout, first = done
+    made = {stage["stage"]: stage for stage in first["stages"]}
+    digest = made["consolidate"]["artifact"]
+    for name in ("demo", digest, digest.removeprefix("sha256:")[:12]):
+        why = checkout.json("explain", "demo", "train", *SMALL, f"train.warm_start_from={name}")
+        changes = [(c["part"], c["name"], c["after"]) for c in why["changes"]]
+        assert changes == [("inputs", "warm_start", digest)]
+    for start in ("demo", made["train"]["artifact"]):
+        more = [*SMALL, "train.engine=native", "train.devices=1", f"train.warm_start_from={start}"]
+        again = checkout.json("run", "demo", "--direct", "--until", "train", *more)
+        metrics = again["stages"][-1]["metrics"]
+        assert metrics["eval_loss_before"] == pytest.approx(made["train"]["metrics"]["eval_loss"], abs=1e-4)
+
+
 def test_intervals_change_nothing(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, _ = done
     assert set(checkout.actions("plan", "demo", *SMALL, "train.log_every=1", "train.keep_checkpoints=5").values()) == {

@@ -1,8 +1,9 @@
 """Both engines beside HF Trainer: the same rows, model, batch and machine, one epoch; samples and tokens per second, memory.
 
-    python -m tests.bench.bench_train [--rows 960] [--documents 96] [--work emotion,dolly] [--ways native,xla,random,by-length]
+    python -m tests.bench.bench_train [--rows 960] [--documents 96] [--rounds 1] [--work emotion,dolly] [--ways native,xla]
 
-emotion: classification with the pretrained MiniLM, batches of 32 rows, each row in the smallest of a few lengths.
+emotion: classification with the pretrained MiniLM, batches of 32 rows, each row in the smallest of a few lengths (eager: of
+the multiples of 8).
 dolly: instructions for a Llama of 12 M random parameters, packed into rows of 512, 8 a batch; the Trainer, which does not
 pack, gets as many documents a batch as 8 packed rows hold. The Trainer pads to the longest row of each batch, which it
 draws at random or by length. Start-up, evaluation, saving and steps that compile are left out. Tokens are those that are
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +31,7 @@ from tests.conftest import PROJECT
 from tests.training.toys import minilm, pretrained, scratch, write_packed
 
 LABELS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
-LENGTHS = {"native": (16, 24, 32, 48), "xla": (32,)}  # and the longest row's; xla compiles a graph for each
+LENGTHS = {"native": range(8, 128, 8), "xla": (32,)}  # and the longest row's; xla compiles a graph for each
 CHUNK, CHUNKS = 512, 8
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -185,24 +187,31 @@ def _encoded(folder: Path, texts: list[str], most: int) -> list[list[int]]:
 
 
 def compare(work: str, rows: Rows, arguments: argparse.Namespace) -> None:
+    """Round by round, so that a machine that slows down slows all ways down; medians."""
     print(f"\n{work}: {len(rows.ids)} rows, {rows.tokens} tokens")
-    found: dict[str, Rates] = {}
-    for way in arguments.ways.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            mine = way not in THEIRS
-            found[way] = ours(way, rows, Path(folder)) if mine else theirs(way, work, arguments)
-        name = f"trnflow {way}" if mine else f"HF Trainer {way}"
-        rate = found[way]
+    ways = arguments.ways.split(",")
+    rounds = [{way: measured(way, work, rows, arguments) for way in ways} for _ in range(arguments.rounds)]
+    found = {way: Rates(*map(median, zip(*(one[way] for one in rounds), strict=True))) for way in ways}
+    for way, rate in found.items():
+        name = f"HF Trainer {way}" if way in THEIRS else f"trnflow {way}"
         print(f"{name:22} {rate.samples:8.1f} samples/s {rate.tokens:9.0f} tokens/s {rate.memory / 2**20:7.0f} MiB")
-    for way in [way for way in found if way not in THEIRS]:
-        ratios = [f"{found[way].tokens / found[other].tokens:.2f} x {other}" for other in found if other in THEIRS]
+    for way in [way for way in ways if way not in THEIRS]:
+        ratios = [f"{found[way].tokens / found[other].tokens:.2f} x {other}" for other in ways if other in THEIRS]
         print(f"{way}: {', '.join(ratios)}")
+
+
+def measured(way: str, work: str, rows: Rows, arguments: argparse.Namespace) -> Rates:
+    if way in THEIRS:
+        return theirs(way, work, arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        return ours(way, rows, Path(folder))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=960)
     parser.add_argument("--documents", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--work", default="emotion,dolly")
     parser.add_argument("--ways", default="native,xla,random,by-length")
     parser.add_argument("--theirs", choices=THEIRS, help=argparse.SUPPRESS)
