@@ -25,9 +25,9 @@ from tasks.text.columns import Columns, choose_columns
 from tasks.text.config import DataConfig as DataConfig
 from tasks.text.config import SourceConfig
 from tasks.text.labels import LabelSet, common_names, label_set
-from tasks.text.parts import Dropped, Parts, by_split, cut_to, deduped, parts_of, weighted, write_split
 from tasks.text.readers import Rows, open_file
 from tasks.text.scratch import ReadSplit, read_split
+from tasks.text.shares import Dropped, Shares, by_split, cut_to, deduped, shares_of, weighted, write_split
 from tasks.text.sources import SPLITS, Wanted, resolve_source
 
 
@@ -82,18 +82,18 @@ def load_data(config: DataConfig, source: Source, out: Workdir) -> Meta:
     read = _read(config, source, out)
     _unchanged(source)
     names, sets = _label_sets(config, read)
-    parts = by_split(
+    shares = by_split(
         [
-            parts_of(one, splits, sets[one], _split(config), config.split_seed, stratify=config.stratify)
+            shares_of(one, splits, sets[one], _split(config), config.split_seed, stratify=config.stratify)
             for one, (_, splits) in read.items()
         ]
     )
     lost = sum((split.dropped for _, splits in read.values() for split in splits.values()), Counter[str]())
-    parts, dropped = _drop(config, parts, lost)
-    _report(config, parts, dropped, out)
-    rows = {split: write_split(split, some, out.path / f"{split}.parquet", out) for split, some in parts.items()}
+    shares, dropped = _drop(config, shares, lost)
+    _report(config, shares, dropped, out)
+    rows = {split: write_split(split, some, out.path / f"{split}.parquet", out) for split, some in shares.items()}
     mixed = {
-        "sources": {split: {part.source: part.rows for part in some} for split, some in parts.items()},
+        "sources": {split: {share.source: share.rows for share in some} for split, some in shares.items()},
         "overlap": dropped.overlap,
     }
     return {
@@ -199,30 +199,30 @@ def _label_set(config: SourceConfig, columns: Columns, read: dict[str, ReadSplit
 
 
 def _split(config: DataConfig) -> dict[str, float]:
-    return {str(name): part for name, part in config.split.items()}
+    return {str(name): share for name, share in config.split.items()}
 
 
-def _drop(config: DataConfig, parts: Parts, lost: Counter[str]) -> tuple[Parts, Dropped]:
+def _drop(config: DataConfig, shares: Shares, lost: Counter[str]) -> tuple[Shares, Dropped]:
     """What stays, and what does not. lost: rows that reading dropped."""
-    parts, dropped = deduped(parts, drop=config.dedupe)
+    shares, dropped = deduped(shares, drop=config.dedupe)
     given = config.limit
     limits = {name: given.get(name) if isinstance(given, dict) else given for name in SPLITS}  # type: ignore[call-overload]
-    before = sum(part.distinct for some in parts.values() for part in some)
+    before = sum(share.distinct for some in shares.values() for share in some)
     rows = {**lost, **dropped.rows}
     if config.mix:
         train, unmixed = weighted(
-            parts["train"], config.weights, config.stopping_strategy, limits["train"], config.shuffle_seed
+            shares["train"], config.weights, config.stopping_strategy, limits["train"], config.shuffle_seed
         )
-        parts, limits["train"] = {**parts, "train": train}, None
+        shares, limits["train"] = {**shares, "train": train}, None
         rows, before = {**rows, "mix": unmixed}, before - unmixed
-    parts = {name: cut_to(limits[name], name, some, config.shuffle_seed) for name, some in parts.items()}
-    rows["limit"] = before - sum(part.distinct for some in parts.values() for part in some)
-    for name, some in parts.items():
-        if not any(part.distinct for part in some):
+    shares = {name: cut_to(limits[name], name, some, config.shuffle_seed) for name, some in shares.items()}
+    rows["limit"] = before - sum(share.distinct for some in shares.values() for share in some)
+    for name, some in shares.items():
+        if not any(share.distinct for share in some):
             raise DataError(
                 f"the split {name} is empty after splitting and dropping", "check data.split and data.dedupe"
             )
-    return parts, dropped._replace(rows={reason: count for reason, count in rows.items() if count})
+    return shares, dropped._replace(rows={reason: count for reason, count in rows.items() if count})
 
 
 def _columns(sources: list[Columns]) -> list[str]:
@@ -231,7 +231,7 @@ def _columns(sources: list[Columns]) -> list[str]:
     return [*kept, *(["label"] if sources[0].label else [])]
 
 
-def _report(config: DataConfig, parts: Parts, dropped: Dropped, out: Workdir) -> None:
+def _report(config: DataConfig, shares: Shares, dropped: Dropped, out: Workdir) -> None:
     shared = {pair: count for pair, count in dropped.leakage.items() if count}
     if shared and not config.dedupe:
         told = ", ".join(f"{count} of {pair.replace('/', ' also in ')}" for pair, count in shared.items())
@@ -239,10 +239,10 @@ def _report(config: DataConfig, parts: Parts, dropped: Dropped, out: Workdir) ->
     if dropped.rows:
         out.info("rows dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.rows.items()))
     if config.mix:
-        total = sum(part.rows for part in parts["train"])
+        total = sum(share.rows for share in shares["train"])
         out.info(
-            "train is " + ", ".join(f"{p.rows:,} rows of {p.source} ({p.rows / total:.1%})" for p in parts["train"])
+            "train is " + ", ".join(f"{p.rows:,} rows of {p.source} ({p.rows / total:.1%})" for p in shares["train"])
         )
-        again = [f"{p.source} {p.rows / p.distinct:.1f} times" for p in parts["train"] if p.rows > p.distinct]
+        again = [f"{p.source} {p.rows / p.distinct:.1f} times" for p in shares["train"] if p.rows > p.distinct]
         if again:
             out.info(f"rows repeated: {', '.join(again)}")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tasks.text.selection import Hashes, Mask
 
 
-class Part(NamedTuple):
+class Share(NamedTuple):
     """Of a source the rows of `read` where `mask`; all of them `times` times over, and those where `more` once more."""
 
     source: str
@@ -64,10 +64,10 @@ class Part(NamedTuple):
             yield from kept_rows(self.read, keep, self.labels, schema)
 
 
-Parts = dict[str, list[Part]]
+Shares = dict[str, list[Share]]
 
 
-def parts_of(
+def shares_of(
     source: str,
     read: Mapping[str, ReadSplit],
     labels: LabelSet | None,
@@ -75,24 +75,24 @@ def parts_of(
     seed: int,
     *,
     stratify: bool,
-) -> dict[str, Part]:
+) -> dict[str, Share]:
     """A source's splits and, where it lacks them, those that `split` makes from its train."""
     train = read["train"]
-    fractions = {name: part for name, part in split.items() if name not in read}
+    fractions = {name: share for name, share in split.items() if name not in read}
     if stratify and fractions and labels:
         masks = stratified_splits(train.hashes, label_ids(train, labels), fractions, seed)
     else:
         masks = made_splits(train.hashes, fractions, seed)
-    made = {name: Part(source, train, labels, mask) for name, mask in masks.items()}
+    made = {name: Share(source, train, labels, mask) for name, mask in masks.items()}
     return made | {
-        name: Part(source, rows, labels, all_rows(rows.hashes)) for name, rows in read.items() if name != "train"
+        name: Share(source, rows, labels, all_rows(rows.hashes)) for name, rows in read.items() if name != "train"
     }
 
 
-def by_split(sources: list[dict[str, Part]]) -> Parts:
+def by_split(sources: list[dict[str, Share]]) -> Shares:
     """train, validation and test, each of those sources that have it."""
-    found = {name: [parts[name] for parts in sources if name in parts] for name in SPLITS}
-    return {name: parts for name, parts in found.items() if parts}
+    found = {name: [shares[name] for shares in sources if name in shares] for name in SPLITS}
+    return {name: shares for name, shares in found.items() if shares}
 
 
 class Dropped(NamedTuple):
@@ -104,65 +104,65 @@ class Dropped(NamedTuple):
     overlap: Meta
 
 
-def deduped(parts: Parts, *, drop: bool) -> tuple[Parts, Dropped]:
+def deduped(shares: Shares, *, drop: bool) -> tuple[Shares, Dropped]:
     """Counts texts that splits share; with `drop` takes rows of train that repeat an earlier one, or stand in another split."""
-    hashes = {name: joined([part.hashes for part in some]) for name, some in parts.items()}
+    hashes = {name: joined([share.hashes for share in some]) for name, some in shares.items()}
     shared = shared_rows(hashes)
     leakage = {f"{a}/{b}": int(mask.sum()) for (a, b), mask in shared.items()}
-    trains = {part.source: part.hashes for part in parts["train"]}
+    trains = {share.source: share.hashes for share in shares["train"]}
     overlap = {f"{a}/{b}": int(mask.sum()) for (a, b), mask in shared_rows(trains).items()}
     if not drop:
-        return parts, Dropped({}, leakage, overlap)
+        return shares, Dropped({}, leakage, overlap)
     twice = repeated(hashes["train"])
     leaked = any_of([mask for (a, _), mask in shared.items() if a == "train"], twice) & ~twice
     lost = {"duplicate": int(twice.sum()), "leaked": int(leaked.sum())}
-    return {**parts, "train": _within(parts["train"], ~(twice | leaked))}, Dropped(lost, leakage, overlap)
+    return {**shares, "train": _within(shares["train"], ~(twice | leaked))}, Dropped(lost, leakage, overlap)
 
 
-def cut_to(limit: int | None, split: str, parts: list[Part], seed: int) -> list[Part]:
+def cut_to(limit: int | None, split: str, shares: list[Share], seed: int) -> list[Share]:
     """At most `limit` rows of them all: a seeded sample."""
-    rows = sum(part.distinct for part in parts)
+    rows = sum(share.distinct for share in shares)
     if limit is None or rows <= limit:
-        return parts
-    return _within(parts, limited(_trues(rows), limit, seed, split))
+        return shares
+    return _within(shares, limited(_trues(rows), limit, seed, split))
 
 
 def weighted(
-    parts: list[Part], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None, seed: int
-) -> tuple[list[Part], int]:
+    shares: list[Share], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None, seed: int
+) -> tuple[list[Share], int]:
     """Train by weights, at most `limit` rows, and how many rows the weights alone took; see `tasks.text.mixture`."""
-    there = {part.source: part.distinct for part in parts}
+    there = {share.source: share.distinct for share in shares}
     for source, count in there.items():
         if count == 0:
             raise DataError(f"the source {source} has no rows of train left", "check data.dedupe and data.split")
     whole, taken = amounts(there, weights, strategy), amounts(there, weights, strategy, limit)
     unmixed = sum(max(0, there[name] - whole[name]) for name in there)
-    return [_taken(part, taken[part.source], seed) for part in parts], unmixed
+    return [_taken(share, taken[share.source], seed) for share in shares], unmixed
 
 
-def _taken(part: Part, rows: int, seed: int) -> Part:
-    """`rows` of a part: a seeded sample, or whole copies and a sample."""
-    times, rest = divmod(rows, part.distinct)
-    sample = within(part.mask, limited(_trues(part.distinct), rest, seed, f"train/{part.source}"))
-    return part._replace(mask=sample) if times == 0 else part._replace(times=times, more=sample if rest else None)
+def _taken(share: Share, rows: int, seed: int) -> Share:
+    """`rows` of a share: a seeded sample, or whole copies and a sample."""
+    times, rest = divmod(rows, share.distinct)
+    sample = within(share.mask, limited(_trues(share.distinct), rest, seed, f"train/{share.source}"))
+    return share._replace(mask=sample) if times == 0 else share._replace(times=times, more=sample if rest else None)
 
 
-def write_split(split: str, parts: list[Part], to: Path, out: Workdir) -> int:
+def write_split(split: str, shares: list[Share], to: Path, out: Workdir) -> int:
     """The split as parquet: one source after another, but train interleaved. Returns the rows."""
-    schema = written_schema({part.source: part.read.schema for part in parts}, parts[0].labels is not None, split)
-    total = sum(part.rows for part in parts)
-    if split == "train" and len(parts) > 1:
-        tables = _interleaved({part.source: part for part in parts}, schema)
+    schema = written_schema({share.source: share.read.schema for share in shares}, shares[0].labels is not None, split)
+    total = sum(share.rows for share in shares)
+    if split == "train" and len(shares) > 1:
+        tables = _interleaved({share.source: share for share in shares}, schema)
     else:
-        tables = (table for part in parts for table in part.tables(schema))
+        tables = (table for share in shares for table in share.tables(schema))
     return write_rows(tables, schema, to, lambda done: out.progress(done, total, f"{split} rows written"))
 
 
-def _interleaved(parts: dict[str, Part], schema: pa.Schema) -> Iterator[pa.Table]:
+def _interleaved(shares: dict[str, Share], schema: pa.Schema) -> Iterator[pa.Table]:
     import pyarrow as pa
 
-    readers = {name: _Reader(part.tables(schema), schema) for name, part in parts.items()}
-    for counts, order in interleaved({name: part.rows for name, part in parts.items()}, ROW_GROUP):
+    readers = {name: _Reader(share.tables(schema), schema) for name, share in shares.items()}
+    for counts, order in interleaved({name: share.rows for name, share in shares.items()}, ROW_GROUP):
         yield pa.concat_tables([readers[name].take(count) for name, count in counts.items()]).take(pa.array(order))
 
 
@@ -182,12 +182,12 @@ class _Reader:
         return taken.combine_chunks()
 
 
-def _within(parts: list[Part], keep: Mask) -> list[Part]:
-    """`keep`, a mask over the rows of all parts, as the parts' own masks."""
+def _within(shares: list[Share], keep: Mask) -> list[Share]:
+    """`keep`, a mask over the rows of all shares, as the shares' own masks."""
     found, start = [], 0
-    for part in parts:
-        end = start + part.distinct
-        found.append(part._replace(mask=within(part.mask, keep[start:end])))
+    for share in shares:
+        end = start + share.distinct
+        found.append(share._replace(mask=within(share.mask, keep[start:end])))
         start = end
     return found
 
