@@ -11,6 +11,7 @@ from __future__ import annotations
 from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.config import graph_params
 from tasks.stage import Keyed, Workdir, stage, write_json
+from tasks.training.compile_cache import keep_cache
 from tasks.training.config import TrainConfig, compiler, environ
 
 SCHEMA = 1
@@ -35,13 +36,15 @@ def graph_settings(config: TrainConfig) -> Meta:
 def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """Write `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops, bytes}]}, sorted by name and length.
 
-    On device neuron they are compiled as well, by `neuron_parallel_compile`, into `neuron-cache/`; that was never run here."""
+    On device neuron they are compiled as well, by `neuron_parallel_compile`, into `neuron-cache/`; that was never run here. With
+    `train.compile_cache` torch.compile's cache stands beside them."""
     if config.device == "neuron":
         from tasks.training.neuron import compile_graphs as listed
     else:
         from tasks.training.inventory import inventory as listed
 
     graphs = listed(config, model, packed, out)
+    keep_cache(config, model, packed, out)
     document = {"engine": config.engine, "graphs": graphs}
     write_json(out.path / "graphs.json", document)
     brief = [{name: graph[name] for name in ("name", "length", "hash")} for graph in graphs]

@@ -48,8 +48,10 @@ class TrainConfig(StageConfig):
     betas nor eps.
     threads: of the CPU, per process (None: every core this one may use, shared among the ranks of engine native); another
     number changes the last bit.
-    compile: torch.compile, engine native alone. last_batch: what happens to an epoch's rows that fill no batch of their
-    length: "pad" trains on them in a smaller batch, "drop" leaves them out of that epoch.
+    compile: torch.compile, engine native alone. compile_cache: precompile keeps what it makes, and train takes it; PyTorch
+    pickles it, so only in a store whose writers you trust.
+    last_batch: what happens to an epoch's rows that fill no batch of their length: "pad" trains on them in a smaller batch,
+    "drop" leaves them out of that epoch.
     warm_start_from: begin with the weights of an earlier model in the store, of model.source's architecture: a digest of what
     `consolidate` or `train` made, or a recipe's name, of which the newest completed run counts.
     log_every, checkpoint_every: in steps. allow_recompile: go on with a graph that precompile did not list.
@@ -69,6 +71,7 @@ class TrainConfig(StageConfig):
     micro_batch: Annotated[PositiveInt | None, GRAPH] = None
     dtype: Annotated[Literal["float32", "bfloat16"], GRAPH] = "float32"
     compile: Annotated[bool, GRAPH] = False
+    compile_cache: Annotated[bool, GRAPH, NOT_KEYED] = False
     epochs: PositiveInt = 3
     max_steps: PositiveInt | None = None
     optimizer: Annotated[Literal["adamw", "adafactor"], GRAPH] = "adamw"
@@ -157,6 +160,8 @@ class TrainConfig(StageConfig):
             )
         if self.engine == "native" and self.compile and self.devices > 1:
             raise ValueError("compile is for one device as yet: set devices=1, or compile=false")
+        if self.compile_cache and not self.compile:
+            raise ValueError("compile_cache is of torch.compile: set compile=true")
         if self.engine == "native" and self.device == "neuron":
             raise ValueError("engine native does not drive device neuron: set engine=xla")
         if self.engine == "xla" and self.device == "cuda":

@@ -21,7 +21,7 @@ from typing import Any
 from tasks.artifact import Input, Meta, Source
 from tasks.errors import Interrupted, NonFiniteLoss
 from tasks.stage import Partial, Workdir, write_json
-from tasks.training import checkpoint
+from tasks.training import checkpoint, compile_cache, neuron
 from tasks.training.ahead import ahead
 from tasks.training.batches import Batch, Schedule, Split
 from tasks.training.config import TrainConfig
@@ -32,7 +32,6 @@ from tasks.training.inventory import Ledger
 from tasks.training.meter import Meter, Meters, host_memory
 from tasks.training.model import Built, build
 from tasks.training.names import PARAMETER
-from tasks.training.neuron import use_cache
 from tasks.training.objective import class_weights, target_weight
 from tasks.training.optim import scalars
 from tasks.training.ranks import World, joined
@@ -63,7 +62,8 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
     """Train from the newest state in `out.partial`, or the start; write the artifact; return its metadata."""
     check_device(config)
     if config.device == "neuron":
-        use_cache(graphs, out)
+        neuron.use_cache(graphs, out)
+    compile_cache.use_cache(config, graphs, out)
     with joined(config) as world:
         return _fit(config, model, packed, graphs, out, world)
 

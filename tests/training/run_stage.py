@@ -162,6 +162,16 @@ def counted(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> 
     return meta
 
 
+@stage(kind="checkpoint", process=True, environ=train_environ)
+def trained_with(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
+    """train alone, with the graphs of another process; and what torch.compile found in its cache."""
+    meta = train(config, model, packed, out=out, graphs=graphs)
+    from torch._dynamo.utils import counters
+
+    out.figures(**{name: counters["inductor"][name] for name in ("fxgraph_cache_hit", "fxgraph_cache_miss")})
+    return meta
+
+
 class ManyConfig(StageConfig):
     configs: tuple[TrainConfig, ...]
 
