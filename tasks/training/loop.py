@@ -22,6 +22,7 @@ from tasks.artifact import Input, Meta, Source
 from tasks.errors import Interrupted, NonFiniteLoss
 from tasks.stage import Partial, Workdir, write_json
 from tasks.training import checkpoint
+from tasks.training.adapters import adapt, adapter_document, passes
 from tasks.training.ahead import ahead
 from tasks.training.batches import Batch, Schedule, Split
 from tasks.training.config import TrainConfig
@@ -29,6 +30,7 @@ from tasks.training.devices import check_device, device_name
 from tasks.training.engine import Engine, Handle, make_engine
 from tasks.training.flops import flops_per_row, mfu
 from tasks.training.inventory import Ledger
+from tasks.training.lora import CONFIG
 from tasks.training.meter import Meter, Meters, host_memory
 from tasks.training.model import Built, build
 from tasks.training.neuron import use_cache
@@ -62,7 +64,7 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
 def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Meta:
     train, validation = Split(packed, "train"), Split(packed, "validation")
     schedule = Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch)
-    built = build(model, packed, seed=config.seed, weights=True)
+    built = adapt(config, build(model, packed, seed=config.seed, weights=True))
     ledger = Ledger.of(graphs, allow=config.allow_recompile)
     newest = world.first(lambda: out.partial.newest(out.warn) if out.partial else None)
     stored = checkpoint.Reader(newest[1]) if newest else None
@@ -70,17 +72,23 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
     progress = Progress(**stored.state) if stored else Progress()
     if stored:
         out.info(f"resumes at step {progress.step}")
+    document = adapter_document(built) if config.method == "lora" else None
+    if built.frozen:
+        out.info(f"trains {_count(built.trained()):,} of {_count(built.parameters()):,} parameters")
     run = Run(config, built, engine, ledger, schedule, train, validation, progress, out, world)
     with stop_signals() as stopped:
         run.loop(stopped)
     checkpoint.write(out.path, engine.boxes(state=False), {}, world.gather)
     if world.rank == 0:
         write_json(out.path / "config.json", built.config)
+        if document:
+            write_json(out.path / CONFIG, document)
         _copy_tokenizer(packed, out)
     return {
         "task": built.task,
         "labels": packed.meta["labels"],
         "lengths": packed.meta["lengths"],
+        "method": config.method,
         "steps": progress.step,
         "metrics": run.summary(),
     }
@@ -109,6 +117,7 @@ class Run:
         self.pending: list[tuple[int, Handle]] = []
         self.shown: dict[str, float] = {}
         self.row_flops = {length: flops_per_row(built, length) for length in train.rows}
+        self.passes = passes(built)
 
     def loop(self, stopped: list[int]) -> None:
         at = self.progress
@@ -149,7 +158,7 @@ class Run:
         if compiling:  # a step of another kind: neither its tokens nor its time count
             self.meters.add_elsewhere(compiling)
         else:
-            self.meters.count(batch, 3 * self.config.global_batch * self.row_flops[batch.length])
+            self.meters.count(batch, int(self.passes * self.config.global_batch * self.row_flops[batch.length]))
         self.pending.append((at.step, handle))
         at.step += 1
         self.out.progress(at.step, self.total, "steps", **self.shown)
@@ -255,6 +264,10 @@ def stop_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def _count(parameters: dict[str, Any]) -> int:
+    return sum(parameter.numel() for parameter in parameters.values())
 
 
 def _copy_tokenizer(packed: Input, out: Workdir) -> None:

@@ -54,19 +54,20 @@ class NativeEngine:
         with torch.no_grad():
             if stored:
                 self._restore(stored)
-            apart = config.dtype == "bfloat16" or self._layout.states != self._layout.specs
-            masters = [self._piece(name, p.detach().float()) for name, p in built.parameters().items()] if apart else []
+            states, specs = self._layout.states, self._layout.specs
+            apart = config.dtype == "bfloat16" or any(states[name] != specs[name] for name in states)
+            masters = [self._piece(name, p.detach().float()) for name, p in built.trained().items()] if apart else []
             self._first, self._second = (self._moments(prefix, stored) for prefix in (FIRST, SECOND))
             if config.dtype == "bfloat16":
                 for one in built.parameters().values():  # not the buffers: rotary frequencies need fp32
                     one.data = one.data.to(torch.bfloat16)
-        if config.remat:
+        if config.remat and config.method != "head":
             _recompute(built.model, int(config.remat))
         if world.groups is not None:
             self._exchange = self._shard()
         built.model.to(self._device).train()
         named = built.parameters()
-        self._parameters: list[Tensor] = [named[name] for name in self._layout.shapes]
+        self._parameters: list[Tensor] = [named[name] for name in states]
         self._apart = apart
         self._masters = masters if apart else self._locals()
         if config.compile:
@@ -112,9 +113,9 @@ class NativeEngine:
             (SECOND, self._second),
         ]
         for prefix, tensors in kinds if state else kinds[:1]:
-            for (name, whole), tensor in zip(self._layout.shapes.items(), tensors, strict=True):
-                spec = self._layout.states[name]
+            for (name, spec), tensor in zip(self._layout.states.items(), tensors, strict=True):
                 if writes(spec, self._world):
+                    whole = self._layout.shapes[name]
                     at = start(whole, spec, self._world)
                     yield Box(prefix + name, self._world.rank, at, whole, tensor.detach().cpu())
 
@@ -124,7 +125,7 @@ class NativeEngine:
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
 
     def _restore(self, stored: Reader) -> None:
-        for name, parameter in self._built.parameters().items():
+        for name, parameter in self._built.trained().items():
             parameter.copy_(stored.tensor(PARAMETER + name))
 
     def _piece(self, name: str, value: Tensor) -> Tensor:
@@ -136,8 +137,8 @@ class NativeEngine:
 
         zero = torch.zeros(())
         return [
-            self._piece(name, stored.tensor(prefix + name) if stored else zero.expand(shape))
-            for name, shape in self._layout.shapes.items()
+            self._piece(name, stored.tensor(prefix + name) if stored else zero.expand(self._layout.shapes[name]))
+            for name in self._layout.states
         ]
 
     def _shard(self) -> Exchange:
@@ -236,7 +237,9 @@ def replica_seed(seed: int, replica: int) -> int:
 def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Layout) -> str:
     steps = [config.dtype, config.remat, config.compile, config.micro_rows, layout.model]
     steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel]
-    return hashlib.sha256(json.dumps([name, inputs, steps, layout.shapes], sort_keys=True).encode()).hexdigest()
+    lora = config.lora.model_dump(mode="json") if config.lora else None
+    document = [name, inputs, steps, layout.shapes, list(layout.states), lora]
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _loss(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
