@@ -16,7 +16,7 @@ from tasks.pack_chunks import pack_chunks
 from tasks.precompile import precompile
 from tasks.tokenize_text import tokenize_text
 from tasks.train import train
-from tasks.training.config import check_layout
+from tasks.training.config import check_model
 
 DATA_STAGES = ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
 STAGES = (*DATA_STAGES, "precompile", "train", "consolidate", "export_neuron", "evaluate_model")
@@ -26,7 +26,7 @@ def finetune(recipe: Recipe, stage: Stages) -> Any:
     """From rows to an evaluated, exported model; `stage` runs the stages, or only asks what would run."""
     source = stage.resolve(data_source, recipe.data)
     model = stage.resolve(model_source, recipe.model)
-    check_layout(recipe.train, model)
+    check_model(recipe.train, model)
     rows = stage(load_data, recipe.data, source)
     texts = stage(format_prompts, recipe.format, rows, model)
     tokens = stage(tokenize_text, recipe.tokenize, texts, model)
@@ -34,6 +34,6 @@ def finetune(recipe: Recipe, stage: Stages) -> Any:
     graphs = stage.later(precompile, recipe.train, model, packed)
     start = stage.earlier(recipe.train.warm_start_from, "train.warm_start_from")
     shards = stage(train, recipe.train, model, packed, start, after=graphs)
-    weights = stage(consolidate, recipe.consolidate, shards)
+    weights = stage(consolidate, recipe.consolidate, shards, model, start)
     exported = stage(export_neuron, recipe.export, weights)
     return stage(evaluate_model, recipe.evaluate, texts, packed, weights, exported)

@@ -1,8 +1,11 @@
 """Turn a sharded checkpoint into a Hugging Face folder that `AutoModel*.from_pretrained` loads.
 
+A training that froze a part kept only the rest: then the base model is read again, and the trained tensors are put in their
+place, LoRA's updates added. Of LoRA the adapter stands beside the whole, in `adapter/`, as peft loads it.
+
 Weights are put together and written one tensor at a time, into safetensors of at most `max_shard_size`; then the folder is
-loaded and each parameter compared, which takes one copy of the model. Fails with ModelError when a tensor is missing,
-unexpected or different.
+loaded and each parameter compared, which takes one copy of the model (of a part, two). Fails with ModelError when a tensor is
+missing, unexpected or different.
 """
 
 from __future__ import annotations
@@ -17,16 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import field_validator
 
-from tasks.artifact import Input, Json, Meta
+from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import ModelError
-from tasks.stage import Workdir, read_json, stage, write_json
-from tasks.training.names import PARAMETER
+from tasks.stage import Keyed, Workdir, read_json, stage, write_json
+from tasks.training.lora import CONFIG
+from tasks.training.merge import Merged, Stored, Weights, write_adapter
+from tasks.training.warm_start import starting_from
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from tasks.training.checkpoint import Reader
 
 SCHEMA = 1
 
@@ -51,23 +54,40 @@ def environ(config: ConsolidateConfig) -> dict[str, str]:
     return {"USE_TORCH_XLA": "0", "TOKENIZERS_PARALLELISM": "false"}
 
 
-@stage(kind="model", process=True, environ=environ)
-def consolidate(config: ConsolidateConfig, shards: Input, out: Workdir) -> Meta:
-    """Write `config.json`, `model*.safetensors`, the tokenizer and, for a language model, `generation_config.json`."""
+def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
+    """The checkpoint by digest and, where it holds a part alone, the weights that the rest is read from."""
+    shards, model, start = inputs["shards"], inputs["model"], inputs.get("warm_start")
+    assert isinstance(shards, Artifact) and isinstance(model, Source)
+    if not _is_partial(shards.meta):
+        return {"shards": shards.digest}
+    return {
+        "shards": shards.digest,
+        "weights": start.digest if isinstance(start, Artifact) else model.identity["weights"],
+    }
+
+
+@stage(kind="model", process=True, inputs=consolidate_inputs, environ=environ)
+def consolidate(
+    config: ConsolidateConfig, shards: Input, model: Source, warm_start: Input | None = None, *, out: Workdir
+) -> Meta:
+    """Write `config.json`, `model*.safetensors`, the tokenizer, for a language model `generation_config.json`, and of LoRA
+    `adapter/`. model, warm_start: the base of a checkpoint that holds a part alone."""
     from tasks.training.checkpoint import Reader
 
-    reader = Reader(shards.path)
-    names = [name.removeprefix(PARAMETER) for name in reader.names]
-    sizes = {name: math.prod(reader.shape(PARAMETER + name)) for name in names}
+    stored, model = Stored(Reader(shards.path)), starting_from(model, warm_start)
+    weights: Weights = Merged(shards, model, stored) if _is_partial(shards.meta) else stored
+    sizes = {name: math.prod(weights.shape(name)) for name in weights.names}
     document = {**read_json(shards.path / "config.json"), "dtype": config.dtype}
     write_json(out.path / "config.json", document)
     if shards.meta["task"] == "causal_lm":
         write_json(out.path / "generation_config.json", _generation(document))
     for file in sorted((shards.path / "tokenizer").iterdir()):
         shutil.copyfile(file, out.path / file.name)
-    tensors = _tensors(reader, names, config.dtype, out)
-    _write_shards(out.path, _grouped(sizes, config), reader, tensors, config.dtype)
-    _verify(out.path, shards.meta["task"], reader, config.dtype)
+    tensors = _tensors(weights, config.dtype, out)
+    _write_shards(out.path, _grouped(sizes, config), weights, tensors, config.dtype)
+    if (shards.path / CONFIG).exists():
+        write_adapter(out.path / "adapter", shards, model, stored, config.dtype)
+    _verify(out.path, shards.meta["task"], weights, config.dtype)
     return {
         "task": shards.meta["task"],
         "labels": shards.meta["labels"],
@@ -77,11 +97,16 @@ def consolidate(config: ConsolidateConfig, shards: Input, out: Workdir) -> Meta:
     }
 
 
-def _tensors(reader: Reader, names: list[str], dtype: str, out: Workdir) -> Iterator[tuple[str, Tensor]]:
+def _is_partial(meta: Meta) -> bool:
+    return bool(meta.get("method", "full") != "full")
+
+
+def _tensors(weights: Weights, dtype: str, out: Workdir) -> Iterator[tuple[str, Tensor]]:
     import torch
 
+    names = weights.names
     for done, name in enumerate(names, start=1):
-        yield name, reader.tensor(PARAMETER + name).to(getattr(torch, dtype))
+        yield name, weights.tensor(name).to(getattr(torch, dtype))
         out.progress(done, len(names), "tensors")
 
 
@@ -100,17 +125,17 @@ def _grouped(sizes: dict[str, int], config: ConsolidateConfig) -> list[list[str]
 
 
 def _write_shards(
-    folder: Path, groups: list[list[str]], reader: Reader, tensors: Iterator[tuple[str, Tensor]], dtype: str
+    folder: Path, groups: list[list[str]], weights: Weights, tensors: Iterator[tuple[str, Tensor]], dtype: str
 ) -> None:
     files = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     if len(groups) == 1:
         files = ["model.safetensors"]
     for file, group in zip(files, groups, strict=True):
-        shapes = {name: reader.shape(PARAMETER + name) for name in group}
+        shapes = {name: weights.shape(name) for name in group}
         _write_safetensors(folder / file, shapes, dtype, tensors)
     if len(groups) > 1:
         width = WIDTHS[dtype][1]
-        total = sum(math.prod(reader.shape(PARAMETER + name)) * width for group in groups for name in group)
+        total = sum(math.prod(weights.shape(name)) * width for group in groups for name in group)
         where = {name: file for file, group in zip(files, groups, strict=True) for name in group}
         write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
 
@@ -137,7 +162,7 @@ def _write_safetensors(
             handle.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _verify(folder: Path, task: str, reader: Reader, dtype: str) -> None:
+def _verify(folder: Path, task: str, weights: Weights, dtype: str) -> None:
     """ModelError unless the folder loads with each parameter as the checkpoint has it."""
     import torch
     import transformers
@@ -149,7 +174,7 @@ def _verify(folder: Path, task: str, reader: Reader, dtype: str) -> None:
     model, found = kind.from_pretrained(folder, dtype=wanted, output_loading_info=True)
     wrong = {name: sorted(map(str, found[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     if not any(wrong.values()):
-        pairs = ((name, value, reader.tensor(PARAMETER + name)) for name, value in model.named_parameters())
+        pairs = ((name, value, weights.tensor(name)) for name, value in model.named_parameters())
         wrong["different_tensors"] = [name for name, ours, theirs in pairs if not torch.equal(ours, theirs.to(wanted))]
     for what, names in wrong.items():
         if names:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -23,13 +23,18 @@ from pydantic import (
 from tasks.artifact import Meta, Source
 from tasks.compilers import flags_around
 from tasks.config import GRAPH, NOT_KEYED, StageConfig
-from tasks.training.plan import STYLES, check_heads
+from tasks.errors import ModelError
+from tasks.training.lora import LoraConfig
+from tasks.training.plan import SHARED, STYLES, check_heads
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainConfig(StageConfig):
-    """devices: in all, data parallel x tensor_parallel_size; global_batch: sequences per update; micro_batch: sequences per
+    """method: what is trained: all weights; LoRA's, which `lora` sets up, and a classifier's head; or the head alone, which is a
+    classifier's, or a language model's output layer where that has weights of its own. All else is frozen: it has no gradient,
+    no optimizer state and no fp32 master, and is read from model.source again. remat of a frozen body saves nothing.
+    devices: in all, data parallel x tensor_parallel_size; global_batch: sequences per update; micro_batch: sequences per
     replica and forward pass (None: all of a replica's share at once); the rest of a global batch is accumulated.
 
     tensor_parallel_rules: layer ("*" for a number) -> style, such as "model.layers.*.self_attn.q_proj: colwise", instead of the
@@ -58,6 +63,8 @@ class TrainConfig(StageConfig):
     collective_timeout_seconds: how long a rank of engine native waits for the others; saving must take less.
     """
 
+    method: Annotated[Literal["full", "lora", "head"], GRAPH] = "full"
+    lora: Annotated[LoraConfig | None, GRAPH] = None
     engine: Annotated[Literal["xla", "native"], GRAPH] = "xla"
     device: Annotated[Literal["cpu", "cuda", "neuron"], GRAPH] = "cpu"
     devices: Annotated[PositiveInt, GRAPH] = 1
@@ -134,9 +141,24 @@ class TrainConfig(StageConfig):
     @classmethod
     def _knows_styles(cls, value: dict[str, str]) -> dict[str, str]:
         for pattern, style in value.items():
-            if style not in STYLES:
-                raise ValueError(f"{style!r} of {pattern} is no style: it is one of {', '.join(sorted(STYLES))}")
+            if style not in STYLES or style == SHARED:
+                known = sorted(STYLES.keys() - {SHARED})
+                raise ValueError(f"{style!r} of {pattern} is no style: it is one of {', '.join(known)}")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spells_out_lora(cls, values: Any) -> Any:
+        """LoRA without settings has their defaults, so that both ways of writing it are one key."""
+        if isinstance(values, dict) and values.get("method") == "lora" and values.get("lora") is None:
+            return {**values, "lora": {}}
+        return values
+
+    @model_validator(mode="after")
+    def _lora_is_meant(self) -> TrainConfig:
+        if self.lora is not None and self.method != "lora":
+            raise ValueError(f"lora is set, and method is {self.method}: set method=lora, or lora=null")
+        return self
 
     @model_validator(mode="after")
     def _divides(self) -> TrainConfig:
@@ -186,10 +208,15 @@ def ranks(config: TrainConfig) -> int:
     return config.devices if config.engine == "native" else 1
 
 
-def check_layout(config: TrainConfig, model: Source) -> None:
-    """ModelError where the layout can be seen not to fit the model, long before training: what its config leaves to
-    defaults is looked at when it is built."""
+def check_model(config: TrainConfig, model: Source) -> None:
+    """ModelError where the method or the layout can be seen not to fit the model, long before training: what its config
+    leaves to defaults is looked at when it is built."""
     known = model.identity["config"]
+    if config.method != "full" and model.identity["weights"] is None:
+        raise ModelError(
+            f"train.method={config.method} trains a part of a pretrained model, and this one starts from scratch",
+            "set model.source to a model with weights, or train.method=full",
+        )
     check_heads({**(known["pretrained"] or {}), **known["overrides"]}, config.tensor_parallel_size)
 
 

@@ -65,7 +65,7 @@ class Together:
         self._world = world
         self._group = world.groups["data"].get_group()
         self._models = world.groups["model"].get_group()
-        names = list(layout.shapes)
+        names = list(layout.states)
         self._partial = [i for i, name in enumerate(names) if name in partial]
         self._copies = [copies(layout.states[name], layout.mesh) for name in names]
         self._once: Tensor | None = None

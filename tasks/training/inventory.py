@@ -79,6 +79,7 @@ class Ledger:
 
 def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
     """Trace every graph of `config` on the lengths of `packed`, sorted by name and length."""
+    from tasks.training.adapters import adapt, passes
     from tasks.training.devices import check_device
     from tasks.training.engine import make_engine
     from tasks.training.flops import flops_per_row, state_bytes
@@ -87,7 +88,8 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -
     from tasks.training.optim import scalars
 
     check_device(config)
-    built = replace(build(model, packed, seed=0, weights=False), class_weights=class_weights(config, packed.meta, None))
+    weights = class_weights(config, packed.meta, None)
+    built = replace(adapt(config, build(model, packed, seed=0, weights=False)), class_weights=weights)
     ledger = Ledger()
     engine = make_engine(config, built, ledger)
     lengths = packed.meta["lengths"]
@@ -96,9 +98,10 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -
         engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
         engine.evaluate(next(batch.micros(config.micro_rows)))
         out.progress(done, len(lengths), "lengths")
-    rows = {"train": 3 * config.global_batch, "accumulate": 3 * config.micro_rows, "eval": config.micro_rows}
+    cost = passes(built)
+    rows = {"train": cost * config.global_batch, "accumulate": cost * config.micro_rows, "eval": config.micro_rows}
     for graph in ledger.met.values():
-        graph["flops"] = rows.get(graph["name"], 0) * flops_per_row(built, graph["length"])
+        graph["flops"] = int(rows.get(graph["name"], 0) * flops_per_row(built, graph["length"]))
         graph["bytes"] = state_bytes(config, built)
     return [ledger.met[key] for key in sorted(ledger.met)]
 

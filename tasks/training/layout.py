@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Layout:
     """Of a model's parameters, by name. model: its class. tp: what "model" alone splits, as forward and backward see it; specs:
-    as the parameter lies between steps, with `fsdp` over "data" as well; states: its fp32 master and its moments; styles:
-    module -> style of the plan."""
+    as the parameter lies between steps, with `fsdp` over "data" as well; states: the fp32 master and the moments of each that
+    is trained; styles: module -> style of the plan."""
 
     model: str
     mesh: Mesh
@@ -39,10 +39,11 @@ def layout_of(config: TrainConfig, built: Built) -> Layout:
     name_of_model = type(built.model).__name__
     tp = parameter_specs(shapes, plan, mesh, name_of_model)
     states = {name: state_spec(shapes[name], tp[name], mesh, config.zero1 or config.fsdp) for name in shapes}
+    trained = {name: states[name] for name in built.trained()}
     modules = {name.rpartition(".")[0] for name in shapes}
     styles = {name: style for name in sorted(modules) for pattern, style in plan.items() if covers(pattern, name)}
     _check_kinds(built, tp)
-    return Layout(name_of_model, mesh, shapes, tp, states if config.fsdp else tp, states, styles)
+    return Layout(name_of_model, mesh, shapes, tp, states if config.fsdp else tp, trained, styles)
 
 
 def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:

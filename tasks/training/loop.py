@@ -22,6 +22,7 @@ from tasks.artifact import Input, Meta, Source
 from tasks.errors import Interrupted, NonFiniteLoss
 from tasks.stage import Partial, Workdir, write_json
 from tasks.training import checkpoint, compile_cache, neuron
+from tasks.training.adapters import adapt, adapter_document, passes
 from tasks.training.ahead import ahead
 from tasks.training.batches import Batch, Schedule, Split
 from tasks.training.config import TrainConfig
@@ -29,6 +30,7 @@ from tasks.training.devices import check_device, device_name
 from tasks.training.engine import Box, Engine, Handle, make_engine
 from tasks.training.flops import flops_per_row, mfu
 from tasks.training.inventory import Ledger
+from tasks.training.lora import CONFIG
 from tasks.training.meter import Meter, Meters, host_memory
 from tasks.training.model import Built, build
 from tasks.training.names import PARAMETER
@@ -73,7 +75,7 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
     train, validation = Split(packed, "train"), Split(packed, "validation")
     schedule = Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch)
     weights = class_weights(config, packed.meta, train)
-    built = replace(build(model, packed, seed=config.seed, weights=True), class_weights=weights)
+    built = replace(adapt(config, build(model, packed, seed=config.seed, weights=True)), class_weights=weights)
     ledger = Ledger.of(graphs, allow=config.allow_recompile)
     newest = world.first(lambda: newest_state(out))
     stored = checkpoint.Reader(newest) if newest else None
@@ -81,17 +83,23 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
     progress = Progress.of(stored.state) if stored else Progress()
     if stored:
         out.info(f"resumes at step {progress.step}")
+    document = adapter_document(built) if config.method == "lora" else None
+    if built.frozen:
+        out.info(f"trains {_count(built.trained()):,} of {_count(built.parameters()):,} parameters")
     run = Run(config, built, engine, ledger, schedule, train, validation, progress, out, world)
     with stop_signals() as stopped:
         run.loop(stopped)
     run.write_result()
     if world.rank == 0:
         write_json(out.path / "config.json", built.config)
+        if document:
+            write_json(out.path / CONFIG, document)
         _copy_tokenizer(packed, out)
     return {
         "task": built.task,
         "labels": packed.meta["labels"],
         "lengths": packed.meta["lengths"],
+        "method": config.method,
         "steps": progress.step,
         "metrics": run.summary(),
         **({"best_step": progress.best.step} if config.keeps_best else {}),
@@ -133,6 +141,7 @@ class Run:
         self.pending: list[tuple[int, Handle]] = []
         self.shown: dict[str, float] = {}
         self.row_flops = {length: flops_per_row(built, length) for length in train.rows}
+        self.passes = passes(built)
 
     def loop(self, stopped: list[int]) -> None:
         at = self.progress
@@ -193,7 +202,7 @@ class Run:
         if compiling:  # a step of another kind: neither its tokens nor its time count
             self.meters.add_elsewhere(compiling)
         else:
-            self.meters.count(batch, 3 * self.config.global_batch * self.row_flops[batch.length])
+            self.meters.count(batch, int(self.passes * self.config.global_batch * self.row_flops[batch.length]))
         self.pending.append((at.step, handle))
         at.step += 1
         self.out.progress(at.step, self.total, "steps", **self.shown)
@@ -316,6 +325,10 @@ def _parameters(stored: checkpoint.Reader) -> Iterator[Box]:
         if name.startswith(PARAMETER):
             value = stored.tensor(name)
             yield Box(name, 0, (0,) * value.dim(), tuple(value.shape), value)
+
+
+def _count(parameters: dict[str, Any]) -> int:
+    return sum(parameter.numel() for parameter in parameters.values())
 
 
 def _copy_tokenizer(packed: Input, out: Workdir) -> None:

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Input, Meta, Source
 from tasks.errors import ModelError
 from tasks.model_source import model_folder
-from tasks.training.warm_start import load_checkpoint
+from tasks.training.pretrained import auto_class, load_pretrained, options_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
 
 
 @dataclass(frozen=True)
 class Built:
     """model: on the CPU, or on "meta" when it is only traced; causal: each position sees the ones before it, in its segment;
     first_position: the position id of a row's first token (RoBERTa: pad id + 1); config: of the model as it is published;
-    lacking: the parameters that the weights did not hold, made from the seed; class_weights: see `objective`."""
+    lacking: the parameters that the weights did not hold, made from the seed; frozen: those that are not trained; class_weights:
+    see `objective`."""
 
     model: Any
     task: str
@@ -36,11 +34,16 @@ class Built:
     first_position: int
     config: Meta
     lacking: tuple[str, ...] = ()
+    frozen: frozenset[str] = frozenset()
     class_weights: tuple[float, ...] | None = None
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Those trained, tied ones once, by name."""
+        """All of them, tied ones once, by name."""
         return dict(self.model.named_parameters())
+
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """Those that have a gradient, a master and moments, in the same order."""
+        return {name: parameter for name, parameter in self.parameters().items() if name not in self.frozen}
 
 
 def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
@@ -48,20 +51,16 @@ def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
     import torch
 
     config = configured(source, packed.meta)
-    kind = _auto_class(packed.meta["task"])
+    kind, options = auto_class(packed.meta["task"]), options_of(source)
     torch.manual_seed(seed)
     lacking: tuple[str, ...] = ()
-    options = {"attn_implementation": "sdpa", "trust_remote_code": source.location["trust_remote_code"]}
     if not weights:
         with torch.device("meta"):
             model = kind.from_config(config, **options)
     elif source.identity["weights"] is None:
         model = kind.from_config(config, **options)
-    elif "checkpoint" in source.location["model"]:
-        model = kind.from_config(config, **options)
-        load_checkpoint(Path(source.location["model"]["checkpoint"]), dict(model.named_parameters()))
     else:
-        model, lacking = _pretrained(kind, config, source, options)
+        model, lacking = load_pretrained(packed.meta["task"], config, source, **options)
     model.config.architectures = [type(model).__name__]
     published = {**model.config.to_diff_dict(), "dtype": "float32"}
     model.config.use_cache = False
@@ -123,37 +122,6 @@ def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
             f"set train.remat to at most {len(layers)}, true (each layer) or false",
         )
     return layers[every - 1 :: every]
-
-
-def _pretrained(kind: Any, config: Any, source: Source, options: Meta) -> tuple[Any, tuple[str, ...]]:
-    import torch
-
-    model, found = kind.from_pretrained(
-        model_folder(source),
-        config=config,
-        dtype=torch.float32,
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-        **options,
-    )
-    lacking = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
-    what = "train.warm_start_from" if "warm_start" in source.location else "model.source"
-    body = sorted(name for name in lacking if not any(part in HEADS for part in name.split(".")))
-    if body:
-        raise ModelError(
-            f"the weights of {what} lack {len(body)} tensors of {type(model).__name__}, such as {body[0]}",
-            f"check model.overrides and the architecture against it, or drop {what}",
-        )
-    return model, tuple(sorted(lacking))
-
-
-def _auto_class(task: str) -> Any:
-    import transformers
-
-    if task == "classification":
-        return transformers.AutoModelForSequenceClassification
-    return transformers.AutoModelForCausalLM
 
 
 def _config(fields: Meta, overrides: Meta) -> Any:

@@ -57,19 +57,20 @@ class NativeEngine:
         with torch.no_grad():
             if stored:
                 self._restore(stored)
-            apart = config.dtype == "bfloat16" or self._layout.states != self._layout.specs
-            masters = [self._piece(name, p.detach().float()) for name, p in built.parameters().items()] if apart else []
+            states, specs = self._layout.states, self._layout.specs
+            apart = config.dtype == "bfloat16" or any(states[name] != specs[name] for name in states)
+            masters = [self._piece(name, p.detach().float()) for name, p in built.trained().items()] if apart else []
             self._state = make_update(config.optimizer, self._layout, world, self._device, stored)
             if config.dtype == "bfloat16":
                 for one in built.parameters().values():  # not the buffers: rotary frequencies need fp32
                     one.data = one.data.to(torch.bfloat16)
-        if config.remat:
+        if config.remat and config.method != "head":
             _recompute(built.model, int(config.remat))
         if world.groups is not None:
             self._exchange = self._shard()
         built.model.to(self._device).train()
         named = built.parameters()
-        self._parameters: list[Tensor] = [named[name] for name in self._layout.shapes]
+        self._parameters: list[Tensor] = [named[name] for name in states]
         self._apart = apart
         self._masters = masters if apart else self._locals()
         weights = None if built.class_weights is None else torch.tensor(built.class_weights, device=self._device)
@@ -111,8 +112,8 @@ class NativeEngine:
         return values
 
     def boxes(self, *, state: bool) -> Iterator[Box]:
-        masters = zip(self._layout.shapes.items(), self._masters, strict=True)
-        kept = (Kept(PARAMETER + n, whole, self._layout.states[n], value) for (n, whole), value in masters)
+        masters = zip(self._layout.states.items(), self._masters, strict=True)
+        kept = (Kept(PARAMETER + n, self._layout.shapes[n], spec, value) for (n, spec), value in masters)
         for name, whole, spec, value in chain(kept, self._state.state() if state else ()):
             if writes(spec, self._world):
                 yield Box(name, self._world.rank, start(whole, spec, self._world), whole, value.detach().cpu())
@@ -123,7 +124,7 @@ class NativeEngine:
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
 
     def _restore(self, stored: Reader) -> None:
-        for name, parameter in self._built.parameters().items():
+        for name, parameter in self._built.trained().items():
             parameter.copy_(stored.tensor(PARAMETER + name))
 
     def _piece(self, name: str, value: Tensor) -> Tensor:
@@ -195,16 +196,11 @@ def replica_seed(seed: int, replica: int) -> int:
 
 def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Layout) -> str:
     steps: list[Any] = [config.dtype, config.remat, config.compile, config.micro_rows, layout.model]
-    steps += [
-        config.optimizer,
-        config.label_smoothing,
-        config.class_weights is not None,
-        *layout.mesh,
-        config.zero1,
-        config.fsdp,
-        config.sequence_parallel,
-    ]
-    return hashlib.sha256(json.dumps([name, inputs, steps, layout.shapes], sort_keys=True).encode()).hexdigest()
+    steps += [config.optimizer, config.label_smoothing, config.class_weights is not None]
+    steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel]
+    lora = config.lora.model_dump(mode="json") if config.lora else None
+    document = [name, inputs, steps, layout.shapes, list(layout.states), lora]
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _loss(

@@ -15,6 +15,7 @@ from tasks.errors import ModelError
 Shape = tuple[int, ...]
 Spec = tuple[str | None, ...]
 
+SHARED = "shared"  # LoRA's A before a layer that is split by columns: whole, and read by all of its parts; no recipe's
 # style -> (sharded dimension of a weight, of a bias); None: replicated
 STYLES: dict[str, tuple[int | None, int | None]] = {
     "colwise": (0, 0),
@@ -25,6 +26,7 @@ STYLES: dict[str, tuple[int | None, int | None]] = {
     "embedding_rowwise": (0, None),
     "replicated_with_grad_allreduce": (None, None),
     "sequence_parallel": (None, None),
+    SHARED: (None, None),
 }
 HEADS = (("num_attention_heads", "n_heads", "n_head"), ("num_key_value_heads",))  # as models' configs call them
 # a vocabulary may have any size, and replicating it is right, if larger

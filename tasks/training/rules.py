@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.errors import ModelError
+from tasks.training.lora import adapted_rules, layer_of
 from tasks.training.plan import Shape, covers
 
 
@@ -47,13 +48,13 @@ RULES: dict[str, dict[str, str]] = {
 def tp_rules(model: Any, shapes: Mapping[str, Shape], given: Mapping[str, str]) -> dict[str, str]:
     """Module pattern -> style: `given` (train.tensor_parallel_rules), else the model's own `tp_plan`, else those above.
 
-    {} when there are none. shapes: of the model's parameters. ModelError for a rule that names none of them; a `tp_plan` may,
-    for it also speaks of tied weights and of heads that this model lacks."""
+    {} when there are none; with LoRA, also of its layers. shapes: of the model's parameters. ModelError for a rule that names
+    none of them; a `tp_plan` may, for it also speaks of tied weights and of heads that this model lacks."""
     own = dict(getattr(model, "tp_plan", None) or {})
     if own and not given:
-        return own
+        return adapted_rules(own)
     rules = dict(given) or RULES.get(model.config.model_type, {})
-    modules = {name.rpartition(".")[0] for name in shapes}
+    modules = {layer_of(name.rpartition(".")[0]) for name in shapes}
     for pattern in rules:
         if not any(covers(pattern, module) for module in modules):
             where = "train.tensor_parallel_rules" if given else "the rules of tasks/training/rules.py"
@@ -61,4 +62,4 @@ def tp_rules(model: Any, shapes: Mapping[str, Shape], given: Mapping[str, str]) 
                 f"{where}: {pattern} names no layer with weights of {type(model).__name__}",
                 f"name layers as the model does, such as {max(modules, key=len)} (* stands for a number)",
             )
-    return rules
+    return adapted_rules(rules)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tasks.errors import ModelError
 from tasks.training.config import TrainConfig
 from tasks.training.layout import Layout, held, piece
+from tasks.training.lora import layer_of
 from tasks.training.model import Built, checkpointed_layers
+from tasks.training.plan import SHARED
 from tasks.training.ranks import World
 
 if TYPE_CHECKING:
@@ -58,8 +60,13 @@ def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World
     for (module, leaf), *others in tied:
         for other, other_leaf in others:
             other._parameters[other_leaf] = module._parameters[leaf]
+    named = built.parameters()
+    for name in built.frozen:  # the styles make parameters anew
+        named[name].requires_grad_(False)
     for name in {
-        name.rpartition(".")[0] for name, style in layout.styles.items() if style == "colwise" and name in plan
+        layer_of(name).rpartition(".")[0]
+        for name, style in layout.styles.items()
+        if style == "colwise" and name in plan
     }:
         _gather_input(built.model.get_submodule(name), mesh, sharded=name in inside)
     if config.sequence_parallel:
@@ -113,17 +120,18 @@ def check_placed(built: Built, layout: Layout) -> None:
 
 
 def _cut(built: Built, layout: Layout, world: World) -> None:
-    """Put this rank's part in each split parameter's place, in memory of its own, so that the whole can go."""
+    """Put this rank's part in each split parameter's place, in memory of its own, so that the whole can go. A shared one stays
+    whole, as a DTensor: what its readers on each rank contribute to its gradient is summed when that is read."""
     import torch
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.nn import Parameter
 
     parts: dict[int, Parameter] = {}
     for name, parameter in built.parameters().items():
         spec = layout.tp[name]
-        if "model" in spec:
+        if "model" in spec or layout.styles.get(name.rpartition(".")[0]) == SHARED:
             mine = piece(parameter.detach(), spec, world).clone(memory_format=torch.contiguous_format)
-            shards = [Shard(spec.index("model"))]
+            shards = [Shard(spec.index("model")) if "model" in spec else Replicate()]
             parts[id(parameter)] = Parameter(DTensor.from_local(mine, world.groups["model"], shards, run_check=False))
     for module in built.model.modules():
         for leaf, old in module._parameters.items():

@@ -57,16 +57,16 @@ class FusedAdamW:
         self._layout, self._device = layout, device
         self._first, self._second = (
             [
-                _part(stored.tensor(prefix + name) if stored else zero.expand(shape), spec, world, device)
-                for (name, shape), spec in zip(layout.shapes.items(), _specs(layout), strict=True)
+                _part(stored.tensor(prefix + name) if stored else zero.expand(layout.shapes[name]), spec, world, device)
+                for name, spec in layout.states.items()
             ]
             for prefix in (FIRST, SECOND)
         )
 
     def state(self) -> Iterator[Kept]:
         for prefix, tensors in ((FIRST, self._first), (SECOND, self._second)):
-            for (name, whole), value in zip(self._layout.shapes.items(), tensors, strict=True):
-                yield Kept(prefix + name, whole, self._layout.states[name], value)
+            for (name, spec), value in zip(self._layout.states.items(), tensors, strict=True):
+                yield Kept(prefix + name, self._layout.shapes[name], spec, value)
 
     def apply(
         self, masters: Sequence[Tensor], gradients: Sequence[Tensor], ratio: Tensor, good: Tensor, at: Scalars
@@ -117,8 +117,9 @@ class Adafactor:
     def __init__(self, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> None:
         self._world = world
         self._all = [
-            Factored(name, whole, spec, 1 / copies(spec, layout.mesh), _factors(name, whole, device, stored))
-            for (name, whole), spec in zip(layout.shapes.items(), _specs(layout), strict=True)
+            Factored(name, layout.shapes[name], spec, 1 / copies(spec, layout.mesh), state)
+            for name, spec in layout.states.items()
+            for state in [_factors(name, layout.shapes[name], device, stored)]
         ]
 
     def state(self) -> Iterator[Kept]:
@@ -175,10 +176,6 @@ class Adafactor:
 
         totals = iter(summed([value for values in found for value in values], None))
         return [[next(totals) for _ in values] for values in found]
-
-
-def _specs(layout: Layout) -> list[Spec]:
-    return [layout.states[name] for name in layout.shapes]
 
 
 def _part(tensor: Tensor, spec: Spec, world: World, device: torch.device) -> Tensor:

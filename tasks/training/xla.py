@@ -52,19 +52,21 @@ class XlaEngine:
         plan = {} if self._mesh.model == 1 else tp_rules(built.model, shapes, config.tensor_parallel_rules)
         self._specs = parameter_specs(shapes, plan, self._mesh, type(built.model).__name__)
         self._state_specs = {
-            name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in shapes
+            name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in built.trained()
         }
         self._device, self._devices = _start(self._mesh, config)
         with torch.no_grad():
             self._masters, self._parameters = self._place_parameters(stored)
             self._place_buffers()
-            self._state = {name: self._place_state(name, shape, stored) for name, shape in shapes.items()}
-            self._sums = {n: self._send(torch.zeros(shapes[n]), self._state_specs[n]) for n in self._summed(shapes)}
+            self._state = {name: self._place_state(name, shapes[name], stored) for name in self._state_specs}
+            self._sums = {n: self._send(torch.zeros(shapes[n]), self._state_specs[n]) for n in self._summed()}
             self._loss = self._send(torch.zeros(1), (None,))
             weights = built.class_weights
             self._class_weights = None if weights is None else self._send(torch.tensor(weights), (None,))
         _spell_out_norms(built.model)
-        if config.remat:
+        if config.remat and config.method != "head":
+            if built.frozen:  # layers are gone back through only where their input has a gradient
+                built.model.enable_input_require_grads()
             _recompute(built.model, int(config.remat))
         if config.sequence_parallel:
             self._shard_sequences()
@@ -213,28 +215,29 @@ class XlaEngine:
         return tensor
 
     def _place_parameters(self, stored: Reader | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(fp32 masters, parameters of the model): the same tensors, unless the model computes in bf16."""
+        """(fp32 masters, parameters) of what is trained: the same tensors, unless the model computes in bf16."""
         import torch
 
-        parameters: dict[str, Tensor] = {}
-        masters = parameters if self._config.dtype == "float32" else {}
+        placed: dict[str, Tensor] = {}
+        masters: dict[str, Tensor] = {}
         names = {id(parameter): name for name, parameter in self._built.parameters().items()}
+        trained, half = self._built.trained(), self._config.dtype == "bfloat16"
         for name, parameter in self._built.parameters().items():
-            value = stored.tensor(PARAMETER + name) if stored else parameter.detach().float()
-            if masters is not parameters:
+            value = stored.tensor(PARAMETER + name) if stored and name in trained else parameter.detach().float()
+            if half and name in trained:
                 masters[name] = self._send(value, self._state_specs[name])
-                value = value.to(torch.bfloat16)
-            parameters[name] = self._parameter(value, name)
+            placed[name] = self._parameter(value.to(torch.bfloat16) if half else value, name, trained=name in trained)
         for module in self._built.model.modules():
             for leaf, old in module._parameters.items():
                 if old is not None:  # a tied one has the name of the first
-                    module._parameters[leaf] = parameters[names[id(old)]]
-        return masters, parameters
+                    module._parameters[leaf] = placed[names[id(old)]]
+        parameters = {name: placed[name] for name in trained}
+        return masters if half else parameters, parameters
 
-    def _parameter(self, value: Tensor, name: str) -> Tensor:
+    def _parameter(self, value: Tensor, name: str, *, trained: bool) -> Tensor:
         import torch
 
-        parameter = torch.nn.Parameter(self._send(value, self._specs[name]))
+        parameter = torch.nn.Parameter(self._send(value, self._specs[name]), requires_grad=trained)
         return self._mark(parameter, self._specs[name])
 
     def _place_buffers(self) -> None:
@@ -258,8 +261,8 @@ class XlaEngine:
         spec = self._state_specs[name]
         return spec if kept.dim() == len(spec) else (None,) * kept.dim()
 
-    def _summed(self, shapes: dict[str, tuple[int, ...]]) -> list[str]:
-        return list(shapes) if self._config.accumulation > 1 else []
+    def _summed(self) -> list[str]:
+        return list(self._state_specs) if self._config.accumulation > 1 else []
 
     def _shard_sequences(self) -> None:
         """Keep the residual stream between layers split along its positions, forward and backward."""

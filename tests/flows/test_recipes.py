@@ -9,7 +9,8 @@ from flows.recipes import read_recipe, recipe_names
 from tasks.errors import ConfigError
 
 FILES = {
-    "demo", "demo-llm", "bert-emotion", "bert-imdb", "distilbert-book-reviews", "llama2-7b-dolly", "roberta-large-compiled"
+    "demo", "demo-llm", "bert-emotion", "bert-imdb", "distilbert-book-reviews", "llama2-7b-dolly", "llama2-7b-dolly-lora",
+    "roberta-large-compiled",
 }  # fmt: skip
 
 

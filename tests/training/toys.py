@@ -61,6 +61,21 @@ def pretrained(folder: Path, **overrides: Any) -> Source:
     return Source("model", identity, {"model": {"folder": str(folder)}, "tokenizer": None, "trust_remote_code": False})
 
 
+def saved(folder: Path, *, task: str = "causal_lm", scale: float = 1.0, **config: Any) -> Source:
+    """A pretrained toy: random weights in `folder`, `scale` times the usual ones. For classification without a head."""
+    import torch
+    import transformers
+
+    torch.manual_seed(11)
+    kind = transformers.AutoModelForCausalLM if task == "causal_lm" else transformers.AutoModel
+    model = kind.from_config(transformers.AutoConfig.for_model(**{"vocab_size": VOCABULARY, **config}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale if parameter.ndim > 1 else 1.0)
+    model.save_pretrained(folder)
+    return pretrained(folder)
+
+
 def packed_lm(folder: Path, rows: int = 32, length: int = 16, seed: int = 0, validation: int = 6) -> Input:
     """Two packed segments a row and some padding; the first three tokens of a segment are a prompt."""
     random = np.random.default_rng(seed)
