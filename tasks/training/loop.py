@@ -13,14 +13,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tasks.artifact import Input, Meta, Source
 from tasks.errors import Interrupted, NonFiniteLoss
-from tasks.stage import Partial, Workdir, write_json
+from tasks.stage import Workdir, write_json
 from tasks.training import checkpoint
 from tasks.training.ahead import ahead
 from tasks.training.batches import Batch, Schedule, Split
@@ -31,9 +29,11 @@ from tasks.training.flops import flops_per_row, mfu
 from tasks.training.inventory import Ledger
 from tasks.training.meter import Meter, Meters, host_memory
 from tasks.training.model import Built, build
+from tasks.training.names import PARAMETER
 from tasks.training.neuron import use_cache
 from tasks.training.optim import scalars
 from tasks.training.ranks import World, joined
+from tasks.training.saving import Saver
 
 SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 
@@ -66,12 +66,21 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
     ledger = Ledger.of(graphs, allow=config.allow_recompile)
     newest = world.first(lambda: out.partial.newest(out.warn) if out.partial else None)
     stored = checkpoint.Reader(newest[1]) if newest else None
+    if stored:
+        stored.check_model(PARAMETER, {name: tuple(p.shape) for name, p in built.parameters().items()})
     engine = make_engine(config, built, ledger, stored, world)
     progress = Progress(**stored.state) if stored else Progress()
     if stored:
         out.info(f"resumes at step {progress.step}")
-    run = Run(config, built, engine, ledger, schedule, train, validation, progress, out, world)
-    with stop_signals() as stopped:
+    saver = Saver(
+        out,
+        world,
+        keep=config.keep_checkpoints,
+        timeout_seconds=config.collective_timeout_seconds,
+        kept=newest[0] if newest else None,
+    )
+    run = Run(config, built, engine, ledger, schedule, train, validation, progress, out, world, saver)
+    with stop_signals() as stopped, saver:
         run.loop(stopped)
     checkpoint.write(out.path, engine.boxes(state=False), {}, world.gather)
     if world.rank == 0:
@@ -101,10 +110,11 @@ class Run:
         progress: Progress,
         out: Workdir,
         world: World,
+        saver: Saver,
     ) -> None:
         self.config, self.built, self.engine, self.ledger = config, built, engine, ledger
         self.schedule, self.train, self.validation = schedule, train, validation
-        self.progress, self.out, self.world, self.meters = progress, out, world, Meters()
+        self.progress, self.out, self.world, self.saver, self.meters = progress, out, world, saver, Meters()
         self.total = config.max_steps or config.epochs * schedule.steps_per_epoch
         self.pending: list[tuple[int, Handle]] = []
         self.shown: dict[str, float] = {}
@@ -118,6 +128,8 @@ class Run:
         addresses = map(self.schedule.address, range(at.step, self.total))
         with closing(ahead(self.train.read, addresses)) as batches:
             self.steps(batches, stopped)
+        with self.meters.pausing():
+            self.saver.wait()
         self.report()
 
     def steps(self, batches: Iterator[Batch], stopped: list[int]) -> None:
@@ -133,9 +145,7 @@ class Run:
             if not last and (stopping or at.step % config.checkpoint_every == 0):
                 self.save()
             if stopping:
-                raise Interrupted(
-                    f"training was stopped at step {at.step} of {self.total}", "run the same command again to go on"
-                )
+                raise self.stopped()
 
     def step(self, batches: Iterator[Batch]) -> None:
         """Enqueue one update."""
@@ -157,6 +167,7 @@ class Run:
     def log(self) -> None:
         """Wait for the device, and say how the steps since the last log went."""
         self.settle()
+        self.saver.check()
         lr = scalars(self.config, self.progress.step - 1, self.total, 1).lr
         self.out.metrics(self.progress.step, **self.shown, learning_rate=lr, **self.measured(self.meters.lap))
         self.meters.lap = Meter()
@@ -190,17 +201,19 @@ class Run:
         return found
 
     def save(self) -> None:
-        if self.out.partial is None:
-            return
+        """Copy the state; it is written while training goes on."""
         self.settle()
         with self.meters.pausing():
-            folder = self.out.scratch / f"step-{self.progress.step}"
-            checkpoint.write(folder, self.engine.boxes(state=True), asdict(self.progress), self.world.gather)
-            self.world.first(partial(self.publish, self.out.partial, folder))
+            self.saver.save(self.progress.step, self.engine.boxes(state=True), asdict(self.progress))
 
-    def publish(self, states: Partial, folder: Path) -> None:
-        states.commit(self.progress.step, folder)
-        states.prune(self.config.keep_checkpoints)
+    def stopped(self) -> Interrupted:
+        """Once all is saved that can be."""
+        self.saver.wait()
+        at, kept = self.progress.step, self.saver.kept
+        lost = "" if kept == at or self.out.partial is None else f", and its state is that of step {kept or 0}"
+        return Interrupted(
+            f"training was stopped at step {at} of {self.total}{lost}", "run the same command again to go on"
+        )
 
     def broken(self, step: int, loss: float, norm: float) -> NonFiniteLoss:
         address = self.schedule.address(step)
@@ -236,7 +249,8 @@ class Run:
             self.out.warn(text)
         meter = self.meters.whole
         seconds = meter.seconds
-        self.out.figures(seconds=seconds, seconds_per_step=seconds / max(meter.steps, 1), **self.measured(meter))
+        said = {**self.measured(meter), **self.saver.figures}
+        self.out.figures(seconds=seconds, seconds_per_step=seconds / max(meter.steps, 1), **said)
 
 
 @contextmanager

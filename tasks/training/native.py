@@ -116,7 +116,7 @@ class NativeEngine:
                 spec = self._layout.states[name]
                 if writes(spec, self._world):
                     at = start(whole, spec, self._world)
-                    yield Box(prefix + name, self._world.rank, at, whole, tensor.detach().cpu())
+                    yield Box(prefix + name, self._world.rank, at, whole, tensor.detach().to("cpu", copy=True))
 
     def peak_memory(self) -> int | None:
         import torch

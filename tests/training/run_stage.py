@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,11 @@ class FolderPartial:
         shutil.move(folder, target)
         (target / "COMMIT").write_bytes(b"")
 
-    def prune(self, keep: int) -> None:
-        for step in self.steps()[:-keep]:
+    def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
+        return self.root / str(step) if step in self.steps() else None
+
+    def prune(self, keep: int, protect: Collection[int] = ()) -> None:
+        for step in set(self.steps()[:-keep]) - set(protect):
             shutil.rmtree(self.root / str(step))
 
 
