@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -32,17 +32,15 @@ class Partial(Protocol):
     def newest(self, warn: Callable[[str], None]) -> tuple[int, Path] | None:
         """(step, folder) of the newest complete and undamaged step, or None; `warn` hears of damaged ones."""
 
+    def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
+        """The folder of one complete and undamaged step, or None; `warn` hears when it is damaged."""
+
     def commit(self, step: int, folder: Path) -> None:
-        """Publish `folder` (moved or copied) as `step`; readers see all of it or nothing."""
+        """Publish `folder` (moved or copied) as `step`; readers see all of it or nothing. OSError or StoreError when there is no
+        room for it, say: nothing of it stays, and the other steps are as they were."""
 
-    def read(self, step: int) -> Path:
-        """The folder of a complete step. ModelError when it is gone or damaged."""
-
-    def holds(self, step: int) -> bool:
-        """Whether that step is complete."""
-
-    def prune(self, keep: int, protect: int = 0) -> None:
-        """Remove all complete steps but the newest `keep` and, if it is there, `protect`."""
+    def prune(self, keep: int, protect: Collection[int] = ()) -> None:
+        """Remove all but the newest `keep` complete steps and those of `protect`; with `keep` 0, all."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def test_without_the_best_state_training_begins_anew(tmp_path) -> None:
         checkpoint.write(tmp_path / "state", [], {"best": {"step": 3}})
         states.commit(step, tmp_path / "state")
     out = Workdir(tmp_path, tmp_path, warned.append, states)
-    assert newest_state(out) == states.root / "6" and not warned
+    assert newest_state(out) == (6, states.root / "6") and not warned
     (states.root / "3" / "COMMIT").unlink()
     assert newest_state(out) is None
     assert "the state of step 3, whose evaluation was the best, is gone: training begins anew" in warned[0]["warn"]

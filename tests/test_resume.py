@@ -69,16 +69,24 @@ def test_xla_survives_a_kill(tmp_path) -> None:
     assert 0 < resumed.figures["compiled_graphs"] <= 2
 
 
+FOUR = {"devices": 4, "tensor_parallel_size": 2, "zero1": True, "micro_batch": 1}
+TWO: dict[str, dict[str, Any]] = {
+    "xla": {"devices": 2, "zero1": True},
+    "native": {"engine": "native", "devices": 2, "fsdp": True},
+    "one device": {"engine": "native"},
+}
+
+
 @pytest.mark.slow
-def test_another_mesh_goes_on(tmp_path) -> None:
-    """A state written by one layout is taken up by another; the rest of the run has the same losses, to rounding."""
+@pytest.mark.parametrize("fewer", TWO)
+def test_another_mesh_goes_on(tmp_path, fewer: str) -> None:
+    """A state written by four devices is taken up by two, or one: the rest of the run has the same samples, and the same losses,
+    to rounding."""
     inputs: dict[str, Any] = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}
     rows = {"global_batch": 8, "epochs": 3, "learning_rate": 1e-2, "log_every": 1, "checkpoint_every": 4}
-    mesh = {"devices": 4, "tensor_parallel_size": 2, "zero1": True, "micro_batch": 1}
     partial = tmp_path / "partial"
-    first = Stage(traced_and_trained, TrainConfig(**rows, **mesh), tmp_path / "first", partial, **inputs).result()
-    plain = TrainConfig(**rows, engine="native")
-    rest = Stage(traced_and_trained, plain, tmp_path / "rest", partial, **inputs).result()
+    first = Stage(traced_and_trained, TrainConfig(**rows, **FOUR), tmp_path / "first", partial, **inputs).result()
+    rest = Stage(traced_and_trained, TrainConfig(**rows, **TWO[fewer]), tmp_path / "rest", partial, **inputs).result()
     assert min(rest.curve("loss")) == 9  # the newest state is of step 8
     assert rest.curve("loss") == pytest.approx({n: loss for n, loss in first.curve("loss").items() if n > 8}, abs=1e-5)
     assert rest.artifact.meta["metrics"] == pytest.approx(first.artifact.meta["metrics"], abs=1e-5)

@@ -1,7 +1,8 @@
 """Resumable training state under `<root>/partial/<key>/step-N/`. A step counts once its COMMIT exists; written last.
 
 COMMIT holds the files' digests: a step that is no longer what was written goes to quarantine, and the one before it counts.
-A local store takes the folder by rename; a remote one by upload, and hands it back through the local cache.
+A local store takes the folder by rename; a remote one by upload, and hands it back through the local cache. What a full disk
+or a dropped connection cuts short is taken back at once; what a kill cuts short, by whoever goes on.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from tasks.errors import ModelError
 from tasks.memo import sha256_files
-from tasks.store.backend import Backend, open_backend
+from tasks.store.backend import Backend, open_backend, trouble
 from tasks.store.folders import files_below
 from tasks.store.names import read_object
 
@@ -36,42 +36,50 @@ class PartialState:
         self._prefix = f"partial/{key}"
 
     def newest(self, warn: Callable[[str], None]) -> tuple[int, Path] | None:
+        """As promised; and what killed writers left is gone: who asks is about to go on, and writes alone."""
+        self._sweep()
         for step in reversed(self.steps()):
-            folder = self._fetched(step)
-            damaged = self._damaged(step, folder)
-            if damaged is None:
+            folder = self.sound(step, warn)
+            if folder is not None:
                 return step, folder
-            self._quarantine(step)
-            warn(f"the state of step {step} is damaged ({damaged}): it is in quarantine, and the one before it is used")
         return None
 
-    def read(self, step: int) -> Path:
-        folder = self._fetched(step)
-        damaged = self._damaged(step, folder) if self.holds(step) else "it is gone"
-        if damaged is not None:
-            self._quarantine(step)
-            raise ModelError(
-                f"the state of step {step}, whose evaluation was the best, is damaged ({damaged})",
-                "run the same command again: it trains from the start",
-            )
-        return folder
-
-    def holds(self, step: int) -> bool:
-        return step in self.steps()
+    def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
+        if step not in self.steps():
+            return None
+        local = self._backend.local
+        folder = local / self._folder(step) if local is not None else self._download(step)
+        damaged = self._damaged(step, folder)
+        if damaged is None:
+            return folder
+        self._quarantine(step)
+        before = [other for other in self.steps() if other < step]
+        instead = "the one before it is used" if before else "there is none before it"
+        warn(f"the state of step {step} is damaged ({damaged}): it is in quarantine, and {instead}")
+        return None
 
     def commit(self, step: int, folder: Path) -> None:
         target = self._folder(step)
-        if self._backend.size(f"{target}/COMMIT") is not None:
+        if self._committed(step):
             shutil.rmtree(folder)  # the same key and step: the same state
             return
         names = files_below(folder)
         digests = dict(zip(names, sha256_files([folder / name for name in names]), strict=True))
-        if self._backend.local is not None:
-            self._move_in(folder, self._backend.local / target)
-            self._backend.sync()
-        else:
-            self._upload(folder, target)
-        self._backend.replace(f"{target}/COMMIT", json.dumps(digests).encode())
+        try:
+            if self._backend.local is not None:
+                with trouble(self._backend.root, target, "writing"):
+                    self._move_in(folder, self._backend.local / target)
+                self._backend.sync()
+            else:
+                self._upload(folder, target)
+            self._backend.replace(f"{target}/COMMIT", json.dumps(digests).encode())
+        except BaseException:
+            if not self._committed(step):
+                self._backend.remove(target)
+            raise
+
+    def _committed(self, step: int) -> bool:
+        return self._backend.size(f"{self._folder(step)}/COMMIT") is not None
 
     def _damaged(self, step: int, folder: Path) -> str | None:
         """What is wrong with a step's files, or None. Costs reading them: they are about to be loaded."""
@@ -95,15 +103,11 @@ class PartialState:
         """All of it at once, so that a superseded run that still writes, or a kill, leaves no mixture."""
         destination.parent.mkdir(parents=True, exist_ok=True)
         aside = destination.with_name(f".{uuid.uuid4().hex}")
-        shutil.move(folder, aside)
-        while True:
-            try:
-                aside.rename(destination)
-                return
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-            shutil.rmtree(destination, ignore_errors=True)  # an incomplete one, of an earlier kill
+        try:
+            _moved(folder, aside)
+            _renamed(aside, destination)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
     def _upload(self, folder: Path, target: str) -> None:
         files = {
@@ -115,20 +119,21 @@ class PartialState:
             self._backend.adopt(name, path)
         shutil.rmtree(folder)
 
-    def prune(self, keep: int, protect: int = 0) -> None:
+    def prune(self, keep: int, protect: Collection[int] = ()) -> None:
         steps = self.steps()
-        for step in steps[: len(steps) - keep] if keep else steps:
-            if step == protect:
-                continue
+        old = [step for step in steps[: len(steps) - keep] if step not in protect] if keep else steps
+        for step in old:
             self._backend.remove(f"{self._folder(step)}/COMMIT")
             self._backend.remove(self._folder(step))
         if not keep:
             self._backend.remove(self._prefix)
             shutil.rmtree(self._cache, ignore_errors=True)
 
-    def _fetched(self, step: int) -> Path:
-        local = self._backend.local
-        return local / self._folder(step) if local is not None else self._download(step)
+    def _sweep(self) -> None:
+        """Remove what is no complete step: COMMIT was not written, or the folder did not even have its name yet."""
+        complete = {f"step-{step:09d}" for step in self.steps()}
+        for name in set(self._backend.folders(self._prefix)) - complete:
+            self._backend.remove(f"{self._prefix}/{name}")
 
     def _folder(self, step: int) -> str:
         return f"{self._prefix}/step-{step:09d}"
@@ -146,3 +151,27 @@ class PartialState:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._backend.fetch(name, path)
         return target
+
+
+def _moved(folder: Path, aside: Path) -> None:
+    """By rename; file by file from another filesystem."""
+    try:
+        folder.rename(aside)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        for name in files_below(folder):
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / name, aside / name)
+        shutil.rmtree(folder)
+
+
+def _renamed(aside: Path, destination: Path) -> None:
+    while True:
+        try:
+            aside.rename(destination)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        shutil.rmtree(destination, ignore_errors=True)  # an incomplete one, of an earlier kill

@@ -2,13 +2,14 @@
 
 A shard file per device that writes, by whichever process drives it; a tensor's replicas are written once. `index.json`:
 {"tensors": {name: {"shape", "slices": [{"file", "start"}]}}, "state": {...}}. Reading puts the slices together, whatever
-the mesh that wrote them, one tensor in memory at a time; writing holds one copy of all on the host. Equal tensors give
-equal bytes.
+the mesh that wrote them, one tensor in memory at a time. Equal tensors give equal bytes, those of safetensors' own
+`save_file`; but they are written without holding the interpreter, so that training goes on beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
 INDEX = "index.json"
 
+# as safetensors names them, and in the order in which it writes them: wide types first, so that each tensor is aligned
+DTYPES = {
+    "int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16", "float16": "F16",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
 
 def write(
     folder: Path,
@@ -32,21 +39,57 @@ def write(
 ) -> None:
     """Write `boxes` below `folder`, and the index last. gather: of several processes that write together, what each has
     written; None for those that leave the index to another."""
-    from safetensors.torch import save_file
+    written = gather(write_shards(folder, boxes))
+    if written is not None:
+        write_index(folder, written, state)
 
+
+def write_shards(folder: Path, boxes: Iterable[Box]) -> Meta:
+    """Write the shards of `boxes`; returns their part of the index: {name: {"shape", "slices"}}."""
     shards: dict[str, dict[str, Tensor]] = {}
     tensors: Meta = {}
     for box in boxes:
-        file = f"shard-{box.device:05d}.safetensors"
+        file = shard_file(folder, box.device).name
         shards.setdefault(file, {})[box.name] = box.value.contiguous()
         entry = tensors.setdefault(box.name, {"shape": list(box.whole), "slices": []})
         entry["slices"].append({"file": file, "start": list(box.start)})
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in sorted(shards.items()):
-        save_file(content, folder / file)
-    written = gather(tensors)
-    if written is not None:
-        write_json(folder / INDEX, {"tensors": _merged(written), "state": state})
+        save_tensors(folder / file, content)
+    return tensors
+
+
+def write_index(folder: Path, written: list[Meta], state: Meta) -> None:
+    """written: what `write_shards` returned in each process."""
+    write_json(folder / INDEX, {"tensors": _merged(written), "state": state})
+
+
+def shard_file(folder: Path, device: int) -> Path:
+    return folder / f"shard-{device:05d}.safetensors"
+
+
+def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """tensors: contiguous, on the CPU. OSError when the disk does not take them; half a file may be left then."""
+    kinds = {name: DTYPES[str(tensor.dtype).removeprefix("torch.")] for name, tensor in tensors.items()}
+    ordered = sorted(tensors, key=lambda name: (list(DTYPES.values()).index(kinds[name]), name))
+    header: Meta = {}
+    end = 0
+    for name in ordered:
+        begin, end = end, end + tensors[name].nbytes
+        header[name] = {"dtype": kinds[name], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as handle:
+        handle.write(len(text).to_bytes(8, "little") + text)
+        for name in ordered:
+            handle.write(_bytes(tensors[name]))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Without a copy."""
+    import torch
+
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _merged(written: list[Meta]) -> Meta:
@@ -96,3 +139,19 @@ class Reader:
                 f"the slices of {name} in {self._folder} do not make it whole", "remove it to train from the start"
             )
         return whole
+
+    def check_model(self, prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """ModelError, with the first that differs, unless the tensors under `prefix` have just these names and shapes."""
+        held = {name.removeprefix(prefix): self.shape(name) for name in self.names if name.startswith(prefix)}
+        for name in sorted(held.keys() | shapes.keys()):
+            mine, wanted = held.get(name), shapes.get(name)
+            if mine != wanted:
+                raise ModelError(
+                    f"the checkpoint {self._folder} is of another model: its {name} {_told(mine)}, and this model's "
+                    f"{_told(wanted)}",
+                    "remove it to train from the start",
+                )
+
+
+def _told(shape: tuple[int, ...] | None) -> str:
+    return "is missing" if shape is None else f"has shape {list(shape)}"

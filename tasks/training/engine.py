@@ -47,8 +47,8 @@ class Engine(Protocol):
         """Wait for the numbers."""
 
     def boxes(self, *, state: bool) -> Iterator[Box]:
-        """The parameters in fp32 and, with `state`, both moments, on the CPU: those that this process writes, so that among all
-        processes each box is there once."""
+        """The parameters in fp32 and, with `state`, both moments, on the CPU, in memory that no later step changes: those that
+        this process writes, so that among all processes each box is there once."""
 
     def peak_memory(self) -> int | None:
         """Bytes on the device at most, where it tells."""

@@ -13,14 +13,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tasks.artifact import Input, Meta, Source
-from tasks.errors import Interrupted, NonFiniteLoss
-from tasks.stage import Partial, Workdir, write_json
+from tasks.errors import Interrupted, NonFiniteLoss, StoreError
+from tasks.stage import Workdir, write_json
 from tasks.training import checkpoint, compile_cache, neuron
 from tasks.training.adapters import adapt, adapter_document, passes
 from tasks.training.ahead import ahead
@@ -37,6 +36,7 @@ from tasks.training.names import PARAMETER
 from tasks.training.objective import class_weights, target_weight
 from tasks.training.optim import scalars
 from tasks.training.ranks import World, joined
+from tasks.training.saving import Saver
 from tasks.training.selection import Best, check_selection
 
 SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
@@ -78,7 +78,9 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
     built = replace(adapt(config, build(model, packed, seed=config.seed, weights=True)), class_weights=weights)
     ledger = Ledger.of(graphs, allow=config.allow_recompile)
     newest = world.first(lambda: newest_state(out))
-    stored = checkpoint.Reader(newest) if newest else None
+    stored = checkpoint.Reader(newest[1]) if newest else None
+    if stored:
+        stored.check_model(PARAMETER, {name: tuple(p.shape) for name, p in built.trained().items()})
     engine = make_engine(config, built, ledger, stored, world)
     progress = Progress.of(stored.state) if stored else Progress()
     if stored:
@@ -86,8 +88,15 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
     document = adapter_document(built) if config.method == "lora" else None
     if built.frozen:
         out.info(f"trains {_count(built.trained()):,} of {_count(built.parameters()):,} parameters")
-    run = Run(config, built, engine, ledger, schedule, train, validation, progress, out, world)
-    with stop_signals() as stopped:
+    saver = Saver(
+        out,
+        world,
+        keep=config.keep_checkpoints,
+        timeout_seconds=config.collective_timeout_seconds,
+        kept=newest[0] if newest else None,
+    )
+    run = Run(config, built, engine, ledger, schedule, train, validation, progress, out, world, saver)
+    with stop_signals() as stopped, saver:
         run.loop(stopped)
     run.write_result()
     if world.rank == 0:
@@ -106,16 +115,16 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
     }
 
 
-def newest_state(out: Workdir) -> Path | None:
-    """The folder of the state to go on from; None to begin."""
+def newest_state(out: Workdir) -> tuple[int, Path] | None:
+    """(step, folder) of the state to go on from; None to begin."""
     found = out.partial.newest(out.warn) if out.partial else None
     if found is None or out.partial is None:
         return None
     best = checkpoint.Reader(found[1]).state["best"]["step"]
-    if best and not out.partial.holds(best):
+    if best not in (0, found[0]) and out.partial.sound(best, out.warn) is None:
         out.warn(f"the state of step {best}, whose evaluation was the best, is gone: training begins anew")
         return None
-    return found[1]
+    return found
 
 
 class Run:
@@ -133,10 +142,11 @@ class Run:
         progress: Progress,
         out: Workdir,
         world: World,
+        saver: Saver,
     ) -> None:
         self.config, self.built, self.engine, self.ledger = config, built, engine, ledger
         self.schedule, self.train, self.validation = schedule, train, validation
-        self.progress, self.out, self.world, self.meters = progress, out, world, Meters()
+        self.progress, self.out, self.world, self.saver, self.meters = progress, out, world, saver, Meters()
         self.total = config.max_steps or config.epochs * schedule.steps_per_epoch
         self.pending: list[tuple[int, Handle]] = []
         self.shown: dict[str, float] = {}
@@ -151,6 +161,8 @@ class Run:
         addresses = map(self.schedule.address, range(at.step, self.total))
         with closing(ahead(self.train.read, addresses)) as batches:
             self.steps(batches, stopped)
+        with self.meters.pausing():
+            self.saver.wait()
         if at.step < self.total:
             self.out.info(
                 f"stopped early at step {at.step} of {self.total}: {self.config.best_metric} was best at step {at.best.step}"
@@ -166,12 +178,10 @@ class Run:
                 self.log()
             best = self.due() and self.assess()
             stopping = not last and self.world.agree(bool(stopped))
-            if best or (not last and (stopping or at.step % config.checkpoint_every == 0)):
+            if not last and (best or stopping or at.step % config.checkpoint_every == 0):
                 self.save()
             if stopping:
-                raise Interrupted(
-                    f"training was stopped at step {at.step} of {self.total}", "run the same command again to go on"
-                )
+                raise self.stopped()
 
     def due(self) -> bool:
         """Whether to evaluate after this step."""
@@ -210,6 +220,7 @@ class Run:
     def log(self) -> None:
         """Wait for the device, and say how the steps since the last log went."""
         self.settle()
+        self.saver.check()
         lr = scalars(self.config, self.progress.step - 1, self.total, 1).lr
         self.out.metrics(self.progress.step, **self.shown, learning_rate=lr, **self.measured(self.meters.lap))
         self.meters.lap = Meter()
@@ -243,17 +254,20 @@ class Run:
         return found
 
     def save(self) -> None:
-        if self.out.partial is None:
-            return
+        """Copy the state; it is written while training goes on."""
         self.settle()
         with self.meters.pausing():
-            folder = self.out.scratch / f"step-{self.progress.step}"
-            checkpoint.write(folder, self.engine.boxes(state=True), asdict(self.progress), self.world.gather)
-            self.world.first(partial(self.publish, self.out.partial, folder))
+            at = self.progress
+            self.saver.save(at.step, self.engine.boxes(state=True), asdict(at), protect=[at.best.step])
 
-    def publish(self, states: Partial, folder: Path) -> None:
-        states.commit(self.progress.step, folder)
-        states.prune(self.config.keep_checkpoints, protect=self.progress.best.step)
+    def stopped(self) -> Interrupted:
+        """Once all is saved that can be."""
+        self.saver.wait()
+        at, kept = self.progress.step, self.saver.kept
+        lost = "" if kept == at or self.out.partial is None else f", and its state is that of step {kept or 0}"
+        return Interrupted(
+            f"training was stopped at step {at} of {self.total}{lost}", "run the same command again to go on"
+        )
 
     def write_result(self) -> None:
         """The weights as they are, or those of the best evaluation, which its checkpoint holds."""
@@ -261,7 +275,13 @@ class Run:
         if not self.config.keeps_best or best in (0, self.progress.step) or states is None:
             checkpoint.write(self.out.path, self.engine.boxes(state=False), {}, self.world.gather)
         elif self.world.rank == 0:
-            checkpoint.write(self.out.path, _parameters(checkpoint.Reader(states.read(best))), {})
+            found = states.sound(best, self.out.warn)
+            if found is None:
+                raise StoreError(
+                    f"the checkpoint of step {best}, whose evaluation was the best, could not be kept",
+                    "make room, and run the same command again: it trains from the start",
+                )
+            checkpoint.write(self.out.path, _parameters(checkpoint.Reader(found)), {})
 
     def broken(self, step: int, loss: float, norm: float) -> NonFiniteLoss:
         address = self.schedule.address(step)
@@ -299,7 +319,8 @@ class Run:
             self.out.warn(text)
         meter = self.meters.whole
         seconds = meter.seconds
-        self.out.figures(seconds=seconds, seconds_per_step=seconds / max(meter.steps, 1), **self.measured(meter))
+        said = {**self.measured(meter), **self.saver.figures}
+        self.out.figures(seconds=seconds, seconds_per_step=seconds / max(meter.steps, 1), **said)
 
 
 @contextmanager

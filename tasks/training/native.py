@@ -116,7 +116,7 @@ class NativeEngine:
         kept = (Kept(PARAMETER + n, self._layout.shapes[n], spec, value) for (n, spec), value in masters)
         for name, whole, spec, value in chain(kept, self._state.state() if state else ()):
             if writes(spec, self._world):
-                yield Box(name, self._world.rank, start(whole, spec, self._world), whole, value.detach().cpu())
+                yield Box(name, self._world.rank, start(whole, spec, self._world), whole, _copied(value))
 
     def peak_memory(self) -> int | None:
         import torch
@@ -186,6 +186,11 @@ class NativeEngine:
         check_length(self._config, batch.length)
         inputs = [{"shape": list(c.shape), "dtype": "int32"} for c in (batch.input_ids, batch.targets)]
         self._ledger.meet(name, batch.length, _signature(name, inputs, self._config, self._layout), inputs)
+
+
+def _copied(value: Tensor) -> Tensor:
+    """On the host, in memory that the next step does not change."""
+    return value.detach().to("cpu", copy=True)
 
 
 def replica_seed(seed: int, replica: int) -> int:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,11 @@ class FolderPartial:
         shutil.move(folder, target)
         (target / "COMMIT").write_bytes(b"")
 
-    def read(self, step: int) -> Path:
-        return self.root / str(step)
+    def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
+        return self.root / str(step) if step in self.steps() else None
 
-    def holds(self, step: int) -> bool:
-        return step in self.steps()
-
-    def prune(self, keep: int, protect: int = 0) -> None:
-        for step in set(self.steps()[:-keep]) - {protect}:
+    def prune(self, keep: int, protect: Collection[int] = ()) -> None:
+        for step in set(self.steps()[:-keep]) - set(protect):
             shutil.rmtree(self.root / str(step))
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from tasks.errors import ModelError
-from tasks.training.checkpoint import Reader, write
+from tasks.training.checkpoint import Reader, save_tensors, write
 from tasks.training.engine import Box
+
+KINDS = [torch.float64, torch.int64, torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.uint8, torch.bool]
 
 
 def boxes(tensor: torch.Tensor, columns: int) -> list[Box]:
@@ -40,3 +48,32 @@ def test_a_missing_slice_is_noticed(tmp_path) -> None:
         Reader(tmp_path).tensor("w")
     with pytest.raises(ModelError, match="holds no tensor v"):
         Reader(tmp_path).tensor("v")
+
+
+@given(
+    named=st.dictionaries(
+        st.text(min_size=1, max_size=12).filter(lambda name: name != "__metadata__"),
+        st.tuples(st.sampled_from(KINDS), st.lists(st.integers(0, 4), max_size=3)),
+        max_size=6,
+    )
+)
+def test_shards_have_the_bytes_that_safetensors_would_write(named: dict[str, tuple[torch.dtype, list[int]]]) -> None:
+    tensors = {name: (torch.rand(shape) * 9).to(kind) for name, (kind, shape) in named.items()}
+    with TemporaryDirectory() as folder:
+        mine, theirs = Path(folder, "mine"), Path(folder, "theirs")
+        save_tensors(mine, tensors)
+        save_file(tensors, theirs)
+        assert mine.read_bytes() == theirs.read_bytes()
+
+
+def test_the_checkpoint_of_another_model_is_refused(tmp_path) -> None:
+    write(tmp_path, [*boxes(torch.randn(3, 8), 2), Box("first/w", 0, (0,), (1,), torch.zeros(1))], {})
+    reader = Reader(tmp_path)
+    reader.check_model("first/", {"w": (1,)})
+    for shapes, told in [
+        ({"w": (1,), "v": (2, 2)}, r"its v is missing, and this model's has shape \[2, 2\]"),
+        ({}, r"its w has shape \[1\], and this model's is missing"),
+        ({"w": (2,)}, r"its w has shape \[1\], and this model's has shape \[2\]"),
+    ]:
+        with pytest.raises(ModelError, match=f"is of another model: {told}"):
+            reader.check_model("first/", shapes)
