@@ -32,7 +32,7 @@ def train(
     """Train, and write the final parameters in fp32, sharded as on the mesh: `shard-*.safetensors`, `index.json` (slices),
     `config.json` and the tokenizer. warm_start: the model to start from instead of `model`'s weights; graphs: the
     inventory of `precompile`, which need not be made again to reuse a result."""
-    from tasks.training.loop import fit
+    from tasks.training.fit import fit
     from tasks.training.warm_start import starting_from
 
     return fit(config, starting_from(model, warm_start), packed, graphs, out)

@@ -11,7 +11,7 @@ from tasks.stage import Workdir
 from tasks.train import TrainConfig
 from tasks.training import checkpoint
 from tasks.training.checkpoint import Reader
-from tasks.training.loop import newest_state
+from tasks.training.fit import newest_state
 from tests.training.run_stage import FolderPartial, Result, Stage, files_of, kill_after, traced_and_trained
 from tests.training.toys import BERT, packed_classes, scratch
 

@@ -13,7 +13,8 @@ from tasks.errors import ModelError
 from tasks.stage import read_json, write_json
 from tasks.training.lora import BASE, CONFIG, A, B, published
 from tasks.training.names import PARAMETER
-from tasks.training.pretrained import load_pretrained, options_of
+from tasks.training.pretrained import auto_class, load_pretrained, options_of
+from tasks.training.warm_start import load_start
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +93,11 @@ def _base(shards: Input, model: Source) -> Any:
 
     options = options_of(model)
     config = AutoConfig.from_pretrained(shards.path, trust_remote_code=options["trust_remote_code"])
-    found, _ = load_pretrained(shards.meta["task"], config, model, **options)
+    if model.identity["weights"] is None:
+        found = auto_class(shards.meta["task"]).from_config(config, **options)
+        load_start(model, found)
+    else:
+        found, _ = load_pretrained(shards.meta["task"], config, model, **options)
     if (shards.path / CONFIG).exists():
         import peft
 

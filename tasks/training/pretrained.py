@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tasks.artifact import Meta, Source
 from tasks.errors import ModelError
 from tasks.model_source import model_folder
-from tasks.training.warm_start import load_checkpoint
 
 HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
 
@@ -25,10 +23,6 @@ def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> t
     """(the model in fp32 on the CPU, the parameters that the weights lack: made at random, and all of its head)."""
     import torch
 
-    if "checkpoint" in source.location["model"]:
-        model = auto_class(task).from_config(config, **options)
-        load_checkpoint(Path(source.location["model"]["checkpoint"]), dict(model.named_parameters()))
-        return model, ()
     model, found = auto_class(task).from_pretrained(
         model_folder(source),
         config=config,
