@@ -32,6 +32,8 @@ STEPS, LEARNING_RATE = 5, 1e-2
 GROUPED = {**LLAMA, "num_key_value_heads": 2}
 LORA: dict[str, Any] = {"method": "lora", "lora": {"rank": 4, "alpha": 8, "targets": "all-linear"}}
 HEAD = {"method": "head"}
+# before layers that are split by columns alone: what they read is whole on every rank, and so is what is dropped of it
+DROPOUT: dict[str, Any] = {"method": "lora", "lora": {"rank": 4, "dropout": 0.5, "targets": ["q_proj", "v_proj"]}}
 COMMON: dict[str, Any] = {"global_batch": 8, "epochs": 1, "learning_rate": LEARNING_RATE, "log_every": 1}
 TINY = {"remat": True, "micro_batch": 1}
 TP: dict[str, Any] = {"tensor_parallel_size": 2}
@@ -48,7 +50,7 @@ def llama(tmp_path_factory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def plain(llama, tmp_path_factory) -> dict[str, Result]:
     """One device, eagerly, by method."""
-    methods = {"full": {}, "lora": LORA, "head": HEAD}
+    methods = {"full": {}, "lora": LORA, "head": HEAD, "dropout": DROPOUT}
     configs = [TrainConfig(**COMMON, **fields, engine="native") for fields in methods.values()]
     return dict(zip(methods, run_in_turn(configs, tmp_path_factory.mktemp("plain"), **llama), strict=True))
 
@@ -77,7 +79,8 @@ FSDP = [{**LORA, **TP, "fsdp": True, **TINY}, {**LORA, **SP, "fsdp": True}, {**H
 def test_layouts_agree(engine: str, devices: int, layouts: list[dict[str, Any]], llama, plain, tmp_path) -> None:
     configs = [TrainConfig(**COMMON, **layout, engine=engine, devices=devices) for layout in layouts]
     for layout, found in zip(layouts, run_in_turn(configs, tmp_path, **llama), strict=True):
-        agree(found, plain[layout["method"]], weights=0.1 * LEARNING_RATE * STEPS)
+        same = plain["dropout" if layout.get("lora") == DROPOUT["lora"] else layout["method"]]
+        agree(found, same, weights=0.1 * LEARNING_RATE * STEPS)
 
 
 def test_training_starts_at_the_base_model_and_learns(plain) -> None:
