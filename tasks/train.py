@@ -2,7 +2,8 @@
 
 Promises: the losses depend on neither the mesh, ZeRO-1, FSDP, sequence parallelism, remat nor accumulation (to 1e-5 in fp32
 without dropout); a run killed and resumed on the same layout ends in the same bytes; no graph is compiled that
-`precompile` did not list. Costs: three copies of the parameters in fp32 beside the gradients, a fourth in bf16.
+`precompile` did not list; what `train.method` freezes stays as it was, to the bit. Costs: three copies in fp32 of what is
+trained beside its gradients, a fourth in bf16; one of what is frozen, in `train.dtype`.
 Fails with CompileError (a graph not listed), NonFiniteLoss (the weights are not touched), ModelError, MissingDependency,
 and Interrupted on SIGTERM or Ctrl-C, after saving its state.
 """
@@ -26,6 +27,7 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
 
 
 @stage(kind="checkpoint", process=True, inputs=train_inputs, accel=accelerator, environ=environ, ranks=ranks)
+<<<<<<< HEAD
 def train(
     config: TrainConfig, model: Source, packed: Input, warm_start: Input | None = None, *, out: Workdir, graphs: Input
 ) -> Meta:
@@ -34,5 +36,12 @@ def train(
     inventory of `precompile`, which need not be made again to reuse a result."""
     from tasks.training.fit import fit
     from tasks.training.warm_start import starting_from
+=======
+def train(config: TrainConfig, model: Source, packed: Input, out: Workdir, graphs: Input) -> Meta:
+    """Train, and write what was trained in fp32, sharded as on the mesh: `shard-*.safetensors`, `index.json` (slices),
+    `config.json`, of LoRA `adapter_config.json`, and the tokenizer. graphs: the inventory of `precompile`, which need not be
+    made again to reuse a result."""
+    from tasks.training.loop import fit
+>>>>>>> lora
 
     return fit(config, starting_from(model, warm_start), packed, graphs, out)

@@ -18,6 +18,8 @@ from tasks.training.names import PARAMETER
 from tests.training.run_stage import files_of, run_stage
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 
+NONE = scratch()  # the base of a whole checkpoint is not read
+
 
 def checkpoint(tmp_path, packed: Input, parts: int = 2, **config) -> tuple[Input, dict[str, torch.Tensor]]:
     """What a mesh of `parts` devices leaves behind: matrices split by columns, the rest written once."""
@@ -43,7 +45,7 @@ def test_a_classifier_comes_back_whole(tmp_path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     shards, parameters = checkpoint(tmp_path, packed_classes(tmp_path / "packed"), **BERT)
-    found = run_stage(consolidate, ConsolidateConfig(), tmp_path / "run", shards=shards).artifact
+    found = run_stage(consolidate, ConsolidateConfig(), tmp_path / "run", shards=shards, model=NONE).artifact
     assert found.meta["parameters"] == sum(value.numel() for value in parameters.values())
     model, info = AutoModelForSequenceClassification.from_pretrained(found.path, output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -58,7 +60,7 @@ def test_a_tied_language_model_in_several_files(tmp_path) -> None:
     tied = {**LLAMA, "tie_word_embeddings": True}
     shards, parameters = checkpoint(tmp_path, packed_lm(tmp_path / "packed"), parts=4, **tied)
     config = ConsolidateConfig(dtype="bfloat16", max_shard_size="10KB")
-    found = run_stage(consolidate, config, tmp_path / "run", shards=shards).artifact
+    found = run_stage(consolidate, config, tmp_path / "run", shards=shards, model=NONE).artifact
     files = sorted(found.path.glob("model-*.safetensors"))
     index = read_json(found.path / "model.safetensors.index.json")
     assert len(files) > 2 and set(index["weight_map"]) == set(parameters)
@@ -68,7 +70,7 @@ def test_a_tied_language_model_in_several_files(tmp_path) -> None:
     assert all(torch.equal(value, parameters[name].bfloat16()) for name, value in model.named_parameters())
     assert model.generation_config.eos_token_id == 2
 
-    again = run_stage(consolidate, config, tmp_path / "again", shards=shards).artifact
+    again = run_stage(consolidate, config, tmp_path / "again", shards=shards, model=NONE).artifact
     assert files_of(again) == files_of(found)
 
 
@@ -78,7 +80,7 @@ def test_a_lost_tensor_is_named(tmp_path) -> None:
     del index["tensors"][f"{PARAMETER}bert.pooler.dense.weight"]
     write_json(shards.path / "index.json", index)
     with pytest.raises(ModelError, match=r"missing keys bert\.pooler\.dense\.weight"):
-        run_stage(consolidate, ConsolidateConfig(), tmp_path / "run", shards=shards)
+        run_stage(consolidate, ConsolidateConfig(), tmp_path / "run", shards=shards, model=NONE)
 
 
 @pytest.mark.parametrize(("size", "fine"), [("5GB", True), ("1.5 MiB", True), ("5", False), ("huge", False)])

@@ -26,6 +26,11 @@ WITH_A_TRACE: list[dict[str, Any]] = [
     {"zero1": True},
     {"remat": True},
     {"remat": 2},
+    {"method": "head"},
+    {"method": "lora", "lora": {"rank": 4}},
+    {"method": "lora", "lora": {"rank": 2}},
+    {"method": "lora", "lora": {"rank": 4, "dropout": 0.1}},
+    {"method": "lora", "lora": {"rank": 4, "targets": "all-linear"}},
     {"micro_batch": 2},
 ]
 

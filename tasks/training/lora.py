@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from tasks.config import StageConfig
 from tasks.errors import ModelError
@@ -41,6 +41,13 @@ class LoraConfig(StageConfig):
     alpha: PositiveInt = 8
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _is_a_list(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != ALL_LINEAR:
+            raise ValueError(f"write a list, such as [{value}], or {ALL_LINEAR}")
+        return value
 
 
 def layer_of(module: str) -> str:

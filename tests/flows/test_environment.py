@@ -19,9 +19,9 @@ ENVIRONMENT = {
     "format_prompts": {"jinja2", "pyarrow"},
     "tokenize_text": {"numpy", "pyarrow", "tokenizers"},
     "pack_chunks": {"numpy", "pyarrow"},
-    "precompile": NUMERIC,
-    "train": NUMERIC | {"safetensors"},
-    "consolidate": {"safetensors", "torch", "transformers"},
+    "precompile": NUMERIC | {"peft"},
+    "train": NUMERIC | {"peft", "safetensors"},
+    "consolidate": {"peft", "safetensors", "torch", "transformers"},
     "export_neuron": {"safetensors", "torch", "torch-xla", "transformers"},
     "evaluate_model": NUMERIC | {"matplotlib", "pyarrow", "safetensors", "tokenizers"},
 }
@@ -39,7 +39,8 @@ def test_the_loop_is_not_what_is_compiled_nor_the_engines_what_is_consolidated(t
     assert "tasks.training.xla" in closure("tasks.precompile", memo)[0]
     assert not {"tasks.training.loop", "tasks.training.checkpoint"} & closure("tasks.precompile", memo)[0].keys()
     assert {name for name in closure("tasks.consolidate", memo)[0] if name.startswith("tasks.training.")} == {
-        "tasks.training.checkpoint", "tasks.training.names",
+        "tasks.training.checkpoint", "tasks.training.lora", "tasks.training.merge", "tasks.training.names", "tasks.training.plan",
+        "tasks.training.pretrained",
     }  # fmt: skip
 
 

@@ -120,6 +120,7 @@ def test_lora_without_settings_is_lora_with_the_defaults() -> None:
         ({"method": "lora", "lora": {"rank": 0}}, "greater than 0"),
         ({"method": "lora", "lora": {"dropout": 1.0}}, "less than 1"),
         ({"method": "lora", "lora": {"targets": []}}, "at least 1 item"),
+        ({"method": "lora", "lora": {"targets": "q_proj"}}, r"write a list, such as \[q_proj\], or all-linear"),
         ({"method": "lora", "lora": {"r": 8}}, "Extra inputs are not permitted"),
         ({"method": "qlora"}, "'full', 'lora' or 'head'"),
         ({"tensor_parallel_rules": {"a": "shared"}}, "'shared' of a is no style"),
