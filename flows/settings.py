@@ -54,10 +54,11 @@ class StoreConfig(StageConfig):
 
 
 class LaunchConfig(StageConfig):
-    """kind: where training processes run; grace_seconds: between TERM and KILL; environment: further variables for them."""
+    """kind: where training processes run; grace_seconds: between TERM and KILL, for training to save its state (a spot instance
+    has two minutes in all); environment: further variables for them."""
 
     kind: Literal["local"] = "local"
-    grace_seconds: PositiveFloat = 30.0
+    grace_seconds: PositiveFloat = 100.0
     environment: dict[str, str] = {}
 
     @field_validator("environment")

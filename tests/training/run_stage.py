@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -136,6 +137,7 @@ def kill_after(stage: Stage, step: int, number: int = signal.SIGKILL) -> None:
         if any(event.get("progress", {}).get("done", 0) > step for event in stage.events()):
             os.killpg(stage.process.pid, number)
             return
+        time.sleep(0.01)
 
 
 @stage(kind="checkpoint", process=True, environ=train_environ, ranks=ranks)
