@@ -27,21 +27,13 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
 
 
 @stage(kind="checkpoint", process=True, inputs=train_inputs, accel=accelerator, environ=environ, ranks=ranks)
-<<<<<<< HEAD
 def train(
     config: TrainConfig, model: Source, packed: Input, warm_start: Input | None = None, *, out: Workdir, graphs: Input
 ) -> Meta:
-    """Train, and write the final parameters in fp32, sharded as on the mesh: `shard-*.safetensors`, `index.json` (slices),
-    `config.json` and the tokenizer. warm_start: the model to start from instead of `model`'s weights; graphs: the
-    inventory of `precompile`, which need not be made again to reuse a result."""
+    """Train, and write what was trained in fp32, sharded as on the mesh: `shard-*.safetensors`, `index.json` (slices),
+    `config.json`, of LoRA `adapter_config.json`, and the tokenizer. warm_start: the model to start from instead of `model`'s
+    weights; graphs: the inventory of `precompile`, which need not be made again to reuse a result."""
     from tasks.training.fit import fit
     from tasks.training.warm_start import starting_from
-=======
-def train(config: TrainConfig, model: Source, packed: Input, out: Workdir, graphs: Input) -> Meta:
-    """Train, and write what was trained in fp32, sharded as on the mesh: `shard-*.safetensors`, `index.json` (slices),
-    `config.json`, of LoRA `adapter_config.json`, and the tokenizer. graphs: the inventory of `precompile`, which need not be
-    made again to reuse a result."""
-    from tasks.training.loop import fit
->>>>>>> lora
 
     return fit(config, starting_from(model, warm_start), packed, graphs, out)
