@@ -17,10 +17,13 @@ SCHEMA = 1
 
 
 def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
-    """Packed rows by digest, the model by architecture and weights: its tokenizer is already in the packed rows."""
+    """Packed rows by digest, the model by architecture and weights: its tokenizer is already in the packed rows. Of the graphs
+    what they say of micro_batch auto."""
     model, packed = inputs["model"], inputs["packed"]
     assert isinstance(model, Source) and isinstance(packed, Artifact)
-    return {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
+    keyed = {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
+    graphs = inputs.get("graphs")  # an input for micro_batch auto alone
+    return {**keyed, "micro_batch": graphs.meta["micro_batch"]} if isinstance(graphs, Artifact) else keyed
 
 
 @stage(kind="checkpoint", process=True, inputs=train_inputs, accel=accelerator, environ=environ, ranks=ranks)
@@ -29,4 +32,6 @@ def train(config: TrainConfig, model: Source, packed: Input, out: Workdir, graph
     `config.json` and the tokenizer. graphs: the inventory of `precompile`, which need not be made again to reuse a result."""
     from tasks.training.loop import fit
 
+    if config.micro_batch == "auto":
+        config = config.settled(graphs.meta["micro_batch"])
     return fit(config, model, packed, graphs, out)

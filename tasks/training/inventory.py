@@ -81,7 +81,7 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -
     """Trace every graph of `config` on the lengths of `packed`, sorted by name and length."""
     from tasks.training.devices import check_device
     from tasks.training.engine import make_engine
-    from tasks.training.flops import flops_per_row, state_bytes
+    from tasks.training.flops import flops_per_row
     from tasks.training.model import build
     from tasks.training.optim import scalars
 
@@ -98,7 +98,6 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -
     rows = {"train": 3 * config.global_batch, "accumulate": 3 * config.micro_rows, "eval": config.micro_rows}
     for graph in ledger.met.values():
         graph["flops"] = rows.get(graph["name"], 0) * flops_per_row(built, graph["length"])
-        graph["bytes"] = state_bytes(config, built)
     return [ledger.met[key] for key in sorted(ledger.met)]
 
 
