@@ -13,7 +13,7 @@ from tasks.training.families import family_of
 from tasks.training.fitting import fitting
 from tasks.training.layout import check_length, lay_out
 from tasks.training.memory import Memory, activations, check_memory, estimate
-from tasks.training.plan import check_heads
+from tasks.training.plan import Mesh, check_heads
 from tasks.training.probe import can_probe, fits
 from tasks.training.rules import tp_rules
 
@@ -21,6 +21,7 @@ from tasks.training.rules import tp_rules
 def settle(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> tuple[TrainConfig, Memory | None]:
     """The config with its micro batch found, and what training holds then. ModelError when a device has less."""
     limit = device_memory(config)
+    _begin(config)
     estimated = cache(lambda size: of_model(config.settled(size), model, packed, out))
 
     def tried(candidate: TrainConfig) -> bool:
@@ -35,11 +36,19 @@ def settle(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> t
     return found, memory
 
 
+def _begin(config: TrainConfig) -> None:
+    """XLA's devices have to be there before a pass is traced; not Neuron's, whose graphs another process traces."""
+    if config.engine == "xla" and config.device == "cpu":
+        from tasks.training.xla import start
+
+        start(Mesh(config.data_parallel, config.tensor_parallel_size), config)
+
+
 def of_model(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Memory | None:
     """Of any model: it is built on "meta", and a pass over the longest rows is traced. None, and a warning, for one whose code
     needs numbers. ModelError where the layout does not fit it."""
     from tasks.training.model import build
-    from tasks.training.trace import traced
+    from tasks.training.tracing import traced
 
     built = build(model, packed, seed=0, weights=False)
     length = max(packed.meta["lengths"])

@@ -202,8 +202,8 @@ _DISTILLED = (("num_hidden_layers", "n_layers"), ("num_attention_heads", "n_head
 def _as_distilbert(kind: str, of: Meta, task: str, labels: int) -> Family | None:
     if task != "classification":
         return None
-    layers, heads = (int(of.get(long, of[short])) for long, short in _DISTILLED)
-    width, inner = int(of.get("hidden_size", of["dim"])), int(of["hidden_dim"])
+    layers, heads = (int(of[long] if long in of else of[short]) for long, short in _DISTILLED)
+    width, inner = int(of["hidden_size"] if "hidden_size" in of else of["dim"]), int(of["hidden_dim"])
     shapes = {
         "distilbert.embeddings.word_embeddings.weight": (int(of["vocab_size"]), width),
         "distilbert.embeddings.position_embeddings.weight": (int(of["max_position_embeddings"]), width),

@@ -60,7 +60,7 @@ class _Watch:
         self.events: list[tuple[int, int]] = []
         self._known: dict[int, int] = {}
         self._count = 0
-        self._kept = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
+        self._kept = [_storage(tensor) for tensor in (*model.parameters(), *model.buffers())]
         for storage in self._kept:
             self._known[storage._cdata] = -1
 
@@ -113,8 +113,10 @@ class _Watch:
 
 
 def _storage(tensor: Any) -> Any:
-    inner = getattr(tensor, "_local_tensor", tensor)
-    return inner.untyped_storage()
+    """Of a DTensor, or of what a collective will have brought, that of the tensor within."""
+    for wrapped in ("_local_tensor", "elem"):
+        tensor = getattr(tensor, wrapped, tensor)
+    return tensor.untyped_storage()
 
 
 @contextmanager
