@@ -12,6 +12,7 @@ import yaml
 from flows import report, settings
 from flows.call import Outcome
 from flows.forecast import dollars, total
+from flows.memory import outlook
 from flows.recipes import read_recipe, recipe_names
 from flows.run import Options, Result, check_stage, execute, look, new_run_id, nothing_to_do, open_store
 from tasks.artifact import Artifact, Json, Meta
@@ -78,7 +79,7 @@ def _pages(recipe: settings.Recipe) -> str:
 def plan(options: Namespace) -> int:
     recipe = settings.load(options.recipe, options.overrides)
     planner = look(recipe, open_store(recipe))
-    outcomes = list(planner.outcomes.values())
+    outcomes, held = list(planner.outcomes.values()), outlook(recipe, planner)
     price = recipe.price_per_hour
     if options.json:
         stages = [_plan_json(outcome, price) for outcome in outcomes]
@@ -88,13 +89,18 @@ def plan(options: Namespace) -> int:
                 "recipe": recipe.name,
                 "stages": stages,
                 "expected": total(outcomes, price),
+                "memory": held.to_json(),
                 "notes": planner.notes,
+                **({"error": held.error.to_json()} if held.error else {}),
             }
         )
-        return 0
-    sys.stdout.write(f"{report.plan_table(outcomes, price)}\n")
-    for note in planner.notes:
-        sys.stdout.write(f"note: {note}\n")
+    else:
+        sys.stdout.write(f"{report.plan_table(outcomes, price)}\n{held}\n")
+        for note in planner.notes:
+            sys.stdout.write(f"note: {note}\n")
+    if held.error is not None:
+        say_error(held.error)
+        return held.error.exit_code
     return 0
 
 

@@ -26,14 +26,19 @@ def finetune(recipe: Recipe, stage: Stages) -> Any:
     """From rows to an evaluated, exported model; `stage` runs the stages, or only asks what would run."""
     source = stage.resolve(data_source, recipe.data)
     model = stage.resolve(model_source, recipe.model)
-    check_model(recipe.train, model)
+    training = recipe.training
+    check_model(training, model)
     rows = stage(load_data, recipe.data, source)
     texts = stage(format_prompts, recipe.format, rows, model)
     tokens = stage(tokenize_text, recipe.tokenize, texts, model)
     packed = stage(pack_chunks, recipe.pack, tokens)
-    graphs = stage.later(precompile, recipe.train, model, packed)
-    start = stage.earlier(recipe.train.warm_start_from, "train.warm_start_from")
-    shards = stage(train, recipe.train, model, packed, start, after=graphs)
+    start = stage.earlier(training.warm_start_from, "train.warm_start_from")
+    if training.micro_batch == "auto":  # found by precompile: what train makes depends on it
+        graphs = stage(precompile, training, model, packed)
+        shards = stage(train, training, model, packed, start, graphs)
+    else:
+        graphs = stage.later(precompile, training, model, packed)
+        shards = stage(train, training, model, packed, start, after=graphs)
     weights = stage(consolidate, recipe.consolidate, shards, model, start)
     exported = stage(export_neuron, recipe.export, weights)
     return stage(evaluate_model, recipe.evaluate, texts, packed, weights, exported)

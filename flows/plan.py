@@ -26,17 +26,20 @@ RECENT = 50
 
 
 class Planner:
-    """outcomes: by stage, in the pipeline's order; documents: of the stages whose key is known."""
+    """outcomes: by stage, in the pipeline's order; documents: of the stages whose key is known; sources:
+    by kind."""
 
     def __init__(self, store: Store, resolver: Resolver) -> None:
         self.store = store
         self.resolver = resolver
         self.outcomes: dict[str, Outcome] = {}
         self.documents: dict[str, Meta] = {}
+        self.sources: dict[str, Source] = {}
         self.notes: list[str] = []
 
     def resolve(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source:
         source = find(config, self.resolver)
+        self.sources[source.kind] = source
         if source.note:
             self.notes.append(f"{source.kind}: {source.note}")
         return source

@@ -36,11 +36,13 @@ from tasks.training.config import TrainConfig
 
 
 class HardwareConfig(StageConfig):
-    """What the run is paid for. price_per_hour: USD; device: its kind, where a recipe that is overridden to train on another
-    kind runs elsewhere, and has no price. The devices themselves are `train.device` and `train.devices`."""
+    """What the run is paid for. price_per_hour: USD; memory_gib: of each device, 2^30 bytes; device: its kind, where a
+    recipe that is overridden to train on another kind runs elsewhere, and has neither. The devices themselves are
+    `train.device` and `train.devices`."""
 
     name: str = "this machine"
     price_per_hour: NonNegativeFloat = 0.0
+    memory_gib: PositiveFloat | None = None
     device: Literal["cpu", "cuda", "neuron"] | None = None
 
 
@@ -121,7 +123,18 @@ class Recipe(StageConfig):
     @property
     def price_per_hour(self) -> float:
         """USD, of where it runs."""
-        return self.hardware.price_per_hour if self.hardware.device in (None, self.train.device) else 0.0
+        return self.hardware.price_per_hour if self._runs_on_hardware else 0.0
+
+    @property
+    def training(self) -> TrainConfig:
+        """`train`, told how much memory the hardware's devices have."""
+        if self.train.device_memory_gib is not None or not self._runs_on_hardware:
+            return self.train
+        return self.train.model_copy(update={"device_memory_gib": self.hardware.memory_gib})
+
+    @property
+    def _runs_on_hardware(self) -> bool:
+        return self.hardware.device in (None, self.train.device)
 
     def to_json(self) -> dict[str, Any]:
         """The resolved recipe: every setting, defaults filled in."""

@@ -18,12 +18,15 @@ SCHEMA = 1
 
 
 def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
-    """Packed rows by digest, the model by architecture and weights: its tokenizer is already in the packed rows; what training
-    starts from, if it is another model, by digest."""
-    model, packed = inputs["model"], inputs["packed"]
+    """Packed rows by digest, the model by architecture and weights: its tokenizer is already in the packed rows. What training
+    starts from, if it is another model, by digest; of the graphs what they say of micro_batch auto."""
+    model, packed, start = inputs["model"], inputs["packed"], inputs.get("warm_start")
     assert isinstance(model, Source) and isinstance(packed, Artifact)
-    start = {name: item.digest for name, item in inputs.items() if name == "warm_start" and isinstance(item, Artifact)}
-    return {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest, **start}
+    keyed = {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
+    if isinstance(start, Artifact):
+        keyed["warm_start"] = start.digest
+    graphs = inputs.get("graphs")  # an input for micro_batch auto alone
+    return {**keyed, "micro_batch": graphs.meta["micro_batch"]} if isinstance(graphs, Artifact) else keyed
 
 
 @stage(kind="checkpoint", process=True, inputs=train_inputs, accel=accelerator, environ=environ, ranks=ranks)
@@ -36,4 +39,6 @@ def train(
     from tasks.training.fit import fit
     from tasks.training.warm_start import starting_from
 
+    if config.micro_batch == "auto":
+        config = config.settled(graphs.meta["micro_batch"])
     return fit(config, starting_from(model, warm_start), packed, graphs, out)

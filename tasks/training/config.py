@@ -35,7 +35,8 @@ class TrainConfig(StageConfig):
     classifier's, or a language model's output layer where that has weights of its own. All else is frozen: it has no gradient,
     no optimizer state and no fp32 master, and is read from model.source again. remat of a frozen body saves nothing.
     devices: in all, data parallel x tensor_parallel_size; global_batch: sequences per update; micro_batch: sequences per
-    replica and forward pass (None: all of a replica's share at once); the rest of a global batch is accumulated.
+    replica and forward pass (None: all of a replica's share at once; auto: as many as fit the device's memory, found by
+    precompile); the rest of a global batch is accumulated.
 
     tensor_parallel_rules: layer ("*" for a number) -> style, such as "model.layers.*.self_attn.q_proj: colwise", instead of the
     model's own plan. zero1: the optimizer's state is sharded over the data axis; fsdp: parameters and gradients as well,
@@ -59,7 +60,9 @@ class TrainConfig(StageConfig):
     "drop" leaves them out of that epoch.
     warm_start_from: begin with the weights of an earlier model in the store, of model.source's architecture: a digest of what
     `consolidate` or `train` made, or a recipe's name, of which the newest completed run counts.
-    log_every, checkpoint_every: in steps. allow_recompile: go on with a graph that precompile did not list.
+    log_every, checkpoint_every: in steps. allow_recompile: go on with a graph that precompile did not list;
+    allow_overcommit: go on though the memory estimate says that it does not fit. device_memory_gib: 2^30 bytes of each device
+    (None: the hardware's `memory_gib`, else what is found).
     collective_timeout_seconds: how long a rank of engine native waits for the others; saving must take less.
     """
 
@@ -75,7 +78,7 @@ class TrainConfig(StageConfig):
     sequence_parallel: Annotated[bool, GRAPH] = False
     remat: Annotated[bool | PositiveInt, GRAPH] = False
     global_batch: Annotated[PositiveInt, GRAPH] = 32
-    micro_batch: Annotated[PositiveInt | None, GRAPH] = None
+    micro_batch: Annotated[PositiveInt | Literal["auto"] | None, GRAPH] = None
     dtype: Annotated[Literal["float32", "bfloat16"], GRAPH] = "float32"
     compile: Annotated[bool, GRAPH] = False
     compile_cache: Annotated[bool, GRAPH, NOT_KEYED] = False
@@ -108,6 +111,8 @@ class TrainConfig(StageConfig):
     checkpoint_every: Annotated[PositiveInt, NOT_KEYED] = 500
     keep_checkpoints: Annotated[PositiveInt, NOT_KEYED] = 2
     allow_recompile: Annotated[bool, NOT_KEYED] = False
+    allow_overcommit: Annotated[bool, NOT_KEYED] = False
+    device_memory_gib: Annotated[PositiveFloat | None, NOT_KEYED] = None  # decides `auto`, whose result is keyed
     collective_timeout_seconds: Annotated[PositiveInt, NOT_KEYED] = 600
 
     @property
@@ -115,9 +120,19 @@ class TrainConfig(StageConfig):
         return self.devices // self.tensor_parallel_size
 
     @property
+    def share(self) -> int:
+        """Sequences per replica and update."""
+        return self.global_batch // self.data_parallel
+
+    def settled(self, micro_batch: int) -> TrainConfig:
+        """With what precompile found for auto; what a recipe says itself stays."""
+        return self.model_copy(update={"micro_batch": micro_batch}) if self.micro_batch == "auto" else self
+
+    @property
     def replica_batch(self) -> int:
-        """Sequences per replica and forward pass."""
-        return self.micro_batch or self.global_batch // self.data_parallel
+        """Sequences per replica and forward pass; of micro_batch auto not known before precompile (see `settled`)."""
+        assert self.micro_batch != "auto", "precompile says what auto is"
+        return self.micro_batch or self.share
 
     @property
     def micro_rows(self) -> int:
@@ -166,11 +181,12 @@ class TrainConfig(StageConfig):
             raise ValueError(
                 f"devices ({self.devices}) must be a multiple of tensor_parallel_size ({self.tensor_parallel_size})"
             )
-        unit = (self.micro_batch or 1) * self.data_parallel
+        micro = self.micro_batch if isinstance(self.micro_batch, int) else 1
+        unit = micro * self.data_parallel
         if self.global_batch % unit:
             raise ValueError(
                 f"global_batch ({self.global_batch}) must be a multiple of micro_batch x data parallel "
-                f"({self.micro_batch or 1} x {self.data_parallel} = {unit})"
+                f"({micro} x {self.data_parallel} = {unit})"
             )
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 from tasks.errors import MissingDependency, ModelError
@@ -36,6 +37,27 @@ def check_device(config: TrainConfig) -> None:
         )
 
 
+def known_memory(config: TrainConfig) -> int | None:
+    """Bytes each device has, as far as it can be told without torch: as the recipe says; of the CPU's devices each one's share of
+    what this machine, or its control group, has."""
+    if config.device_memory_gib is not None:
+        return int(config.device_memory_gib * 2**30)
+    if config.device != "cpu":
+        return None
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_group_limits()]) // config.devices
+
+
+def device_memory(config: TrainConfig) -> int | None:
+    """`known_memory`, and of a GPU what torch finds."""
+    known = known_memory(config)
+    if known is not None or config.device != "cuda":
+        return known
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
 def device_name(config: TrainConfig) -> str:
     """What the device calls itself, such as "NVIDIA H200"; for neuron the machine's kind, such as "trn1.2xlarge"."""
     if config.device == "neuron":
@@ -45,6 +67,13 @@ def device_name(config: TrainConfig) -> str:
     import torch
 
     return str(torch.cuda.get_device_name())
+
+
+def _group_limits() -> list[int]:
+    """Bytes, of control groups of either version."""
+    files = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+    found = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(text) for text in found if text.isdecimal()]
 
 
 def _product() -> str:

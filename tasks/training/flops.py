@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tasks.artifact import Meta
-from tasks.training.config import TrainConfig
 from tasks.training.model import Built
 
 # FLOPs per second of a device at half precision (bf16; V100: fp16), dense, by a part of its name; the first that fits.
@@ -31,13 +30,6 @@ def flops_per_row(built: Built, length: int) -> int:
     if head is not None and id(head.weight) in embeddings:  # a tied head multiplies all the same
         weights += head.weight.numel()
     return int(length * (2 * weights + 4 * layers * width * length))
-
-
-def state_bytes(config: TrainConfig, built: Built) -> int:
-    """Of parameters, moments and gradients on all devices together, were nothing replicated."""
-    count = sum(p.numel() for p in built.parameters().values())
-    compute = 2 if config.dtype == "bfloat16" else 0
-    return int(count * (4 * 4 + compute))
 
 
 def mfu(flops_per_second: float, device_kind: str, devices: int) -> Meta:

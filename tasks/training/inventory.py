@@ -82,7 +82,7 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -
     from tasks.training.adapters import adapt, passes
     from tasks.training.devices import check_device
     from tasks.training.engine import make_engine
-    from tasks.training.flops import flops_per_row, state_bytes
+    from tasks.training.flops import flops_per_row
     from tasks.training.model import build
     from tasks.training.objective import class_weights
     from tasks.training.optim import scalars
@@ -102,7 +102,6 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -
     rows = {"train": cost * config.global_batch, "accumulate": cost * config.micro_rows, "eval": config.micro_rows}
     for graph in ledger.met.values():
         graph["flops"] = int(rows.get(graph["name"], 0) * flops_per_row(built, graph["length"]))
-        graph["bytes"] = state_bytes(config, built)
     return [ledger.met[key] for key in sorted(ledger.met)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,17 +34,25 @@ class Layout:
 
 def layout_of(config: TrainConfig, built: Built) -> Layout:
     """Also of a model on "meta". ModelError where the model can't be split so."""
-    mesh = Mesh(config.data_parallel, config.tensor_parallel_size)
     shapes: dict[str, Shape] = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
-    plan = {} if mesh.model == 1 else tp_rules(built.model, shapes, config.tensor_parallel_rules)
-    name_of_model = type(built.model).__name__
-    tp = parameter_specs(shapes, plan, mesh, name_of_model)
+    split = config.tensor_parallel_size > 1
+    plan = tp_rules(built.model, shapes, config.tensor_parallel_rules) if split else {}
+    layout = lay_out(config, type(built.model).__name__, shapes, plan, built.trained())
+    _check_kinds(built, layout.tp)
+    return layout
+
+
+def lay_out(
+    config: TrainConfig, model: str, shapes: dict[str, Shape], plan: Mapping[str, str], trained: Iterable[str]
+) -> Layout:
+    """Of parameters of these shapes. model: its class; plan: module -> tensor parallel style; trained: the names of some."""
+    mesh = Mesh(config.data_parallel, config.tensor_parallel_size)
+    tp = parameter_specs(shapes, plan, mesh, model)
     states = {name: state_spec(shapes[name], tp[name], mesh, config.zero1 or config.fsdp) for name in shapes}
-    trained = {name: states[name] for name in built.trained()}
     modules = {name.rpartition(".")[0] for name in shapes}
     styles = {name: style for name in sorted(modules) for pattern, style in plan.items() if covers(pattern, name)}
-    _check_kinds(built, tp)
-    return Layout(name_of_model, mesh, shapes, tp, states if config.fsdp else tp, trained, styles)
+    kept = {name: states[name] for name in trained}
+    return Layout(model, mesh, shapes, tp, states if config.fsdp else tp, kept, styles)
 
 
 def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:

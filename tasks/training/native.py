@@ -65,7 +65,7 @@ class NativeEngine:
                 for one in built.parameters().values():  # not the buffers: rotary frequencies need fp32
                     one.data = one.data.to(torch.bfloat16)
         if config.remat and config.method != "head":
-            _recompute(built.model, int(config.remat))
+            recompute(built.model, int(config.remat))
         if world.groups is not None:
             self._exchange = self._shard()
         built.model.to(self._device).train()
@@ -248,7 +248,7 @@ def _settle(config: TrainConfig) -> None:
     torch.set_num_threads(config.resolved_threads)
 
 
-def _recompute(model: Any, every: int) -> None:
+def recompute(model: Any, every: int) -> None:
     from functools import partial
 
     from torch.utils.checkpoint import checkpoint

@@ -54,7 +54,7 @@ class XlaEngine:
         self._state_specs = {
             name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in built.trained()
         }
-        self._device, self._devices = _start(self._mesh, config)
+        self._device, self._devices = start(self._mesh, config)
         with torch.no_grad():
             self._masters, self._parameters = self._place_parameters(stored)
             self._place_buffers()
@@ -288,8 +288,9 @@ class XlaEngine:
             layer.register_forward_hook(after)
 
 
-def _start(mesh: Mesh, config: TrainConfig) -> tuple[Any, Any]:
-    """(the torch device, the device mesh or None for a single one). ModelError when the devices are not there."""
+def start(mesh: Mesh, config: TrainConfig) -> tuple[Any, Any]:
+    """(the torch device, the device mesh or None for a single one). ModelError when the devices are not there. No backward
+    pass may come before it in a process, not even one without numbers: autograd counts its devices once."""
     import numpy as np
     import torch_xla
     import torch_xla.distributed.spmd as xs

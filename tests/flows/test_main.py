@@ -99,7 +99,9 @@ def test_run_plan_explain_show_get_on_the_data_stages(trnflow: Shell) -> None:
         "unknown": ["precompile", "train", "consolidate", "export_neuron", "evaluate_model"],
     }
     said = trnflow("plan", "mine.yaml", "tokenize.max_length=32", "hardware.price_per_hour=3600").stdout
-    assert "dollars" in said.splitlines()[0] and said.splitlines()[-1].startswith("total")
+    assert "dollars" in said.splitlines()[0] and said.splitlines()[-2].startswith("total")
+    assert said.splitlines()[-1].startswith("memory   about ")
+    assert plan["memory"]["fits"] and plan["memory"]["estimate"]["at"] in ("the backward pass", "the update")
     assert "at least: no past of precompile" in said
 
     why = trnflow.json("explain", "mine.yaml", "tokenize_text", "tokenize.max_length=32")
