@@ -35,9 +35,10 @@ class Partial(Protocol):
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
         """The folder of one complete and undamaged step, or None; `warn` hears when it is damaged."""
 
-    def commit(self, step: int, folder: Path) -> None:
-        """Publish `folder` (moved or copied) as `step`; readers see all of it or nothing. OSError or StoreError when there is no
-        room for it, say: nothing of it stays, and the other steps are as they were."""
+    def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
+        """Publish `folder` (moved or copied) as `step`; readers see all of it or nothing. digests: `sha256:<hex>` of those files
+        that were hashed as they were written. OSError or StoreError when there is no room for it, say: nothing of it stays, and
+        the other steps are as they were."""
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
         """Remove all but the newest `keep` complete steps and those of `protect`; with `keep` 0, all."""

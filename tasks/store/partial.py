@@ -13,7 +13,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from tasks.memo import sha256_files
@@ -58,13 +58,15 @@ class PartialState:
         warn(f"the state of step {step} is damaged ({damaged}): it is in quarantine, and {instead}")
         return None
 
-    def commit(self, step: int, folder: Path) -> None:
+    def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
         target = self._folder(step)
         if self._committed(step):
             shutil.rmtree(folder)  # the same key and step: the same state
             return
-        names = files_below(folder)
-        digests = dict(zip(names, sha256_files([folder / name for name in names]), strict=True))
+        known = digests or {}
+        unknown = [name for name in files_below(folder) if name not in known]
+        found = zip(unknown, sha256_files([folder / name for name in unknown]), strict=True)
+        marks = {**known, **dict(found)}
         try:
             if self._backend.local is not None:
                 with trouble(self._backend.root, target, "writing"):
@@ -72,7 +74,7 @@ class PartialState:
                 self._backend.sync()
             else:
                 self._upload(folder, target)
-            self._backend.replace(f"{target}/COMMIT", json.dumps(digests).encode())
+            self._backend.replace(f"{target}/COMMIT", json.dumps(marks).encode())
         except BaseException:
             if not self._committed(step):
                 self._backend.remove(target)
@@ -121,7 +123,7 @@ class PartialState:
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
         steps = self.steps()
-        old = [step for step in steps[: len(steps) - keep] if step not in protect] if keep else steps
+        old = [step for step in steps[:-keep] if step not in protect] if keep else steps
         for step in old:
             self._backend.remove(f"{self._folder(step)}/COMMIT")
             self._backend.remove(self._folder(step))

@@ -193,7 +193,8 @@ class Run:
         """Once all is saved that can be."""
         self.saver.wait()
         at, kept = self.progress.step, self.saver.kept
-        lost = "" if kept == at or self.out.partial is None else f", and its state is that of step {kept or 0}"
+        saved = kept == at or self.out.partial is None or self.world.rank  # rank 0 alone knows, and is heard
+        lost = "" if saved else f", and its state is that of step {kept or 0}"
         return Interrupted(
             f"training was stopped at step {at} of {self.total}{lost}", "run the same command again to go on"
         )

@@ -94,9 +94,9 @@ class Saver:
     def _keep_it(self, states: Partial, step: int, folder: Path, told: list[Meta], state: Meta) -> None:
         for error in (one["error"] for one in told if "error" in one):
             raise OSError(error)
-        checkpoint.write_index(folder, [one["tensors"] for one in told], state)
+        checkpoint.write_index(folder, told, state)
         size = sum(file.stat().st_size for file in folder.iterdir())
-        states.commit(step, folder)
+        states.commit(step, folder, {file: digest for one in told for file, digest in one["digests"].items()})
         self.kept = step
         self.figures["checkpoints"] += 1
         self.figures["checkpoint_bytes"] = size
@@ -113,9 +113,9 @@ class Saver:
 
 
 def _written(folder: Path, boxes: list[Box]) -> Meta:
-    """Write this rank's slices, and let go of the copy. What it tells rank 0: {"tensors": ...} or {"error": ...}."""
+    """Write this rank's slices, and let go of the copy. What it tells rank 0: what was written, or {"error": ...}."""
     try:
-        return {"tensors": checkpoint.write_shards(folder, boxes)}
+        return checkpoint.write_shards(folder, boxes)
     except OSError as error:
         for device in {box.device for box in boxes}:  # half a file; the room it takes may be what others need
             with suppress(OSError):

@@ -29,7 +29,7 @@ DEMO = (
 )  # fmt: skip
 RUN = ("run", "--until", "train", "--direct", *DEMO)
 UNTRACKED = "tracking.enabled=false"
-CHECKPOINT, PARTIAL = "tasks.training.checkpoint:write", "tasks.store.partial:PartialState"
+CHECKPOINT, PARTIAL = "tasks.training.checkpoint:write_shards", "tasks.store.partial:PartialState"
 BACKEND = "tasks.store.local:LocalBackend"
 SHORT = "train.max_steps=60"
 

@@ -122,6 +122,8 @@ def main() -> None:
     for name, default in (("blocks", 12), ("every", 10), ("rows", 8), ("length", 128), ("layers", 12)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
+    from tests.bench.bench_checkpoint import alternating as function  # by its name: another process calls it
+
     config = TrainConfig(
         engine="native",
         global_batch=options.rows,
@@ -136,7 +138,7 @@ def main() -> None:
         folder = Path(name)
         data = packed(folder / "packed", options.rows, options.length)
         model = scratch(**BERT, num_hidden_layers=options.layers)
-        result = run_stage(alternating, config, folder / "run", model=model, packed=data)
+        result = run_stage(function, config, folder / "run", model=model, packed=data)
         print(table(rows_of(blocks(result, options.every))))
         said = result.figures
         total, tensors, files = in_common(folder / "run" / "store")

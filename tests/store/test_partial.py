@@ -88,6 +88,8 @@ def test_pruning_leaves_the_newest_and_the_protected(store: Store, tmp_path: Pat
     partial = store.partial(KEY)
     for step in (1, 2, 3, 4, 5):
         committed(store, tmp_path, step)
+    partial.prune(9)  # more than there are
+    assert partial.steps() == [1, 2, 3, 4, 5]
     partial.prune(2, protect=[1, 4, 99])
     assert partial.steps() == [1, 4, 5]
     partial.prune(1)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class FolderPartial:
         steps = self.steps()
         return (steps[-1], self.root / str(steps[-1])) if steps else None
 
-    def commit(self, step: int, folder: Path) -> None:
+    def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
         target = self.root / str(step)
         shutil.rmtree(target, ignore_errors=True)
         self.root.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tasks.errors import ModelError
+from tasks.memo import sha256_file
 from tasks.training.checkpoint import Reader, save_tensors, write
 from tasks.training.engine import Box
 
@@ -61,9 +62,9 @@ def test_shards_have_the_bytes_that_safetensors_would_write(named: dict[str, tup
     tensors = {name: (torch.rand(shape) * 9).to(kind) for name, (kind, shape) in named.items()}
     with TemporaryDirectory() as folder:
         mine, theirs = Path(folder, "mine"), Path(folder, "theirs")
-        save_tensors(mine, tensors)
+        digest = save_tensors(mine, tensors)
         save_file(tensors, theirs)
-        assert mine.read_bytes() == theirs.read_bytes()
+        assert mine.read_bytes() == theirs.read_bytes() and digest == sha256_file(theirs)
 
 
 def test_the_checkpoint_of_another_model_is_refused(tmp_path) -> None:

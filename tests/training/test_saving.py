@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,10 @@ class Slow(FolderPartial):
         super().__init__(root)
         self.go, self.asked = threading.Event(), list[int]()
 
-    def commit(self, step: int, folder: Path) -> None:
+    def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
         self.asked.append(step)
         assert self.go.wait(30)
-        super().commit(step, folder)
+        super().commit(step, folder, digests)
 
 
 def test_training_goes_on_while_one_checkpoint_is_written_and_the_next_waits(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_protected_steps_stay(tmp_path: Path) -> None:
 
 
 class Broken(FolderPartial):
-    def commit(self, step: int, folder: Path) -> None:
+    def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
         raise ValueError("a defect")
 
 
@@ -181,7 +181,7 @@ def test_a_rank_that_does_not_write_is_named(tmp_path: Path) -> None:
 
 def test_a_store_that_fails_is_warned_of_too(tmp_path: Path) -> None:
     class Refusing(FolderPartial):
-        def commit(self, step: int, folder: Path) -> None:
+        def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
             raise StoreError("the endpoint is gone", "wait")
 
     said: list[str] = []
