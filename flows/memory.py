@@ -41,7 +41,7 @@ class Outlook(NamedTuple):
             return f"memory   precompile will tell: {part or 'this family of models is not known by its numbers'}"
         of = f" of {gib(self.limit)}" if self.limit is not None else ""
         size = f"{'' if self.exact else 'about '}{gib(self.memory.total)}{of} GiB a device"
-        return f"memory   {size} ({self.memory}) at a micro batch of {self.config.replica_batch}"
+        return f"memory   {size} ({self.memory}) in {self.memory.at}, micro batch {self.config.replica_batch}"
 
 
 def outlook(recipe: Recipe, planner: Planner) -> Outlook:

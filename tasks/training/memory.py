@@ -35,10 +35,11 @@ differ by version); of a NeuronCore an assumption, for nothing ran there."""
 
 class Passing(NamedTuple):
     """One forward and backward pass over a micro batch, bytes a device. alone: at most, gradients of parameters left out; fresh:
-    at most, with the gradients that are there by then, when none were before."""
+    at most, with the gradients that are there by then, when none were before; gradients: what these are of it."""
 
     alone: int
     fresh: int
+    gradients: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def estimate(config: TrainConfig, layout: Layout, passing: Passing) -> Memory:
     runtime = int(RUNTIME[config.device])
     peak = waiting + passing.alone if waiting else passing.fresh
     if peak >= updating:
-        return Memory(parameters, waiting, optimizer, peak - waiting, runtime, "the backward pass")
+        gradients = waiting or passing.gradients
+        return Memory(parameters, gradients, optimizer, peak - gradients, runtime, "the backward pass")
     return Memory(parameters, updating, optimizer, 0, runtime, "the update")
 
 
@@ -113,7 +115,8 @@ def activations(anatomy: Anatomy, config: TrainConfig, rows: int, length: int) -
 @dataclass(frozen=True)
 class _Sizes:
     """Bytes a token. number: of one number; layer: what a layer keeps; resumed: what it keeps that is computed again; around:
-    what is kept before and behind the layers; logits, backward: what the loss and a layer's backward pass take beyond."""
+    what is kept before and behind the layers; logits, backward: what the loss and a layer's backward pass take beyond, of which
+    the second frees about what it takes."""
 
     number: int
     layer: float
@@ -140,9 +143,7 @@ class _Sizes:
             layer += _attention(anatomy, config, number, length) / split + 2 * anatomy.inner * number / split
             around = 3 * width + (noise if anatomy.dropouts else 0)
         logits = anatomy.vocabulary * (2 * number if config.compile else SCORES)
-        weights = 2 * FP32 * anatomy.heads * length if _written_out(anatomy, config) else 0
-        backward = 2 * width + (2 * anatomy.inner * number + weights) / split
-        return cls(number, layer, stream * width, around, logits, backward)
+        return cls(number, layer, stream * width, around, logits, 2 * width)
 
 
 def _attention(anatomy: Anatomy, config: TrainConfig, number: int, length: int) -> float:

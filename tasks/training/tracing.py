@@ -86,13 +86,13 @@ class _Watch:
         gradients = {
             self._known.get(_storage(p.grad)._cdata, -1) for p in built.parameters().values() if p.grad is not None
         }
-        live = alone = 0
-        peaks = [0, 0]
+        live = made = 0
+        alone, fresh = 0, (0, 0)
         for which, size in self.events:
             live += size
-            alone += 0 if which in gradients else size
-            peaks = [max(peaks[0], alone), max(peaks[1], live)]
-        return Passing(*peaks)
+            made += size if which in gradients else 0
+            alone, fresh = max(alone, live - made), max(fresh, (live, made))
+        return Passing(alone, *fresh)
 
     def _note(self, leaf: Any) -> None:
         import torch
