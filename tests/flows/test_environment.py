@@ -40,7 +40,7 @@ def test_the_loop_is_not_what_is_compiled_nor_the_engines_what_is_consolidated(t
     assert not {"tasks.training.loop", "tasks.training.checkpoint"} & closure("tasks.precompile", memo)[0].keys()
     assert {name for name in closure("tasks.consolidate", memo)[0] if name.startswith("tasks.training.")} == {
         "tasks.training.checkpoint", "tasks.training.lora", "tasks.training.merge", "tasks.training.names", "tasks.training.plan",
-        "tasks.training.pretrained",
+        "tasks.training.pretrained", "tasks.training.warm_start",
     }  # fmt: skip
 
 
