@@ -105,14 +105,14 @@ def in_common(folder: Path) -> tuple[int, int, int]:
     return sum(sizes.values()), sum(sizes[name] for name in equal), sum((newest / n).stat().st_size for n in files)
 
 
-def rows_of(found: dict[str, list[tuple[float, float]]]) -> list[Row]:
+def rows_of(found: dict[str, list[tuple[float, float]]], every: int) -> list[Row]:
     medians = {
         kind: [statistics.median(column) for column in zip(*spent, strict=True)] for kind, spent in found.items()
     }
     rows = []
     for kind, (clock, cpu) in medians.items():
         bare, busy = medians["none"]
-        note = f"clock {clock / bare - 1:+.1%}, cpu {cpu / busy - 1:+.1%}, {len(found[kind])} blocks"
+        note = f"clock {clock / bare - 1:+.1%}, cpu {cpu / busy - 1:+.1%}, that is {(cpu - busy) * every:.1f} s a checkpoint"
         rows.append(Row(kind, clock, cpu, bare * (1 + GOAL) if kind == "beside" else None, note=note))
     return rows
 
@@ -139,7 +139,7 @@ def main() -> None:
         data = packed(folder / "packed", options.rows, options.length)
         model = scratch(**BERT, num_hidden_layers=options.layers)
         result = run_stage(function, config, folder / "run", model=model, packed=data)
-        print(table(rows_of(blocks(result, options.every))))
+        print(table(rows_of(blocks(result, options.every), options.every)))
         said = result.figures
         total, tensors, files = in_common(folder / "run" / "store")
     writes = [figures["write_seconds"] for figures in result.said("figures") if "write_seconds" in figures]
