@@ -80,7 +80,8 @@ def estimate(config: TrainConfig, layout: Layout, passing: Passing, frozen: froz
     parameters, optimizer = resting + (state if apart else 0), 2 * state
     waiting = _accumulated(config, layout, trained, copy) if config.accumulation > 1 else 0
     updating = _updating(config, layout, trained, copy)
-    runtime = int(RUNTIME[config.device])
+    sharing = config.devices if config.device == "cpu" and config.engine == "xla" else 1  # virtual ones, of one process
+    runtime = int(RUNTIME[config.device]) // sharing
     peak = waiting + passing.alone if waiting else passing.fresh
     if peak >= updating:
         gradients = waiting or passing.gradients
