@@ -3,7 +3,8 @@
 Two moments compete: the turn from the forward to the backward pass, when all that the backward pass reads is there, and the
 update, when all gradients are. Between them activations go as gradients come. What each holds is what the engines write
 down: engine native's copies are counted line by line (`native`, `exchange`, `collectives`); engine xla's buffers are XLA's to
-arrange, so there it is the same count without its fusions.
+arrange, so there it is the same count without its fusions. On the CPU the worker's heap keeps what is freed and can't fill
+every hole again: a process may hold a quarter more than is counted here, with remat more than half (`bench_train_memory --heap`).
 
 An operation keeps for the backward pass what its derivative needs (PyTorch's derivatives.yaml): a product its two factors, a
 linear layer its input, softmax its output. Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count a transformer's layer
@@ -29,8 +30,8 @@ GIB = 1 << 30
 FP32 = 4
 SCORES = 3 * FP32  # bytes a logit: its log probability, and the gradients on both sides of log softmax, at once
 RUNTIME = {"cpu": 0.7 * GIB, "cuda": 0.6 * GIB, "neuron": 1.0 * GIB}
-"""Before the model: torch and transformers in a process (measured on Linux); CUDA's context and cuBLAS's workspaces (an H200's
-differ by version); of a NeuronCore an assumption, for nothing ran there."""
+"""Before there is a model: torch and transformers in a process (0.73 GiB measured on Linux); CUDA's context and cuBLAS's
+workspaces, and what Neuron's runtime takes of a core: rules of thumb, not measured here."""
 
 
 class Passing(NamedTuple):
@@ -80,7 +81,8 @@ def estimate(config: TrainConfig, layout: Layout, passing: Passing) -> Memory:
     parameters, optimizer = resting + (state if apart else 0), _kept(config, layout, state)
     waiting = _accumulated(config, layout, trained, copy) if config.accumulation > 1 else 0
     updating = _updating(config, layout, trained, copy)
-    runtime = int(RUNTIME[config.device])
+    sharing = config.devices if config.device == "cpu" and config.engine == "xla" else 1  # virtual ones, of one process
+    runtime = int(RUNTIME[config.device]) // sharing
     peak = waiting + passing.alone if waiting else passing.fresh
     if peak >= updating:
         gradients = waiting or passing.gradients
