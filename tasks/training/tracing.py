@@ -2,7 +2,8 @@
 
 Every tensor that an operation makes is counted until the last that refers to it is gone, as an allocator would; so remat,
 frozen parameters and layers that nobody foresaw count as what they are. A layer that is split runs split, in a process
-group of one that only pretends to have others. Costs about a millisecond an operation, forward and backward.
+group of one that only pretends to have others: PyTorch remembers its collectives, so this process must not train with real
+ones afterwards. Costs about a millisecond an operation, forward and backward.
 Attention and dropout are made those of the device; what a fused kernel holds while it runs is not seen.
 """
 

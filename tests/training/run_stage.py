@@ -23,8 +23,7 @@ from tasks.config import StageConfig
 from tasks.errors import ProcessFailed, TrnflowError, from_json
 from tasks.launch.job import resolve
 from tasks.launch.ranks import enter, leave, run_ranks
-from tasks.precompile import precompile
-from tasks.stage import Workdir, of, stage
+from tasks.stage import Workdir, of, stage, write_json
 from tasks.train import TrainConfig, ranks, train
 from tasks.train import environ as train_environ
 
@@ -144,11 +143,13 @@ def kill_after(stage: Stage, step: int, number: int = signal.SIGKILL) -> None:
 def traced_and_trained(
     config: TrainConfig, model: Source, packed: Input, out: Workdir, warm_start: Input | None = None
 ) -> Meta:
-    """Precompile and train in one process, which saves a start; the graphs are listed all the same."""
+    """What of precompile training needs, and train, in one process, which saves a start; the graphs are listed all the same."""
+    from tasks.training.inventory import inventory
+
     graphs = Workdir(out.scratch / f"graphs-{os.environ.get('RANK', 0)}", out.scratch, lambda event: None)
     graphs.path.mkdir()
-    listed = precompile(config, model, packed, graphs)
-    return train(config, model, packed, warm_start, out=out, graphs=Input(graphs.path, "graphs", listed, ""))
+    write_json(graphs.path / "graphs.json", {"graphs": inventory(config, model, packed, graphs)})
+    return train(config, model, packed, warm_start, out=out, graphs=Input(graphs.path, "graphs", {}, ""))
 
 
 @stage(kind="checkpoint", process=True, environ=train_environ)
