@@ -4,7 +4,7 @@ Two moments compete: the turn from the forward to the backward pass, when all th
 update, when all gradients are. Between them activations go as gradients come. What each holds is what the engines write
 down: engine native's copies are counted line by line (`native`, `exchange`, `collectives`); engine xla's buffers are XLA's to
 arrange, so there it is the same count without its fusions. On the CPU the worker's heap keeps what is freed and can't fill
-every hole again: a process may hold a quarter more than is counted here, with remat more than half (`bench_train_memory --heap`).
+every hole again: a process may hold a third more than is counted here, with remat more than half (`bench_train_memory --heap`).
 
 An operation keeps for the backward pass what its derivative needs (PyTorch's derivatives.yaml): a product its two factors, a
 linear layer its input, softmax its output. Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count a transformer's layer
