@@ -205,6 +205,7 @@ def test_nothing_is_held_for_what_is_frozen_and_it_stays_to_the_bit(engine: str,
     assert found["count"] == 3 * found["trained"], "a master and two moments of each that is trained"
 
 
+@pytest.mark.slow
 def test_lora_survives_a_kill(bert, tmp_path) -> None:
     """With dropout, in the model and in LoRA."""
     rows = {"engine": "native", "global_batch": 8, "epochs": 20, "learning_rate": 1e-3, "log_every": 7}
