@@ -228,10 +228,10 @@ def check_model(config: TrainConfig, model: Source) -> None:
     """ModelError where the method or the layout can be seen not to fit the model, long before training: what its config
     leaves to defaults is looked at when it is built."""
     known = model.identity["config"]
-    if config.method != "full" and model.identity["weights"] is None:
+    if config.method != "full" and model.identity["weights"] is None and config.warm_start_from is None:
         raise ModelError(
             f"train.method={config.method} trains a part of a pretrained model, and this one starts from scratch",
-            "set model.source to a model with weights, or train.method=full",
+            "set model.source to a model with weights, or train.warm_start_from to one, or train.method=full",
         )
     check_heads({**(known["pretrained"] or {}), **known["overrides"]}, config.tensor_parallel_size)
 

@@ -127,7 +127,14 @@ def undisturbed_60(tmp_path_factory: pytest.TempPathFactory) -> str:
     return finished(tmp_path_factory.mktemp("undisturbed"), UNTRACKED, SHORT)[0]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        (signal.SIGTERM, 130),
+        (signal.SIGKILL, -9),
+    ],
+)
 def test_a_stopped_run_leaves_no_process_and_resumes_to_the_same_bits(
     tmp_path: Path, undisturbed: str, number: signal.Signals, code: int
 ) -> None:
