@@ -23,6 +23,7 @@ from tasks.config import StageConfig
 from tasks.errors import ProcessFailed, TrnflowError, from_json
 from tasks.launch.job import resolve
 from tasks.launch.ranks import enter, leave, run_ranks
+from tasks.precompile import precompile
 from tasks.stage import Workdir, of, stage, write_json
 from tasks.train import TrainConfig, ranks, train
 from tasks.train import environ as train_environ
@@ -148,8 +149,12 @@ def traced_and_trained(
 
     graphs = Workdir(out.scratch / f"graphs-{os.environ.get('RANK', 0)}", out.scratch, lambda event: None)
     graphs.path.mkdir()
-    write_json(graphs.path / "graphs.json", {"graphs": inventory(config, model, packed, graphs)})
-    return train(config, model, packed, warm_start, out=out, graphs=Input(graphs.path, "graphs", {}, ""))
+    if config.micro_batch == "auto":
+        listed = precompile(config, model, packed, graphs)
+    else:
+        listed = {}
+        write_json(graphs.path / "graphs.json", {"graphs": inventory(config, model, packed, graphs)})
+    return train(config, model, packed, warm_start, out=out, graphs=Input(graphs.path, "graphs", listed, ""))
 
 
 @stage(kind="checkpoint", process=True, environ=train_environ)

@@ -49,7 +49,8 @@ def test_parameters_and_layout_are_those_of_the_real_model(
     assert family.shapes == {name: tuple(p.shape) for name, p in built.parameters().items()}
     for layout in ({}, {"zero1": True}, {"tensor_parallel_size": 2}):
         config = TrainConfig(engine="native", devices=4, global_batch=4, **layout)
-        real, planned = layout_of(config, built), lay_out(config, kind, family.shapes, family.plan)
+        real = layout_of(config, built)
+        planned = lay_out(config, kind, family.shapes, family.plan, family.shapes)
         assert (planned.tp, planned.states) == (real.tp, real.states)
 
 

@@ -88,24 +88,15 @@ def test_the_update_of_a_small_batch_takes_sixteen_bytes_a_parameter_in_fp32_and
         assert memory.total - memory.runtime == pytest.approx(size * parameters, rel=0.01)
 
 
-def test_frozen_parameters_have_neither_gradient_nor_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.training import model as models
-
-    built, plain = models.build, TrainConfig(engine="native", global_batch=1)
+def test_frozen_parameters_have_neither_gradient_nor_state(tmp_path: Path) -> None:
+    plain = TrainConfig(engine="native", global_batch=1)
+    lora = TrainConfig(engine="native", global_batch=1, method="lora", lora={"rank": 8, "targets": ["q_proj"]})
     source, packed = scratch(**MODELS["llama"]), packed_lm(tmp_path, length=16, rows=1)
-
-    def frozen(*arguments: Any, **options: Any) -> models.Built:
-        found = built(*arguments, **options)
-        for name, parameter in found.parameters().items():
-            parameter.requires_grad = ".layers.3." in name
-        return found
-
-    whole = of_model(plain, source, packed, quiet(tmp_path))
-    monkeypatch.setattr(models, "build", frozen)
-    part = of_model(plain, source, packed, quiet(tmp_path))
+    whole, part = (of_model(config, source, packed, quiet(tmp_path)) for config in (plain, lora))
     assert whole is not None and part is not None
-    trained = 4 * 64 * 64 + 3 * 64 * 160 + 2 * 64
-    assert (part.parameters, part.optimizer) == (whole.parameters, 8 * trained)
+    trained = 4 * 8 * (64 + 64)  # layers x rank x (inputs + outputs)
+    assert (part.parameters, part.optimizer) == (whole.parameters + 4 * trained, 8 * trained)
+    assert of_numbers(lora, source, packed.meta) is None
 
 
 def test_a_family_whose_numbers_are_not_known_is_traced(tmp_path: Path) -> None:
