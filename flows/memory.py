@@ -49,7 +49,8 @@ def outlook(recipe: Recipe, planner: Planner) -> Outlook:
     config, limit = recipe.training, known_memory(recipe.training)
     memory: Memory | None
     graphs = planner.outcomes["precompile"].artifact
-    if graphs is not None and graphs.meta.get("memory"):
+    exact = graphs is not None and graphs.meta.get("memory") is not None
+    if graphs is not None and exact:
         said = {name: value for name, value in graphs.meta["memory"].items() if name != "total"}
         config, memory = config.settled(graphs.meta["micro_batch"]), Memory(**said)
     else:
@@ -60,7 +61,7 @@ def outlook(recipe: Recipe, planner: Planner) -> Outlook:
             check_memory(config, memory, limit)
         except ModelError as refused:
             error = refused
-    return Outlook(config, memory, limit, graphs is not None, error)
+    return Outlook(config, memory, limit, exact, error)
 
 
 def _expected(

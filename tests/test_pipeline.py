@@ -113,6 +113,7 @@ def test_training_starts_from_an_earlier_model(done: tuple[Checkout, dict[str, A
         again = checkout.json("run", "demo", "--direct", "--until", "train", *more)
         metrics = again["stages"][-1]["metrics"]
         assert metrics["eval_loss_before"] == pytest.approx(made["train"]["metrics"]["eval_loss"], abs=1e-4)
+    assert "train" in [node["stage"] for node in checkout.json("lineage", digest)["down"]]
 
 
 def test_intervals_change_nothing(done: tuple[Checkout, dict[str, Any]]) -> None:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
 from tasks.errors import ModelError
+from tasks.training.batches import Split
 from tasks.training.config import TrainConfig
 from tasks.training.lora import ALL_LINEAR, A, B, LoraConfig, briefly, check_rank, chosen
 from tasks.training.model import Built
+from tasks.training.objective import class_weights
 from tasks.training.pretrained import HEADS, in_head
 
 if TYPE_CHECKING:
@@ -36,6 +38,12 @@ def adapt(config: TrainConfig, built: Built) -> Built:
     for name, parameter in built.parameters().items():
         parameter.requires_grad_(name in wanted)
     return replace(built, frozen=frozenset(built.parameters().keys() - wanted))
+
+
+def prepared(config: TrainConfig, built: Built, packed: Meta, train: Split | None = None) -> Built:
+    """`built` as this training takes it, whether it runs or is only traced, probed or compiled: with what is frozen, and classes'
+    weights. packed: the rows' metadata; train: see `class_weights`."""
+    return replace(adapt(config, built), class_weights=class_weights(config, packed, train))
 
 
 def adapter_document(built: Built) -> Meta:

@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.artifact import Input, Meta, Source
+from tasks.artifact import Input, Source
 from tasks.stage import Workdir
 from tasks.training.config import TrainConfig
 
@@ -30,15 +30,14 @@ def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) 
     (out.path / FILE).write_bytes(found[0])
 
 
-def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> Meta:
-    """Let this process find what precompile compiled, in a folder of its own. Returns how many entries of each kind."""
+def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> None:
+    """Let this process find what precompile compiled, in a folder of its own."""
     if not config.compile_cache or not (graphs.path / FILE).is_file():
-        return {}
+        return
     _private(out.scratch)
     import torch
 
-    found = torch.compiler.load_cache_artifacts((graphs.path / FILE).read_bytes())
-    return {} if found is None else {kind: len(names) for kind, names in found.artifacts.items()}
+    torch.compiler.load_cache_artifacts((graphs.path / FILE).read_bytes())
 
 
 def _private(scratch: Path) -> None:
@@ -46,14 +45,13 @@ def _private(scratch: Path) -> None:
 
 
 def _take_steps(config: TrainConfig, model: Source, packed: Input) -> None:
+    from tasks.training.adapters import prepared
     from tasks.training.engine import make_engine
     from tasks.training.inventory import Ledger, blank
     from tasks.training.model import build
-    from tasks.training.objective import class_weights
     from tasks.training.optim import scalars
 
-    weights = class_weights(config, packed.meta, None)
-    built = replace(build(model, packed, seed=0, weights=True), class_weights=weights)
+    built = prepared(config, build(model, packed, seed=0, weights=True), packed.meta)
     engine = make_engine(config, built, Ledger())
     for length in packed.meta["lengths"]:
         batch = blank(config.global_batch, length, packed.meta["task"])

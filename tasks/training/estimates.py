@@ -47,11 +47,11 @@ def _begin(config: TrainConfig) -> None:
 def of_model(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Memory | None:
     """Of any model: it is built on "meta", and a pass over the longest rows is traced. None, and a warning, for one whose code
     needs numbers. ModelError where the layout does not fit it."""
-    from tasks.training.adapters import adapt
+    from tasks.training.adapters import prepared
     from tasks.training.model import build
     from tasks.training.tracing import traced
 
-    built = adapt(config, build(model, packed, seed=0, weights=False))
+    built = prepared(config, build(model, packed, seed=0, weights=False), packed.meta)
     length = max(packed.meta["lengths"])
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
     check_length(config, length)

@@ -8,7 +8,7 @@ Fields that a config leaves out have transformers' defaults.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.artifact import Meta
@@ -182,18 +182,15 @@ def _as_bert(kind: str, of: Meta, task: str, labels: int) -> Family:
     else:
         shapes |= _linear("classifier.dense", width, width) | _linear("classifier.out_proj", width, labels)
     heads = int(of["num_attention_heads"])
-    anatomy = Anatomy(
-        layers=int(of["num_hidden_layers"]),
-        width=width,
-        heads=heads,
-        key_heads=heads,
-        head=width // heads,
-        inner=inner,
-        vocabulary=0,
-        dropouts=2 if of["hidden_dropout_prob"] > 0 else 0,
-        attention_dropout=of["attention_probs_dropout_prob"] > 0,
-    )
-    return Family(shapes, RULES[kind], anatomy)
+    dropouts = 2 if of["hidden_dropout_prob"] > 0 else 0
+    anatomy = _encoder(int(of["num_hidden_layers"]), width, heads, inner)
+    noisy = replace(anatomy, dropouts=dropouts, attention_dropout=of["attention_probs_dropout_prob"] > 0)
+    return Family(shapes, RULES[kind], noisy)
+
+
+def _encoder(layers: int, width: int, heads: int, inner: int) -> Anatomy:
+    """That classifies rows, and sees both ways."""
+    return Anatomy(layers, width, heads, key_heads=heads, head=width // heads, inner=inner, vocabulary=0)
 
 
 _DISTILLED = (("num_hidden_layers", "n_layers"), ("num_attention_heads", "n_heads"))  # either may be given
@@ -216,18 +213,9 @@ def _as_distilbert(kind: str, of: Meta, task: str, labels: int) -> Family | None
         shapes |= _norm(f"{layer}.sa_layer_norm", width) | _linear(f"{layer}.ffn.lin1", width, inner)
         shapes |= _linear(f"{layer}.ffn.lin2", inner, width) | _norm(f"{layer}.output_layer_norm", width)
     shapes |= _linear("pre_classifier", width, width) | _linear("classifier", width, labels)
-    anatomy = Anatomy(
-        layers=layers,
-        width=width,
-        heads=heads,
-        key_heads=heads,
-        head=width // heads,
-        inner=inner,
-        vocabulary=0,
-        dropouts=1 if of["dropout"] > 0 else 0,
-        attention_dropout=of["attention_dropout"] > 0,
-    )
-    return Family(shapes, RULES[kind], anatomy)
+    anatomy = _encoder(layers, width, heads, inner)
+    noisy = replace(anatomy, dropouts=1 if of["dropout"] > 0 else 0, attention_dropout=of["attention_dropout"] > 0)
+    return Family(shapes, RULES[kind], noisy)
 
 
 FAMILIES: dict[str, Callable[[str, Meta, str, int], Family | None]] = {

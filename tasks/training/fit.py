@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tasks.artifact import Input, Meta, Source
 from tasks.errors import StoreError
 from tasks.stage import Workdir, write_json
 from tasks.training import checkpoint, compile_cache, neuron
-from tasks.training.adapters import adapt, adapter_document
+from tasks.training.adapters import adapter_document, prepared
 from tasks.training.batches import Schedule, Split
 from tasks.training.config import TrainConfig
 from tasks.training.devices import check_device
@@ -22,7 +21,6 @@ from tasks.training.loop import Progress, Run, stop_signals
 from tasks.training.lora import CONFIG
 from tasks.training.model import Built, build
 from tasks.training.names import PARAMETER
-from tasks.training.objective import class_weights
 from tasks.training.ranks import World, joined
 from tasks.training.saving import Saver
 from tasks.training.selection import check_selection
@@ -98,7 +96,7 @@ def newest_state(out: Workdir) -> tuple[int, Path] | None:
 def _built(config: TrainConfig, model: Source, packed: Input, train: Split) -> Built:
     built = build(model, packed, seed=config.seed, weights=True)
     load_start(model, built.model)
-    return replace(adapt(config, built), class_weights=class_weights(config, packed.meta, train))
+    return prepared(config, built, packed.meta, train)
 
 
 def _write_weights(run: Run) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.artifact import Input, Meta, Source
@@ -79,17 +79,15 @@ class Ledger:
 
 def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
     """Trace every graph of `config` on the lengths of `packed`, sorted by name and length."""
-    from tasks.training.adapters import adapt, passes
+    from tasks.training.adapters import passes, prepared
     from tasks.training.devices import check_device
     from tasks.training.engine import make_engine
     from tasks.training.flops import flops_per_row
     from tasks.training.model import build
-    from tasks.training.objective import class_weights
     from tasks.training.optim import scalars
 
     check_device(config)
-    weights = class_weights(config, packed.meta, None)
-    built = replace(adapt(config, build(model, packed, seed=0, weights=False)), class_weights=weights)
+    built = prepared(config, build(model, packed, seed=0, weights=False), packed.meta)
     ledger = Ledger()
     engine = make_engine(config, built, ledger)
     lengths = packed.meta["lengths"]

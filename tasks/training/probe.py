@@ -60,6 +60,7 @@ def _runs(config: TrainConfig, model: Source, packed: Input) -> bool:
 
 
 def _update(config: TrainConfig, model: Source, packed: Input) -> None:
+    from tasks.training.adapters import prepared
     from tasks.training.engine import make_engine
     from tasks.training.inventory import Ledger, blank
     from tasks.training.model import build
@@ -67,7 +68,8 @@ def _update(config: TrainConfig, model: Source, packed: Input) -> None:
 
     # as many passes as show what accumulating holds; the others take the same
     short = config.model_copy(update={"global_batch": min(config.accumulation, 2) * config.micro_rows})
-    engine = make_engine(short, build(model, packed, seed=0, weights=True), Ledger())
+    built = prepared(short, build(model, packed, seed=0, weights=True), packed.meta)
+    engine = make_engine(short, built, Ledger())
     batch = blank(short.global_batch, max(packed.meta["lengths"]), packed.meta["task"])
     for step in range(UPDATES):
         engine.fetch([engine.train(batch, scalars(short, step, UPDATES, batch.supervised), seed=step)])

@@ -28,20 +28,11 @@ import pyarrow.parquet as parquet
 
 from tasks.artifact import Input, Source
 from tests.conftest import PROJECT
-from tests.training.toys import minilm, pretrained, scratch, write_packed
+from tests.training.toys import LLAMA_12M, minilm, pretrained, scratch, write_packed
 
 LABELS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
 LENGTHS = {"native": range(8, 128, 8), "xla": (32,)}  # and the longest row's; xla compiles a graph for each
 CHUNK, CHUNKS = 512, 8
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 384,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 7,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 6,
-    "max_position_embeddings": CHUNK,
-}
 SHARED = Path(os.environ.get("TRNFLOW_SHARED", PROJECT.parent / "shared"))
 THEIRS = {"random": "random", "by-length": "group_by_length"}
 
@@ -110,7 +101,7 @@ def ours(engine: str, rows: Rows, folder: Path) -> Rates:
     from tasks.train import TrainConfig
     from tests.training.run_stage import run_stage, traced_and_trained
 
-    source: Source = pretrained(minilm()) if rows.labels else scratch(**LLAMA)
+    source: Source = pretrained(minilm()) if rows.labels else scratch(**LLAMA_12M)
     data = bucketed(folder / "packed", rows, engine) if rows.labels else packed(folder / "packed", rows)
     batch = 32 if rows.labels else CHUNKS
     config = TrainConfig(engine=engine, epochs=1, learning_rate=1e-4, global_batch=batch)
@@ -167,7 +158,7 @@ def _model_and_collator(rows: Rows) -> tuple[Any, Any]:
         loaded = model.from_pretrained(folder, num_labels=len(LABELS), dtype=torch.float32)
         return loaded, transformers.DataCollatorWithPadding(tokenizer)
     tokenizer.pad_token = "<unk>"
-    config = transformers.AutoConfig.for_model(**LLAMA, vocab_size=rows.vocabulary, attn_implementation="sdpa")
+    config = transformers.AutoConfig.for_model(**LLAMA_12M, vocab_size=rows.vocabulary, attn_implementation="sdpa")
     made = transformers.AutoModelForCausalLM.from_config(config)
     return made, transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
 

@@ -11,17 +11,8 @@ from tasks.artifact import Input, Meta, Source
 from tasks.stage import Workdir, stage
 from tasks.training.config import TrainConfig, environ, ranks
 from tests.training.run_stage import run_stage
-from tests.training.toys import minilm, pretrained, scratch, write_packed
+from tests.training.toys import LLAMA_12M, minilm, pretrained, scratch, write_packed
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 384,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 7,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 6,
-    "max_position_embeddings": 512,
-}
 BERT: dict[str, Any] = {"model_type": "bert", "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
 VOCABULARY = 8192
 UPDATES = 2
@@ -128,7 +119,7 @@ def inputs(case: Case, folder: Path) -> tuple[Source, Input]:
     columns = {"input_ids": blank, "segment_ids": blank + 1, "position_ids": blank}
     if case.model == "llama":
         splits = {"train": {case.length: {**columns, "labels": blank}}}
-        return scratch(**LLAMA), write_packed(folder / "packed", "causal_lm", None, splits, vocabulary=VOCABULARY)
+        return scratch(**LLAMA_12M), write_packed(folder / "packed", "causal_lm", None, splits, vocabulary=VOCABULARY)
     splits = {"train": {case.length: {**columns, "labels": blank[:, 0]}}}
     packed = write_packed(folder / "packed", "classification", ["a", "b"], splits, vocabulary=30522)
     return (pretrained(minilm()) if case.model == "minilm" else scratch(**BERT)), packed

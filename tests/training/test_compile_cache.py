@@ -14,9 +14,10 @@ from tests.training.toys import LLAMA, packed_lm, scratch
 
 
 @pytest.mark.slow
-def test_train_compiles_nothing_that_precompile_did(tmp_path) -> None:
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_train_compiles_nothing_that_precompile_did(method: str, tmp_path) -> None:
     pytest.importorskip("setuptools", reason="torch.compile needs setuptools")
-    config = TrainConfig(engine="native", global_batch=8, max_steps=2, compile=True, compile_cache=True)
+    config = TrainConfig(engine="native", global_batch=8, max_steps=2, method=method, compile=True, compile_cache=True)
     inputs = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}
     graphs = run_stage(precompile, config, tmp_path / "graphs", **inputs).artifact
     assert (graphs.path / FILE).stat().st_size > 1000

@@ -26,6 +26,15 @@ LLAMA = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 64,
 }
+LLAMA_12M: dict[str, Any] = {
+    **LLAMA,
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "max_position_embeddings": 512,
+}
 BERT = {
     "model_type": "bert",
     "hidden_size": 32,
