@@ -5,6 +5,7 @@ Apart from `tasks.train`, so that `precompile`, which shares it, is not keyed by
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from pathlib import Path
@@ -54,10 +55,14 @@ class TrainConfig(StageConfig):
     betas nor eps.
     threads: of the CPU, per process (None: every core this one may use, shared among the ranks of engine native); another
     number changes the last bit.
+    attention: how packed rows keep their documents apart: by a mask (sdpa), by attending to each document alone (documents,
+    engine native on the CPU), or by a mask of blocks (flex: PyTorch's flex_attention, device cuda, never run yet). auto:
+    documents for the families that are known to take it, else sdpa.
     compile: torch.compile, engine native alone. compile_cache: precompile keeps what it makes, and train takes it; PyTorch
     pickles it, so only in a store whose writers you trust.
-    last_batch: what happens to an epoch's rows that fill no batch of their length: "pad" trains on them in a smaller batch,
-    "drop" leaves them out of that epoch.
+    last_batch: what happens to an epoch's last rows, if they fill no batch: "pad" trains on them in a smaller one, "drop" leaves
+    them out of that epoch. group_by_length: rows of about as many tokens share a batch, so that engine native, which without
+    `compile` takes batches of any shape, pads less; the batches are the same on engine xla. Packed rows are all of a length.
     warm_start_from: begin with the weights of an earlier model in the store, of model.source's architecture: a digest of what
     `consolidate` or `train` made, or a recipe's name, of which the newest completed run counts.
     log_every, checkpoint_every: in steps. allow_recompile: go on with a graph that precompile did not list;
@@ -80,6 +85,7 @@ class TrainConfig(StageConfig):
     global_batch: Annotated[PositiveInt, GRAPH] = 32
     micro_batch: Annotated[PositiveInt | Literal["auto"] | None, GRAPH] = None
     dtype: Annotated[Literal["float32", "bfloat16"], GRAPH] = "float32"
+    attention: Annotated[Literal["auto", "sdpa", "documents", "flex"], GRAPH] = "auto"
     compile: Annotated[bool, GRAPH] = False
     compile_cache: Annotated[bool, GRAPH, NOT_KEYED] = False
     epochs: PositiveInt = 3
@@ -99,6 +105,7 @@ class TrainConfig(StageConfig):
     class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = None
     seed: NonNegativeInt = 0
     last_batch: Literal["drop", "pad"] = "pad"
+    group_by_length: bool = True
     eval_every_epoch: bool = True
     eval_every: PositiveInt | None = None
     best_metric: Literal["eval_loss", "eval_accuracy"] = "eval_loss"
@@ -143,6 +150,15 @@ class TrainConfig(StageConfig):
     def accumulation(self) -> int:
         """Forward passes per update."""
         return self.global_batch // self.micro_rows
+
+    @property
+    def shape_unit(self) -> tuple[int, int] | None:
+        """(rows, positions) of which batches may be any multiple; None where graphs fix their shapes. Tensor cores take positions
+        by eights."""
+        if self.engine == "xla" or self.compile:
+            return None
+        positions = self.tensor_parallel_size if self.sequence_parallel else 1
+        return self.data_parallel, math.lcm(positions, 8 if self.device == "cuda" else 1)
 
     @property
     def keeps_best(self) -> bool:
@@ -206,6 +222,12 @@ class TrainConfig(StageConfig):
             raise ValueError("engine xla drives cpu and neuron here: set engine=native for device cuda")
         if self.engine == "xla" and self.compile:
             raise ValueError("compile is torch.compile, for engine native; engine xla always compiles")
+        if self.attention == "documents" and (self.engine == "xla" or self.device != "cpu" or self.compile):
+            raise ValueError(
+                "attention=documents is for engine native on device cpu, without compile: set attention=sdpa"
+            )
+        if self.attention == "flex" and self.device != "cuda":
+            raise ValueError("attention=flex is for device cuda: set attention=sdpa")
         return self
 
     @model_validator(mode="after")

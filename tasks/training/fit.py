@@ -39,8 +39,8 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
 
 def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Meta:
     check_selection(config, packed.meta)
-    train, validation = Split(packed, "train"), Split(packed, "validation")
-    schedule = Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch)
+    train, validation = (Split(packed, name, config.shape_unit) for name in ("train", "validation"))
+    schedule = make_schedule(config, packed.meta, train)
     built = _built(config, model, packed, train)
     ledger = Ledger.of(graphs, allow=config.allow_recompile)
     newest = world.first(lambda: newest_state(out))
@@ -79,6 +79,12 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
         "metrics": run.summary(),
         **({"best_step": progress.best.step} if config.keeps_best else {}),
     }
+
+
+def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
+    """The same for every engine and layout. packed: the rows' metadata."""
+    sizes = train.sizes() if config.group_by_length and packed.get("strategy") not in ("bfd", "concat") else None
+    return Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch, sizes=sizes)
 
 
 def newest_state(out: Workdir) -> tuple[int, Path] | None:

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -79,7 +80,7 @@ class Run:
         self.total = config.max_steps or config.epochs * schedule.steps_per_epoch
         self.pending: list[tuple[int, Handle]] = []
         self.shown: dict[str, float] = {}
-        self.row_flops = {length: flops_per_row(built, length) for length in train.rows}
+        self.row_flops = cache(partial(flops_per_row, built))
         self.passes = passes(built)
 
     def loop(self, stopped: list[int]) -> None:
@@ -141,7 +142,8 @@ class Run:
         if compiling:  # a step of another kind: neither its tokens nor its time count
             self.meters.add_elsewhere(compiling)
         else:
-            self.meters.count(batch, int(self.passes * self.config.global_batch * self.row_flops[batch.length]))
+            rows, positions = batch.input_ids.shape
+            self.meters.count(batch, int(self.passes * rows * self.row_flops(positions)))
         self.pending.append((at.step, handle))
         at.step += 1
         self.out.progress(at.step, self.total, "steps", **self.shown)

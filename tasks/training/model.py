@@ -26,7 +26,7 @@ class Built:
     """model: on the CPU, or on "meta" when it is only traced; causal: each position sees the ones before it, in its segment;
     first_position: the position id of a row's first token (RoBERTa: pad id + 1); config: of the model as it is published;
     lacking: the parameters that the weights did not hold, made from the seed; frozen: those that are not trained; class_weights:
-    see `objective`."""
+    see `objective`; attention: what keeps a row's segments apart, see `attention`."""
 
     model: Any
     task: str
@@ -36,6 +36,7 @@ class Built:
     lacking: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
     class_weights: tuple[float, ...] | None = None
+    attention: str = "sdpa"
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """All of them, tied ones once, by name."""
@@ -83,24 +84,41 @@ def configured(source: Source, meta: Meta) -> Any:
     return config
 
 
-def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
-    """int [rows, length] each -> keyword arguments of `forward`; the mask is float [rows, 1, 1 or length, length],
-    0 where attended. It is finite, so that padding, which attends to nothing but padding, makes no NaN."""
+def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> dict[str, Any]:
+    """int [rows, length] each -> keyword arguments of `forward`."""
     import torch
 
-    real = segment_ids != 0
     positions = position_ids + built.first_position
     if built.first_position:  # RoBERTa gives padding a position of its own, the pad id
-        positions = torch.where(real, positions, built.first_position - 1)
+        positions = torch.where(segment_ids != 0, positions, built.first_position - 1)
+    return {"input_ids": input_ids.long(), "position_ids": positions.long(), **_apart(built, segment_ids)}
+
+
+def _apart(built: Built, segment_ids: Tensor) -> dict[str, Any]:
+    """What keeps segments apart."""
+    if built.attention == "sdpa":
+        return {"attention_mask": _mask(built, segment_ids)}
+    from tasks.training.attention import blocks_of, documents_of
+
+    if built.attention == "documents":
+        return {"attention_mask": None, "documents": documents_of(segment_ids)}
+    return {"attention_mask": blocks_of(segment_ids)}
+
+
+def _mask(built: Built, segment_ids: Tensor) -> Tensor:
+    """Float [rows, 1, 1 or length, length], 0 where attended. It is finite, so that padding, which attends to nothing but
+    padding, makes no NaN."""
+    import torch
+
     if built.causal:
         length = segment_ids.shape[1]
         order = torch.arange(length, device=segment_ids.device)
         seen = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (order[:, None] >= order[None, :])
     else:
-        seen = real[:, None, :]
+        seen = (segment_ids != 0)[:, None, :]
     dtype = next(built.model.parameters()).dtype
     hidden = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
-    return {"input_ids": input_ids.long(), "attention_mask": hidden[:, None], "position_ids": positions.long()}
+    return hidden[:, None]
 
 
 def logits_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:

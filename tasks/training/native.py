@@ -16,8 +16,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
+from tasks.training.attention import attending
 from tasks.training.batches import Batch
 from tasks.training.config import TrainConfig
+from tasks.training.dropout import quicken
 from tasks.training.engine import Box
 from tasks.training.exchange import Alone, Exchange
 from tasks.training.inventory import Ledger
@@ -74,7 +76,10 @@ class NativeEngine:
         self._apart = apart
         self._masters = masters if apart else self._locals()
         weights = None if built.class_weights is None else torch.tensor(built.class_weights, device=self._device)
-        self._objective = (built, weights, config.label_smoothing)
+        if config.device == "cpu" and not config.compile and self._layout.mesh.model == 1:
+            quicken(built.model)
+        self._built = attending(config, built)
+        self._objective = (self._built, weights, config.label_smoothing)
         if config.compile:
             self._loss, self._scores = _compiled(_loss), _compiled(_scores)
 
@@ -86,8 +91,9 @@ class NativeEngine:
             return None
         torch.manual_seed(replica_seed(seed, self._world.data))
         loss = torch.zeros((), device=self._device)
-        for number, micro in enumerate(batch.micros(self._config.micro_rows), start=1):
-            self._exchange.passes(self._built.model, last=number == self._config.accumulation)
+        micros = list(batch.micros(self._config.micro_rows))
+        for number, micro in enumerate(micros, start=1):
+            self._exchange.passes(self._built.model, last=number == len(micros))
             part = self._loss(*self._objective, *self._columns(micro)) * at.scale
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
@@ -160,7 +166,10 @@ class NativeEngine:
         size = len(batch.input_ids) // self._world.mesh.data
         mine = slice(size * self._world.data, size * (self._world.data + 1))
         columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
-        return [torch.from_numpy(column[mine]).to(self._device, non_blocking=True) for column in columns]
+        host = [torch.from_numpy(column[mine]) for column in columns]
+        if self._device.type == "cuda":  # from other memory a copy would wait for the steps before it
+            host = [column.pin_memory() for column in host]
+        return [column.to(self._device, non_blocking=True) for column in host]
 
     def _update(self, loss: Tensor, at: Scalars) -> Tensor:
         """Clip, gate and apply: gradients are divided by `ratio`."""
@@ -184,7 +193,9 @@ class NativeEngine:
         if (name, batch.length) in self._ledger.met:
             return
         check_length(self._config, batch.length)
-        inputs = [{"shape": list(c.shape), "dtype": "int32"} for c in (batch.input_ids, batch.targets)]
+        rows = self._config.global_batch if name == "train" else self._config.micro_rows
+        ids = [rows, batch.length]  # whatever was trimmed off
+        inputs = [{"shape": shape, "dtype": "int32"} for shape in (ids, ids[: batch.targets.ndim])]
         self._ledger.meet(name, batch.length, _signature(name, inputs, self._config, self._layout), inputs)
 
 

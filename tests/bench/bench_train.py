@@ -2,8 +2,7 @@
 
     python -m tests.bench.bench_train [--rows 960] [--documents 96] [--rounds 1] [--work emotion,dolly] [--ways native,xla]
 
-emotion: classification with the pretrained MiniLM, batches of 32 rows, each row in the smallest of a few lengths (eager: of
-the multiples of 8).
+emotion: classification with the pretrained MiniLM, batches of 32 rows, in the lengths that `pack_chunks` chooses by default.
 dolly: instructions for a Llama of 12 M random parameters, packed into rows of 512, 8 a batch; the Trainer, which does not
 pack, gets as many documents a batch as 8 packed rows hold. The Trainer pads to the longest row of each batch, which it
 draws at random or by length. Start-up, evaluation, saving and steps that compile are left out. Tokens are those that are
@@ -31,7 +30,6 @@ from tests.conftest import PROJECT
 from tests.training.toys import LLAMA_12M, minilm, pretrained, scratch, write_packed
 
 LABELS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
-LENGTHS = {"native": range(8, 128, 8), "xla": (32,)}  # and the longest row's; xla compiles a graph for each
 CHUNK, CHUNKS = 512, 8
 SHARED = Path(os.environ.get("TRNFLOW_SHARED", PROJECT.parent / "shared"))
 THEIRS = {"random": "random", "by-length": "group_by_length"}
@@ -66,10 +64,12 @@ def dolly(count: int) -> Rows:
     return Rows(_encoded(SHARED / "assets" / "stories260K-hf", texts, CHUNK), None, 512)
 
 
-def bucketed(folder: Path, rows: Rows, engine: str) -> Input:
+def bucketed(folder: Path, rows: Rows) -> Input:
     """A packed artifact with each row in the smallest length that holds it."""
+    from tasks.text.packers import bucket_lengths
+
     sizes = np.array(list(map(len, rows.ids)))
-    lengths = [length for length in LENGTHS[engine] if length < sizes.max()] + [-(-int(sizes.max()) // 8) * 8]
+    lengths = bucket_lengths(sizes, 128, 4)
     splits: dict[int, dict[str, np.ndarray]] = {}
     for low, length in zip([0, *lengths], lengths, strict=False):
         chosen = np.flatnonzero((sizes > low) & (sizes <= length))
@@ -102,7 +102,7 @@ def ours(engine: str, rows: Rows, folder: Path) -> Rates:
     from tests.training.run_stage import run_stage, traced_and_trained
 
     source: Source = pretrained(minilm()) if rows.labels else scratch(**LLAMA_12M)
-    data = bucketed(folder / "packed", rows, engine) if rows.labels else packed(folder / "packed", rows)
+    data = bucketed(folder / "packed", rows) if rows.labels else packed(folder / "packed", rows)
     batch = 32 if rows.labels else CHUNKS
     config = TrainConfig(engine=engine, epochs=1, learning_rate=1e-4, global_batch=batch)
     said = run_stage(traced_and_trained, config, folder / "train", model=source, packed=data).figures
