@@ -45,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 VOCABULARY = {"llama": 32000, "roberta": 50265}
-OURS = {"trnflow": {}, "trnflow compile": {"compile": True}}
+OURS = {"trnflow": {}, "trnflow compile": {"compile": True}, "trnflow flex": {"attention": "flex"}}
 THEIRS = {"HF Trainer": {}, "HF Trainer compile": {"torch_compile": True}}
 WARM = 3  # a third of the steps
 

@@ -37,6 +37,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
         ({"micro_batch": 2}, 1e-5),
         ({"remat": True}, 1e-5),
         ({"compile": True}, 1e-5),
+        ({"attention": "flex"}, 1e-5),
         ({"dtype": "bfloat16"}, 3e-2),
         ({"dtype": "bfloat16", "compile": True}, 3e-2),
     ],
@@ -54,7 +55,7 @@ def test_the_losses_are_those_of_the_cpu(
     "fields", [{}, {"zero1": True}, {"fsdp": True}, {"tensor_parallel_size": 2, "sequence_parallel": True}], ids=str
 )
 def test_two_gpus_have_the_losses_of_the_cpu(plain: dict[int, float], fields: dict[str, Any], tmp_path: Path) -> None:
-    """Never run yet: the machine this was written on had none, the one it was measured on had one."""
+    """Never run yet."""
     assert run(tmp_path, devices=2, **fields).curve("loss") == pytest.approx(plain, abs=1e-5)
 
 
