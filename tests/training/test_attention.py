@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from tasks.errors import ModelError
 from tasks.training.attention import attend_documents, attend_rows, attending, documents_of
-from tasks.training.batches import Split
 from tasks.training.config import TrainConfig
 from tasks.training.model import build, logits_of
-from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
+from tests.training.toys import BERT, LLAMA, first_rows, packed_classes, packed_lm, scratch
 
 NATIVE = TrainConfig(engine="native")
 HIDDEN = torch.finfo(torch.float32).min
@@ -83,9 +82,7 @@ def test_rows_drop_what_they_should() -> None:
 def test_a_model_s_logits_and_gradients_stay(tmp_path, family: str) -> None:
     packed = packed_lm(tmp_path, rows=4)
     model = scratch(**{**LLAMA, "model_type": family})
-    split = Split(packed, "train")
-    batch = split.read(next(split.in_order(4)))
-    columns = [torch.from_numpy(column) for column in (batch.input_ids, batch.segment_ids, batch.position_ids)]
+    _, columns = first_rows(packed, 4)
     found = []
     for attention in ("sdpa", "auto"):
         config = TrainConfig(engine="native", attention=attention)
@@ -101,9 +98,7 @@ def test_flex_s_blocks_hide_what_the_mask_hides(tmp_path) -> None:
     """Its backward pass is for cuda alone (test_cuda.py); forward it runs here as well."""
     packed = packed_lm(tmp_path, rows=4)
     built = build(scratch(**LLAMA), packed, seed=0, weights=True)
-    split = Split(packed, "train")
-    batch = split.read(next(split.in_order(4)))
-    columns = [torch.from_numpy(column) for column in (batch.input_ids, batch.segment_ids, batch.position_ids)]
+    _, columns = first_rows(packed, 4)
     with torch.no_grad():
         wanted = logits_of(built, *columns)
         built.model.config._attn_implementation = "flex_attention"

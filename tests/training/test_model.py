@@ -5,11 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tasks.chunks import open_chunks
 from tasks.errors import ModelError
-from tasks.training.batches import Split
 from tasks.training.model import build, checkpointed_layers, configured, logits_of
 from tasks.training.objective import loss_sum
-from tests.training.toys import BERT, DISTILBERT, LLAMA, minilm, packed_classes, packed_lm, pretrained, scratch
+from tests.training.toys import (
+    BERT,
+    DISTILBERT,
+    LLAMA,
+    first_rows,
+    minilm,
+    packed_classes,
+    packed_lm,
+    pretrained,
+    scratch,
+)
 
 ENCODERS = [BERT, {**BERT, "model_type": "roberta"}, DISTILBERT, LLAMA]
 
@@ -19,9 +29,7 @@ def test_classifiers_see_each_row_alone(tmp_path, config) -> None:
     packed = packed_classes(tmp_path, rows=6, lengths=[16])
     built = build(scratch(**config), packed, seed=0, weights=True)
     built.model.eval()
-    split = Split(packed, "train")
-    batch = split.read(next(split.in_order(6)))
-    columns = [torch.from_numpy(column) for column in (batch.input_ids, batch.segment_ids, batch.position_ids)]
+    _, columns = first_rows(packed, 6)
     with torch.no_grad():
         ours = logits_of(built, *columns)
         for row, (ids, segments) in enumerate(zip(columns[0].long(), columns[1], strict=True)):
@@ -33,14 +41,12 @@ def test_classifiers_see_each_row_alone(tmp_path, config) -> None:
 def test_packed_segments_do_not_see_each_other(tmp_path) -> None:
     packed = packed_lm(tmp_path, rows=4)
     built = build(scratch(**LLAMA), packed, seed=0, weights=True)
-    split = Split(packed, "train")
-    batch = split.read(next(split.in_order(4)))
-    columns = [torch.from_numpy(column) for column in (batch.input_ids, batch.segment_ids, batch.position_ids)]
+    batch, columns = first_rows(packed, 4)
     with torch.no_grad():
         ours = logits_of(built, *columns)
         ours_loss = loss_sum(ours, torch.from_numpy(batch.targets))
         theirs_loss = 0.0
-        labels = torch.from_numpy(split._columns[batch.length]["labels"][:4].astype("int64"))
+        labels = torch.from_numpy(open_chunks(packed, "train", batch.length)["labels"][:4].astype("int64"))
         for row in range(4):
             for segment in (1, 2):
                 here = columns[1][row] == segment

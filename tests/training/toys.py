@@ -14,6 +14,7 @@ from tasks.artifact import Input, Source
 from tasks.chunks import chunk_file, shapes
 from tasks.stage import write_json
 from tasks.text.chunk_writer import create_columns
+from tasks.training.batches import Batch, Split
 
 os.environ.setdefault("USE_TORCH_XLA", "0")  # transformers else imports torch_xla into the process of the tests
 
@@ -161,6 +162,15 @@ def write_packed(
         "rows": {name: {str(n): len(c["labels"]) for n, c in lengths.items()} for name, lengths in splits.items()},
     }
     return Input(folder, "packed", meta, "sha256:toy")
+
+
+def first_rows(packed: Input, count: int) -> tuple[Batch, list[Any]]:
+    """The first rows of train as a batch, and as the tensors that `logits_of` takes."""
+    import torch
+
+    split = Split(packed, "train")
+    batch = split.read(next(split.in_order(count)))
+    return batch, [torch.from_numpy(column) for column in (batch.input_ids, batch.segment_ids, batch.position_ids)]
 
 
 def minilm() -> Path:
