@@ -96,7 +96,9 @@ def packed_rows(folder: Path, task: str, splits: dict[str, dict[int, list[Rows]]
         for length, chunks in lengths.items():
             _write_bucket(chunk_file(folder, name, length), task, length, chunks)
     labels = LABELS if task == "classification" else None
-    return Input(folder, "packed", {"task": task, "labels": labels, "rows": counts, "lengths": [16, 32]}, "sha256:1")
+    return Input(
+        folder, "packed", {"task": task, "labels": labels, "rows": counts, "pad_id": 0, "lengths": [16, 32]}, "sha256:1"
+    )
 
 
 def _write_bucket(path: Path, task: str, length: int, chunks: list[Rows]) -> None:
