@@ -126,7 +126,7 @@ def attend_rows(
         )[0]
         return found, None
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    weights = torch.softmax(scores + attention_mask, dim=-1)
+    weights = torch.softmax(scores + attention_mask, dim=-1, dtype=torch.float32).to(query.dtype)
     return ((weights * noise(weights, dropout)) @ value).transpose(1, 2).contiguous(), None
 
 
