@@ -73,9 +73,9 @@ def test_rows_drop_what_they_should() -> None:
     plain, _ = attend_rows(module, *tensors, mask)
     wanted = torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=mask).transpose(1, 2)
     torch.testing.assert_close(plain, wanted)
-    drawn = torch.stack([attend_rows(module, *tensors, mask, dropout=0.2)[0] for _ in range(3000)])
+    drawn = torch.stack([attend_rows(module, *tensors, mask, dropout=0.2)[0] for _ in range(800)])
     assert not torch.equal(drawn[0], drawn[1])
-    assert ((drawn.mean(0) - wanted) / (drawn.std(0) / 3000**0.5)).abs().max() < 5, "its mean is the plain one"
+    assert ((drawn.mean(0) - wanted) / (drawn.std(0) / 800**0.5)).abs().max() < 5, "its mean is the plain one"
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
@@ -94,6 +94,7 @@ def test_a_model_s_logits_and_gradients_stay(tmp_path, family: str) -> None:
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_flex_s_blocks_hide_what_the_mask_hides(tmp_path) -> None:
     """Its backward pass is for cuda alone (test_cuda.py); forward it runs here as well."""
     packed = packed_lm(tmp_path, rows=4)
