@@ -37,8 +37,9 @@ def rounded(value: Tensor, bits: Tensor, bitcast: Callable[[Tensor, Any], Tensor
     import torch
 
     pattern = bitcast(value, torch.int32)
-    room = (LARGEST - (pattern & MAGNITUDE)).clamp(0, LACKING)  # how far it may move; all 16 bits but at the very end
-    moved = (pattern + (bits & room)) & ~room
+    # how far it may move: all 16 bits, but for the last number before the end of the range, and not at all beyond
+    room = (pattern & MAGNITUDE).neg_().add_(LARGEST).clamp_(0, LACKING)
+    moved = (bits & room).add_(pattern).bitwise_and_(room.bitwise_not_())
     return bitcast(moved, torch.float32).to(torch.bfloat16)
 
 
@@ -48,27 +49,47 @@ class Draws:
 
     def __init__(self, seed: int, world: World, device: torch.device) -> None:
         self._seed, self._world, self._device = seed, world, device
-        self._generators: dict[tuple[int | None, ...], torch.Generator] = {}
+        self._lanes: dict[tuple[int | None, ...], _Lanes] = {}
 
     def bits(self, spec: Spec, count: int) -> Tensor:
-        """int32 [count]. Calls must come in the same order on all ranks that hold a part under `spec`."""
+        """int32 [count], of which the lower 16 are random. Calls must come in the same order on all ranks that hold a part under
+        `spec`."""
         import torch
 
-        drawn = torch.empty(
-            -(-count // 4), dtype=torch.int64, device=self._device
-        )  # four at once: drawing is what costs
-        drawn.random_(-(1 << 63), None, generator=self._generator(spec))
-        return drawn.view(torch.int16)[:count].int()
+        lanes = self._of(spec)
+        drawn = [lanes.draw() for _ in range(max(1, -(-count // lanes.size)))]
+        return (drawn[0] if len(drawn) == 1 else torch.cat(drawn))[:count]
 
-    def _generator(self, spec: Spec) -> torch.Generator:
-        """One for each kind of spec, seeded by the place that this rank has in it."""
-        import torch
-
+    def _of(self, spec: Spec) -> _Lanes:
+        """For each kind of spec its own, seeded by the place that this rank has in it."""
         place = tuple(getattr(self._world, axis) if axis in spec else None for axis in ("data", "model"))
-        if place not in self._generators:
+        if place not in self._lanes:
             digest = hashlib.blake2b(repr((self._seed, place)).encode(), digest_size=8).digest()
-            self._generators[place] = torch.Generator(self._device).manual_seed(int.from_bytes(digest))
-        return self._generators[place]
+            self._lanes[place] = _Lanes(int.from_bytes(digest), self._device)
+        return self._lanes[place]
+
+
+class _Lanes:
+    """Many small generators side by side, seeded by torch's: Marsaglia's xorshift64 (2003). To draw each number from torch's own
+    takes longer on the CPU than the update itself. size: numbers of 16 bits a draw, a chunk."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        import torch
+
+        generator = torch.Generator(device).manual_seed(seed)
+        self.size = CHUNKS[device.type]
+        self._state = torch.empty(self.size // 4, dtype=torch.int64, device=device)
+        self._state.random_(-(1 << 63), None, generator=generator)
+
+    def draw(self) -> Tensor:
+        """int32 [size]."""
+        import torch
+
+        state = self._state
+        state.bitwise_xor_(state << 13)
+        state.bitwise_xor_((state >> 7).bitwise_and_((1 << 57) - 1))  # as of an unsigned number
+        state.bitwise_xor_(state << 17)
+        return state.view(torch.int16).int()
 
 
 def put(weight: Tensor, value: Tensor, spec: Spec, draws: Draws | None) -> None:
