@@ -291,7 +291,10 @@ def environ(config: TrainConfig) -> dict[str, str]:
             memory["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else its products may differ from run to run
         return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
     if config.device == "neuron":
-        rounding = {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "1", "NEURON_RT_STOCHASTIC_ROUNDING_SEED": str(config.seed)}
+        rounding = {
+            "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
+            "NEURON_RT_STOCHASTIC_ROUNDING_SEED": str(config.seed % 2**32),
+        }
         return {
             **variables,
             **(rounding if config.stochastic_rounding else {}),
