@@ -57,8 +57,8 @@ class Draws:
         import torch
 
         lanes = self._of(spec)
-        drawn = [lanes.draw() for _ in range(max(1, -(-count // lanes.size)))]
-        return (drawn[0] if len(drawn) == 1 else torch.cat(drawn))[:count]
+        drawn = [lanes.draw(min(count - at, lanes.size)) for at in range(0, count, lanes.size)]
+        return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
     def _of(self, spec: Spec) -> _Lanes:
         """For each kind of spec its own, seeded by the place that this rank has in it."""
@@ -71,7 +71,7 @@ class Draws:
 
 class _Lanes:
     """Many small generators side by side, seeded by torch's: Marsaglia's xorshift64 (2003). To draw each number from torch's own
-    takes longer on the CPU than the update itself. size: numbers of 16 bits a draw, a chunk."""
+    takes longer on the CPU than the update itself. size: what one draw gives at most, a chunk."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         import torch
@@ -81,15 +81,15 @@ class _Lanes:
         self._state = torch.empty(self.size // 4, dtype=torch.int64, device=device)
         self._state.random_(-(1 << 63), None, generator=generator)
 
-    def draw(self) -> Tensor:
-        """int32 [size]."""
+    def draw(self, count: int) -> Tensor:
+        """int32 [count]."""
         import torch
 
-        state = self._state
+        state = self._state[: -(-count // 4)]
         state.bitwise_xor_(state << 13)
         state.bitwise_xor_((state >> 7).bitwise_and_((1 << 57) - 1))  # as of an unsigned number
         state.bitwise_xor_(state << 17)
-        return state.view(torch.int16).int()
+        return state.view(torch.int16)[:count].int()
 
 
 def put(weight: Tensor, value: Tensor, spec: Spec, draws: Draws | None) -> None:

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.training.plan import Mesh, Spec
@@ -33,6 +33,7 @@ def drawn(*bits: int) -> torch.Tensor:
     return torch.tensor(bits, dtype=torch.int32)
 
 
+@settings(deadline=None)
 @given(pattern=PATTERNS, bits=BITS)
 def test_a_number_becomes_one_of_its_neighbours(pattern: int, bits: int) -> None:
     """Of every pattern that fp32 has: denormals, both zeros, infinities and NaN as well."""
@@ -48,6 +49,7 @@ def test_a_number_becomes_one_of_its_neighbours(pattern: int, bits: int) -> None
         assert found.isfinite()
 
 
+@settings(deadline=None)
 @given(high=st.integers(0, 0xFFFF), bits=BITS)
 def test_what_bf16_holds_stays_to_the_bit(high: int, bits: int) -> None:
     value = as_float(high << 16)
@@ -55,6 +57,7 @@ def test_what_bf16_holds_stays_to_the_bit(high: int, bits: int) -> None:
     assert found.isnan() if value.isnan() else pattern_of(found) == high << 16
 
 
+@settings(deadline=None, max_examples=20)
 @given(pattern=st.integers(0, RANGE - 0x10000), sign=st.sampled_from([0, 0x80000000]))
 def test_of_all_draws_as_many_go_up_as_the_number_lies_above(pattern: int, sign: int) -> None:
     """Not by a sample: each of the 65,536 draws once. So the mean is the number itself."""
