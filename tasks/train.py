@@ -3,7 +3,8 @@
 Promises: the losses depend on neither the mesh, ZeRO-1, FSDP, sequence parallelism, remat nor accumulation (to 1e-5 in fp32
 without dropout); a run killed and resumed on the same layout ends in the same bytes; no graph is compiled that
 `precompile` did not list; what `train.method` freezes stays as it was, to the bit. Costs: three copies in fp32 of what is
-trained beside its gradients, a fourth in bf16; one of what is frozen, in `train.dtype`.
+trained beside its gradients, a fourth in bf16 (with `train.stochastic_rounding` two, and that one); one of what is frozen,
+in `train.dtype`.
 Fails with CompileError (a graph not listed), NonFiniteLoss (the weights are not touched), ModelError, MissingDependency,
 and Interrupted on SIGTERM or Ctrl-C, after saving its state.
 """

@@ -15,6 +15,7 @@ from tests.training.run_stage import FolderPartial, Result, Stage, files_of, kil
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 
 NATIVE = {"engine": "native", "global_batch": 8, "epochs": 20}
+ROUNDED = {"dtype": "bfloat16", "stochastic_rounding": True}
 MESH = {"global_batch": 8, "epochs": 2, "devices": 2, "zero1": True}
 
 
@@ -36,8 +37,9 @@ def same(one: Input, other: Input) -> bool:
     return files_of(one) == files_of(other) and one.meta == other.meta
 
 
-def test_native_survives_kill_and_stop(tmp_path) -> None:
-    config, inputs, whole = setting(tmp_path, [8, 16], **NATIVE)
+@pytest.mark.parametrize("fields", [{}, ROUNDED], ids=["fp32", "rounded"])
+def test_native_survives_kill_and_stop(fields: dict[str, Any], tmp_path) -> None:
+    config, inputs, whole = setting(tmp_path, [8, 16], **NATIVE, **fields)
     partial = tmp_path / "partial"
     killed = Stage(traced_and_trained, often(config, 10), tmp_path / "killed", partial, **inputs)
     kill_after(killed, step=25)
@@ -96,6 +98,8 @@ RANKS: dict[str, dict[str, Any]] = {
     "zero1": {"zero1": True},
     "fsdp": {"fsdp": True, "remat": True},
     "tensor parallel": {"tensor_parallel_size": 2, "sequence_parallel": True},
+    "rounded zero1": {**ROUNDED, "zero1": True},
+    "rounded tensor parallel": {**ROUNDED, "tensor_parallel_size": 2, "optimizer": "adafactor"},
 }
 
 

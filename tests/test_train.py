@@ -33,6 +33,7 @@ from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
         ({"engine": "native", "device": "neuron"}, "set engine=xla"),
         ({"device": "cuda"}, "set engine=native"),
         ({"compile": True}, "for engine native"),
+        ({"stochastic_rounding": True}, "dtype is float32: set dtype=bfloat16, or stochastic_rounding=false"),
         ({"learning_rate": 0}, "greater than 0"),
         ({"epochs": 0}, "greater than 0"),
         ({"remat": -1}, "greater than 0"),

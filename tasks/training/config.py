@@ -49,7 +49,10 @@ class TrainConfig(StageConfig):
     eval_every: evaluate after so many steps as well. keep_best: the result is the weights of the evaluation with the best
     `best_metric` (of the validation split, never of test), not the last. early_stopping_patience: stop after so many evaluations
     in a row that were not better than the best by more than `early_stopping_threshold`; it keeps the best.
-    dtype: of the forward and backward pass; the weights that are updated, and their state, are always fp32.
+    dtype: of the forward and backward pass; the weights that are updated, and their state, are fp32. stochastic_rounding: in
+    bfloat16, no fp32 weights beside those that compute: an update is computed in fp32 and its result rounded to bfloat16, up or
+    down with the odds of the distance, so that small updates are not lost. It saves 4 bytes a trained parameter; the state
+    stays fp32. On device neuron the device itself rounds, which was never run here: see `environ`.
     learning_rate_batch: the global batch that `learning_rate` is for: it is scaled linearly to this one's (None: as it is).
     decay_ratio: the share of the steps after warm-up in which warmup_stable_decay falls, linearly, to 0. Adafactor takes neither
     betas nor eps.
@@ -85,6 +88,7 @@ class TrainConfig(StageConfig):
     global_batch: Annotated[PositiveInt, GRAPH] = 32
     micro_batch: Annotated[PositiveInt | Literal["auto"] | None, GRAPH] = None
     dtype: Annotated[Literal["float32", "bfloat16"], GRAPH] = "float32"
+    stochastic_rounding: Annotated[bool, GRAPH] = False
     attention: Annotated[Literal["auto", "sdpa", "documents", "flex"], GRAPH] = "auto"
     compile: Annotated[bool, GRAPH] = False
     compile_cache: Annotated[bool, GRAPH, NOT_KEYED] = False
@@ -161,6 +165,11 @@ class TrainConfig(StageConfig):
         return self.data_parallel, math.lcm(positions, 8 if self.device == "cuda" else 1)
 
     @property
+    def keeps_masters(self) -> bool:
+        """Whether the updated weights are kept in fp32, beside those that compute."""
+        return self.dtype == "bfloat16" and not self.stochastic_rounding
+
+    @property
     def keeps_best(self) -> bool:
         return self.keep_best or self.early_stopping_patience is not None
 
@@ -231,6 +240,15 @@ class TrainConfig(StageConfig):
         return self
 
     @model_validator(mode="after")
+    def _rounds_what_is_narrow(self) -> TrainConfig:
+        if self.stochastic_rounding and self.dtype != "bfloat16":
+            raise ValueError(
+                f"stochastic_rounding keeps the weights in bfloat16, and dtype is {self.dtype}: set dtype=bfloat16, or "
+                "stochastic_rounding=false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shards_once(self) -> TrainConfig:
         if self.fsdp and self.engine == "xla":
             raise ValueError("fsdp is for engine native: set engine=native, or zero1 instead")
@@ -277,7 +295,13 @@ def accelerator(config: TrainConfig) -> Meta:
 
 
 def environ(config: TrainConfig) -> dict[str, str]:
-    """Variables that torch, XLA and malloc read as they start."""
+    """Variables that torch, XLA and malloc read as they start.
+
+    Of stochastic rounding on device neuron: `NEURON_RT_STOCHASTIC_ROUNDING_EN=1` makes the device round each of its casts from
+    fp32 so, those of the forward and backward pass too, and the graph has a plain cast. The seed is set for repeats; the device
+    does not tell how many bits it has drawn, so a resumed run is not the same to the bit, nor is it known whether copies of a
+    weight on several cores stay alike: with `zero1` each part of most weights is rounded on one core and sent to the others. As
+    AWS documents it (PyTorch Neuron environment variables); never run here."""
     threads = str(config.resolved_threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     variables = {**dict.fromkeys(names, threads), "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
@@ -289,8 +313,13 @@ def environ(config: TrainConfig) -> dict[str, str]:
             memory["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else its products may differ from run to run
         return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
     if config.device == "neuron":
+        rounding = {
+            "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
+            "NEURON_RT_STOCHASTIC_ROUNDING_SEED": str(config.seed % 2**32),
+        }
         return {
             **variables,
+            **(rounding if config.stochastic_rounding else {}),
             "PJRT_DEVICE": "NEURON",
             "NEURON_RT_NUM_CORES": str(config.devices),
             "MALLOC_ARENA_MAX": "64",

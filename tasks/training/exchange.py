@@ -111,7 +111,7 @@ class Together:
 
         places = [local(parameter) for parameter in parameters]
         split = set(self._split)
-        same = [i for i in range(len(places)) if i not in split]
+        same = [i for i in range(len(places)) if i not in split and places[i].data_ptr() != masters[i].data_ptr()]
         if same:
             torch._foreach_copy_([places[i] for i in same], [masters[i] for i in same])
         collected([masters[i] for i in self._split], [places[i] for i in self._split], self._dimensions, self._group)

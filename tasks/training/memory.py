@@ -45,7 +45,8 @@ class Passing(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes a device at the peak, which is during `at`. parameters: those that compute, and fp32 masters; gradients: and what
+    """Bytes a device at the peak, which is during `at`. parameters: those that compute, and fp32 masters, if
+    there are any; gradients: and what
     exchanging them takes; activations: of a whole micro batch; runtime: before there is a model."""
 
     parameters: int
@@ -77,7 +78,8 @@ def estimate(config: TrainConfig, layout: Layout, passing: Passing) -> Memory:
     trained = [*layout.states]
     resting = copy * _numbers(layout, layout.specs, layout.shapes) + _gathered(config, layout, copy)
     state = FP32 * _numbers(layout, layout.states, trained)
-    apart = config.dtype == "bfloat16" or any(layout.states[name] != layout.specs[name] for name in trained)
+    split = any(layout.states[name] != layout.specs[name] for name in trained)
+    apart = config.keeps_masters or (split and not config.stochastic_rounding)
     parameters, optimizer = resting + (state if apart else 0), _kept(config, layout, state)
     waiting = _accumulated(config, layout, trained, copy) if config.accumulation > 1 else 0
     updating = _updating(config, layout, trained, copy)

@@ -29,6 +29,7 @@ from tasks.training.names import PARAMETER
 from tasks.training.objective import correct, loss_sum
 from tasks.training.optim import INFINITE_NORM, Scalars
 from tasks.training.ranks import World
+from tasks.training.rounding import Draws
 from tasks.training.updates import Kept, make_update
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class NativeEngine:
             if stored:
                 self._restore(stored)
             states, specs = self._layout.states, self._layout.specs
-            apart = config.dtype == "bfloat16" or any(states[name] != specs[name] for name in states)
+            split = any(states[name] != specs[name] for name in states)
+            apart = config.keeps_masters or (split and not config.stochastic_rounding)
             masters = [self._piece(name, p.detach().float()) for name, p in built.trained().items()] if apart else []
             self._state = make_update(config.optimizer, self._layout, world, self._device, stored)
             if config.dtype == "bfloat16":
@@ -73,8 +75,8 @@ class NativeEngine:
         built.model.to(self._device).train()
         named = built.parameters()
         self._parameters: list[Tensor] = [named[name] for name in states]
-        self._apart = apart
-        self._masters = masters if apart else self._locals()
+        self._spreads = apart or split
+        self._masters = masters if apart else self._places()
         weights = None if built.class_weights is None else torch.tensor(built.class_weights, device=self._device)
         if config.device == "cpu" and not config.compile and self._layout.mesh.model == 1:
             quicken(built.model)
@@ -97,7 +99,7 @@ class NativeEngine:
             part = self._loss(*self._objective, *self._columns(micro)) * at.scale
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
-        return self._update(loss, at)
+        return self._update(loss, at, seed)
 
     def evaluate(self, batch: Batch) -> Tensor | None:
         import torch
@@ -159,6 +161,14 @@ class NativeEngine:
 
         return [local(parameter) for parameter in self._parameters]
 
+    def _places(self) -> list[Tensor]:
+        """Of each parameter itself, what this rank updates: all that it holds, with ZeRO-1 a part of that."""
+        states, specs = self._layout.states, self._layout.specs
+        beyond = [[a if a != b else None for a, b in zip(states[n], specs[n], strict=True)] for n in states]
+        return [
+            piece(held.detach(), tuple(spec), self._world) for held, spec in zip(self._locals(), beyond, strict=True)
+        ]
+
     def _columns(self, batch: Batch) -> list[Tensor]:
         """This rank's share of the rows."""
         import torch
@@ -171,10 +181,11 @@ class NativeEngine:
             host = [column.pin_memory() for column in host]
         return [column.to(self._device, non_blocking=True) for column in host]
 
-    def _update(self, loss: Tensor, at: Scalars) -> Tensor:
+    def _update(self, loss: Tensor, at: Scalars, seed: int) -> Tensor:
         """Clip, gate and apply: gradients are divided by `ratio`."""
         import torch
 
+        draws = Draws(seed, self._world, self._device) if self._config.stochastic_rounding else None
         with torch.no_grad():
             gradients = self._exchange.gradients(self._parameters)
             loss, norm = self._exchange.totals(loss, gradients)
@@ -182,8 +193,8 @@ class NativeEngine:
             ratio = (
                 ((norm + 1e-6) / at.max_norm).clamp(min=1.0) if at.max_norm < INFINITE_NORM else torch.ones_like(norm)
             )
-            self._state.apply(self._masters, gradients, ratio, good, at)
-            if self._apart:
+            self._state.apply(self._masters, gradients, ratio, good, at, draws)
+            if self._spreads:
                 self._exchange.spread(self._masters, self._parameters)
             for parameter in self._parameters:
                 parameter.grad = None
@@ -200,8 +211,10 @@ class NativeEngine:
 
 
 def _copied(value: Tensor) -> Tensor:
-    """On the host, in memory that the next step does not change."""
-    return value.detach().to("cpu", copy=True)
+    """On the host and in fp32, in memory that the next step does not change."""
+    import torch
+
+    return value.detach().to("cpu", torch.float32, copy=True)
 
 
 def replica_seed(seed: int, replica: int) -> int:
@@ -211,7 +224,14 @@ def replica_seed(seed: int, replica: int) -> int:
 
 
 def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Layout) -> str:
-    steps: list[Any] = [config.dtype, config.remat, config.compile, config.micro_rows, layout.model]
+    steps: list[Any] = [
+        config.dtype,
+        config.stochastic_rounding,
+        config.remat,
+        config.compile,
+        config.micro_rows,
+        layout.model,
+    ]
     steps += [config.optimizer, config.label_smoothing, config.class_weights is not None]
     steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel]
     lora = config.lora.model_dump(mode="json") if config.lora else None

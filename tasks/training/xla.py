@@ -3,7 +3,8 @@
 A tensor's layout is a spec (`plan`): parameters over "model", batches over "data", with ZeRO-1 the optimizer's state over
 "data" as well, with sequence parallelism the residual stream's positions over "model". GSPMD makes the collectives.
 A graph is built from functions of the state to its new values, hashed when first met, then committed and run: so tracing
-alone leaves no mark. Each (name, length) compiles once; `Ledger` sees to it. SPMD on Neuron is experimental.
+alone leaves no mark. Each (name, length) compiles once; `Ledger` sees to it. SPMD on Neuron is experimental. Stochastic
+rounding takes the graph's own random numbers, on Neuron the device's (`config.environ`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from tasks.training.names import PARAMETER
 from tasks.training.objective import correct, loss_sum
 from tasks.training.optim import Scalars, adamw, clipped, state_shapes
 from tasks.training.plan import Mesh, Shape, Spec, parameter_specs, state_spec
+from tasks.training.rounding import LACKING, rounded
 from tasks.training.rules import tp_rules
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from tasks.training.checkpoint import Reader
@@ -160,16 +163,26 @@ class XlaEngine:
         import torch
 
         kept = list(self._state[name].values())
-        old = (self._masters[name].detach(), *kept)
+        old = (self._masters[name].detach().float(), *kept)
         specs = [self._state_specs[name], *(self._kept_spec(name, tensor) for tensor in kept)]
         new = UPDATES[self._config.optimizer](*old, gradient=gradient, at=at)
         marked = [self._mark(value, spec) for value, spec in zip(new, specs, strict=True)]
         weight, *state = (torch.where(good, after, before) for after, before in zip(marked, old, strict=True))
         writes: list[Write] = list(zip(kept, state, specs[1:], strict=True))
         if self._masters is self._parameters:
-            return [(self._parameters[name], weight, self._specs[name]), *writes]
+            stored = self._rounded(weight, specs[0]) if self._config.stochastic_rounding else weight
+            return [(self._parameters[name], stored, self._specs[name]), *writes]
         computing = (self._parameters[name], weight.to(torch.bfloat16), self._specs[name])
         return [computing, (self._masters[name], weight, specs[0]), *writes]
+
+    def _rounded(self, weight: Tensor, spec: Spec) -> Tensor:
+        """fp32 -> bf16. One draw for the whole tensor, of which each device uses its part: copies stay alike."""
+        import torch
+
+        if self._config.device == "neuron":
+            return weight.to(torch.bfloat16)
+        bits = torch.randint(0, LACKING + 1, weight.shape, dtype=torch.int32, device=self._device)
+        return self._mark(rounded(weight, self._mark(bits, spec), _bitcast), spec)
 
     def _run(self, name: str, batch: Batch | None, writes: list[Write], result: Tensor | None = None) -> Tensor | None:
         """Meet the graph when it is new; then commit the new values and execute."""
@@ -215,16 +228,17 @@ class XlaEngine:
         return tensor
 
     def _place_parameters(self, stored: Reader | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(fp32 masters, parameters) of what is trained: the same tensors, unless the model computes in bf16."""
+        """(weights that are updated, parameters) of what is trained: the same tensors, unless the first are fp32 masters of the
+        second in bf16."""
         import torch
 
         placed: dict[str, Tensor] = {}
         masters: dict[str, Tensor] = {}
         names = {id(parameter): name for name, parameter in self._built.parameters().items()}
-        trained, half = self._built.trained(), self._config.dtype == "bfloat16"
+        trained, half, apart = self._built.trained(), self._config.dtype == "bfloat16", self._config.keeps_masters
         for name, parameter in self._built.parameters().items():
             value = stored.tensor(PARAMETER + name) if stored and name in trained else parameter.detach().float()
-            if half and name in trained:
+            if apart and name in trained:
                 masters[name] = self._send(value, self._state_specs[name])
             placed[name] = self._parameter(value.to(torch.bfloat16) if half else value, name, trained=name in trained)
         for module in self._built.model.modules():
@@ -232,7 +246,7 @@ class XlaEngine:
                 if old is not None:  # a tied one has the name of the first
                     module._parameters[leaf] = placed[names[id(old)]]
         parameters = {name: placed[name] for name in trained}
-        return masters if half else parameters, parameters
+        return masters if apart else parameters, parameters
 
     def _parameter(self, value: Tensor, name: str, *, trained: bool) -> Tensor:
         import torch
@@ -326,14 +340,23 @@ def _boxes(name: str, tensor: Tensor, spec: Spec) -> Iterator[Box]:
 
     whole = tuple(tensor.shape)
     if not any(spec):
-        yield Box(name, 0, (0,) * len(whole), whole, tensor.cpu())
+        yield Box(name, 0, (0,) * len(whole), whole, tensor.cpu().float())
         return
     written = set()
     for device, shard in enumerate(xs.XLAShardedTensor(tensor).local_shards):
         start = tuple(part.start for part in shard.indices)
         if start not in written:  # replicas once
             written.add(start)
-            yield Box(name, device, start, whole, shard.data)
+            yield Box(name, device, start, whole, shard.data.float())
+
+
+def _bitcast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor.view(dtype)`, for which torch_xla has no lowering: it would go through the host."""
+    from torch_xla.core.xla_builder import Op
+    from torch_xla.core.xla_op_registry import register
+
+    found: Tensor = register("bitcast", lambda value, to: value.bitcast(to))(tensor, to=Op.from_torch_type(dtype))
+    return found
 
 
 def _spell_out_norms(model: Any) -> None:

@@ -32,6 +32,8 @@ CASES = {
     "minilm-4-by-4": Case("minilm", 16, 128, {"micro_batch": 4}),
     "llama": Case("llama", 4, 512, {}),
     "llama-bf16": Case("llama", 2, 512, {"dtype": "bfloat16"}),
+    "llama-rounded": Case("llama", 1, 64, {"dtype": "bfloat16", "stochastic_rounding": True}),
+    "llama-masters": Case("llama", 1, 64, {"dtype": "bfloat16"}),
     "llama-remat": Case("llama", 4, 512, {"remat": True}),
     "llama-zero1": Case("llama", 4, 512, {"devices": 2, "zero1": True}),
     "llama-fsdp": Case("llama", 4, 512, {"devices": 2, "fsdp": True}),

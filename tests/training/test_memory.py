@@ -37,6 +37,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"devices": 2, "tensor_parallel_size": 2},
     {"devices": 2, "tensor_parallel_size": 2, "sequence_parallel": True},
 ]
+ROUNDED: dict[str, Any] = {"dtype": "bfloat16", "stochastic_rounding": True}
 DEVICES: dict[str, Any] = {"engine": "native", "devices": 4, "global_batch": 8}
 
 
@@ -79,13 +80,26 @@ def test_sharding_and_smaller_batches_never_take_more(sharded: dict[str, Any], m
 
 
 def test_the_update_of_a_small_batch_takes_sixteen_bytes_a_parameter_in_fp32_and_twenty_in_bf16(tmp_path: Path) -> None:
+    """In bf16 without masters it is sixteen again: weights of two, moments of eight, gradients of two and as fp32 four."""
     large = {**MODELS["llama"], "hidden_size": 256, "intermediate_size": 640}
     model, packed = scratch(**large), packed_lm(tmp_path, length=16, rows=1)
-    for dtype, size in (("float32", 16), ("bfloat16", 20)):
-        memory = of_model(TrainConfig(engine="native", global_batch=1, dtype=dtype), model, packed, quiet(tmp_path))
+    kinds = {"float32": {}, "bfloat16": {"dtype": "bfloat16"}, "rounded": ROUNDED}
+    for kind, size in (("float32", 16), ("bfloat16", 20), ("rounded", 16)):
+        config = TrainConfig(engine="native", global_batch=1, **kinds[kind])
+        memory = of_model(config, model, packed, quiet(tmp_path))
         assert memory is not None and memory.activations < memory.gradients / 10
         parameters = 2 * 64 * 256 + 4 * (4 * 256 * 256 + 3 * 256 * 640 + 2 * 256) + 256
         assert memory.total - memory.runtime == pytest.approx(size * parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("layout", [{}, {"zero1": True}, {"fsdp": True}, {"tensor_parallel_size": 2}], ids=str)
+def test_stochastic_rounding_saves_the_masters_of_each_rank(layout: dict[str, Any]) -> None:
+    meta = {"task": "causal_lm", "lengths": [64], "labels": None, "vocab_size": 64}
+    model, config = scratch(**MODELS["llama"]), TrainConfig(**{**DEVICES, **layout, "dtype": "bfloat16"})
+    found = [of_numbers(one, model, meta) for one in (config, config.model_copy(update=ROUNDED))]
+    assert found[0] is not None and found[1] is not None
+    assert found[0].parameters - found[1].parameters == found[0].optimizer // 2 == found[1].optimizer // 2
+    assert found[0].gradients == found[1].gradients
 
 
 def test_frozen_parameters_have_neither_gradient_nor_state(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ TOLERANCE = 0.2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama-remat", "llama-zero1", "bert"])
+@pytest.mark.parametrize("name", ["llama-remat", "llama-zero1", "bert", "llama-masters", "llama-rounded"])
 def test_the_estimates_are_what_is_held(name: str, tmp_path: Path) -> None:
     found = figures(CASES[name], tmp_path)
     assert found.trace == pytest.approx(found.held, rel=TOLERANCE)
