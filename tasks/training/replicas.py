@@ -66,6 +66,21 @@ class OneProcess:
         """Summed over all rows."""
         return scores
 
+    def boxes(self, name: str, tensor: Tensor, spec: Spec) -> Iterator[Box]:
+        """tensor: as it is held here, of one laid out by `spec`; what several hold is written by the first."""
+        import torch_xla.distributed.spmd as xs
+
+        whole = tuple(tensor.shape)
+        if not any(spec):
+            yield Box(name, 0, (0,) * len(whole), whole, tensor.cpu())
+            return
+        written = set()
+        for device, shard in enumerate(xs.XLAShardedTensor(tensor).local_shards):
+            begin = tuple(part.start for part in shard.indices)
+            if begin not in written:
+                written.add(begin)
+                yield Box(name, device, begin, whole, shard.data)
+
 
 class Replicas(OneProcess):
     """One of `world.mesh.data` processes. states: the layout of each trained parameter's master and moments."""
@@ -141,11 +156,10 @@ class Replicas(OneProcess):
         return total
 
     def boxes(self, name: str, tensor: Tensor, spec: Spec) -> Iterator[Box]:
-        """tensor: what this replica holds of one laid out by `spec`; of several that hold the same the first writes."""
         if writes(spec, self._world):
             sizes = zip(tensor.shape, spec, strict=True)
             whole = tuple(size if axis is None else size * self._world.mesh.data for size, axis in sizes)
-            yield Box(name, self._world.rank, start(whole, spec, self._world), whole, tensor.detach().cpu())
+            yield Box(name, self._world.rank, start(whole, spec, self._world), whole, tensor.cpu())
 
 
 def replicas_of(config: TrainConfig, world: World, states: Mapping[str, Spec]) -> OneProcess:

@@ -28,7 +28,7 @@ from tasks.training.objective import correct, loss_sum
 from tasks.training.optim import Scalars, adamw, clipped, state_shapes
 from tasks.training.plan import Mesh, Shape, Spec, parameter_specs, state_spec
 from tasks.training.ranks import World
-from tasks.training.replicas import Replicas, replicas_of
+from tasks.training.replicas import replicas_of
 from tasks.training.rules import tp_rules
 
 if TYPE_CHECKING:
@@ -113,16 +113,13 @@ class XlaEngine:
     def boxes(self, *, state: bool) -> Iterator[Box]:
         specs = self._specs if self._masters is self._parameters else self._state_specs
         for name, tensor in self._masters.items():
-            yield from self._boxes(PARAMETER + name, tensor.detach(), specs[name])
+            yield from self._replicas.boxes(PARAMETER + name, tensor.detach(), specs[name])
         for name, kept in self._state.items() if state else ():
             for prefix, tensor in kept.items():
-                yield from self._boxes(prefix + name, tensor, self._kept_spec(name, tensor))
+                yield from self._replicas.boxes(prefix + name, tensor, self._kept_spec(name, tensor))
 
     def peak_memory(self) -> int | None:
         return None
-
-    def _boxes(self, name: str, tensor: Tensor, spec: Spec) -> Iterator[Box]:
-        return (self._replicas.boxes if isinstance(self._replicas, Replicas) else _boxes)(name, tensor, spec)
 
     def _backward(self, batch: Batch, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """(this pass's share of the mean loss [1], gradients in fp32, laid out as the optimizer's state; of a replica those of
@@ -334,21 +331,6 @@ def _compiles() -> int:
     import torch_xla.debug.metrics as metrics
 
     return metrics.counter_value("UncachedCompile") or 0
-
-
-def _boxes(name: str, tensor: Tensor, spec: Spec) -> Iterator[Box]:
-    import torch_xla.distributed.spmd as xs
-
-    whole = tuple(tensor.shape)
-    if not any(spec):
-        yield Box(name, 0, (0,) * len(whole), whole, tensor.cpu())
-        return
-    written = set()
-    for device, shard in enumerate(xs.XLAShardedTensor(tensor).local_shards):
-        start = tuple(part.start for part in shard.indices)
-        if start not in written:  # replicas once
-            written.add(start)
-            yield Box(name, device, start, whole, shard.data)
 
 
 def _spell_out_norms(model: Any) -> None:

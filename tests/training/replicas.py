@@ -7,7 +7,6 @@ and the others find it by their graph's hash. That a call does not wait takes bu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,15 @@ from tasks.training.batches import Batch, Schedule, Split
 from tasks.training.inventory import Ledger
 from tasks.training.optim import Scalars, scalars
 from tasks.training.plan import Mesh
-from tasks.training.ranks import World
+from tasks.training.ranks import World, joined
 from tests.training.run_stage import run_stage
 
 EXPECTED = ("all-reduce", "reduce-scatter", "all-gather")
 
 
 class ReplicasConfig(StageConfig):
-    """configs: of device neuron, as recipes have them; half: at this step they are saved, and go on as new engines; spoilt: a step
-    whose gradients are not finite."""
+    """configs: of device neuron, as recipes have them; half: before this step they are saved, and go on as new engines; spoilt:
+    this step is tried with gradients that are not finite, and then made as it should be."""
 
     configs: tuple[TrainConfig, ...]
     devices: int
@@ -47,18 +46,27 @@ def per_device(**fields: Any) -> TrainConfig:
     return TrainConfig(**{"device": "neuron", "xla_processes": "per_device", "log_every": 1, **fields})
 
 
-def replicated(configs: Sequence[TrainConfig], folder: Path, **fields: Any) -> list[Meta]:
+def replicated(config: ReplicasConfig, folder: Path, **inputs: Any) -> list[Meta]:
     """See `in_one_process`; "folder" of each is where its checkpoint lies."""
-    settings = {name: fields.pop(name) for name in ("half", "spoilt") if name in fields}
-    config = ReplicasConfig(configs=tuple(configs), devices=configs[0].devices, **settings)
-    found = run_stage(in_one_process, config, folder, **fields)
-    return [{**run, "folder": found.artifact.path / str(number)} for number, run in enumerate(found.artifact.meta["runs"])]
+    found = run_stage(in_one_process, config, folder, **inputs)
+    return [
+        {**run, "folder": found.artifact.path / str(number)} for number, run in enumerate(found.artifact.meta["runs"])
+    ]
+
+
+@stage(
+    kind="checkpoint", process=True, environ=lambda _: train_environ(TrainConfig()), ranks=lambda config: config.devices
+)
+def joining(config: ReplicasConfig, out: Workdir) -> Meta:
+    """A process for each replica after all, which the leader of ranks starts; each says which world it finds."""
+    with joined(config.configs[0].model_copy(update={"device": "cpu"})) as world:
+        return {"world": world.mesh.data}
 
 
 @stage(kind="checkpoint", process=True, environ=cpu_environ)
 def in_one_process(config: ReplicasConfig, model: Source, packed: Input, out: Workdir) -> Meta:
-    """{"runs": [{"steps": [[loss, norm, finite] of each update], "evaluated": [loss, correct], "hashes": of each replica {graph:
-    hash}, "collectives": {graph: lines of its HLO}, "held": bytes of moments of each replica, "compiled": graphs}]}."""
+    """{"runs": [{"steps": [[loss, norm, finite] of each update], "eval_loss": of the validation split, "compiled": graphs,
+    "hashes": of each replica {graph: hash}, "collectives": {graph: lines of its HLO}, "held": bytes of moments of each}]}."""
     import torch_xla.core.xla_model as xm
 
     xm.set_replication(xm.xla_device(), xm.get_xla_supported_devices())
@@ -81,11 +89,13 @@ def _train(one: TrainConfig, how: ReplicasConfig, model: Source, packed: Input, 
             replicas = All(config, model, packed, checkpoint.Reader(middle))
         batch = split.read(schedule.address(step))
         at = scalars(config, step, schedule.steps_per_epoch, batch.supervised)
-        steps.append(replicas.train(batch, at._replace(scale=float("inf")) if step == how.spoilt else at, seed=step))
+        if step == how.spoilt:
+            assert replicas.train(batch, at._replace(scale=float("inf")), seed=step)[2] == 0
+        steps.append(replicas.train(batch, at, seed=step))
     checkpoint.write(out.path / str(number), replicas.boxes(), {})
     evaluated = replicas.evaluate(Split(packed, "validation"))
     compiled = metrics.counter_value("UncachedCompile") - before
-    return {"steps": steps, "evaluated": evaluated, "compiled": compiled, **replicas.traced}
+    return {"steps": steps, "eval_loss": evaluated, "compiled": compiled, **replicas.traced}
 
 
 class All:
@@ -106,11 +116,10 @@ class All:
     def train(self, batch: Batch, at: Scalars, seed: int) -> list[float]:
         return self._together(lambda engine: engine.train(batch, at, seed))
 
-    def evaluate(self, split: Split) -> list[float]:
-        """Summed over the batches."""
+    def evaluate(self, split: Split) -> float:
         batches = [split.read(address) for address in split.in_order(self.config.micro_rows)]
         found = [self._together(lambda engine, batch=batch: engine.evaluate(batch)) for batch in batches]
-        return [sum(column) for column in zip(*found, strict=True)]
+        return sum(loss for loss, _ in found) / sum(batch.supervised for batch in batches)
 
     def boxes(self) -> list[Any]:
         return [box for engine in self.engines for box in engine.boxes(state=True)]
