@@ -19,13 +19,16 @@ from tasks.train import TrainConfig
 from tasks.training.checkpoint import Reader
 from tasks.training.names import PARAMETER
 from tasks.training.neuron import agreed, trial_command
-from tests.training.replicas import ReplicasConfig, joining, per_device, replicated
+from tests.training.replicas import QUICKLY_COMPILED, ReplicasConfig, joining, met_alone, per_device, replicated
 from tests.training.run_stage import PROJECT, Result, run_in_turn, run_stage
 from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
 
 STEPS, LEARNING_RATE = 5, 1e-2
 COMMON: dict[str, Any] = {"global_batch": 8, "epochs": 1, "learning_rate": LEARNING_RATE, "log_every": 1}
-MODELS: dict[str, Any] = {"bert": {**BERT, **DRY, "num_hidden_layers": 1}, "llama": LLAMA}  # its 3 labels are no two halves
+MODELS: dict[str, Any] = {
+    "bert": {**BERT, **DRY, "num_hidden_layers": 1},
+    "llama": LLAMA,
+}  # its 3 labels are no two halves
 HALF, SPOILT = 3, 1  # the steps before which all is saved and read again, and at which an update is refused first
 
 
@@ -135,8 +138,27 @@ def test_all_combinations_train_as_one_device(devices: int, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_replicas_in_bfloat16_train_as_one_device_that_accumulates_their_shares(tmp_path: Path) -> None:
-    """The same products of the same rows, whose gradients are summed in fp32."""
+def test_replicas_train_with_adafactor_as_one_device(tmp_path: Path) -> None:
+    (alone,) = plain(tmp_path, "bert", TrainConfig(engine="native", **COMMON, optimizer="adafactor"))
+    (found,) = together(tmp_path, "bert", config(optimizer="adafactor"))
+    agrees(found, alone)
+
+
+@pytest.mark.slow
+def test_replicas_that_drop_out_differently_run_one_graph(tmp_path: Path) -> None:
+    fields = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    packed = packed_classes(tmp_path / "packed", rows=16, lengths=[8])
+    how = ReplicasConfig(configs=(config(zero1=True),), devices=2)
+    (found,) = replicated(how, tmp_path / "run", model=scratch(**{**MODELS["bert"], **fields}), packed=packed)
+    assert found["hashes"][0] == found["hashes"][1] and found["compiled"] == len(found["hashes"][0])
+
+
+@pytest.mark.slow
+def test_replicas_in_bfloat16_train_as_one_device_that_accumulates_their_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same products of the same rows, compiled alike, and gradients that are summed in fp32."""
+    monkeypatch.setenv("XLA_FLAGS", QUICKLY_COMPILED)
     half: dict[str, Any] = {"dtype": "bfloat16"}
     fields = [{"zero1": True, "micro_batch": 4}, {"micro_batch": 4}, {"zero1": True, "micro_batch": 2}]
     alone = plain(tmp_path, "llama", *[TrainConfig(**COMMON, **half, micro_batch=rows) for rows in (4, 4, 2)])
@@ -151,6 +173,13 @@ def test_processes_that_xla_does_not_join_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=refused) as caught:
         run_stage(joining, ReplicasConfig(configs=(config(),), devices=2), tmp_path / "run")
     assert "set train.devices" in caught.value.fix and "train.xla_processes=one" in caught.value.fix
+
+
+@pytest.mark.slow
+def test_hosts_speak_beside_the_devices(tmp_path: Path) -> None:
+    """Through a group of their own, so that it makes no graph; here one alone."""
+    found = run_stage(met_alone, TrainConfig(), tmp_path / "run").artifact.meta
+    assert found == {"told": ["a", True, "b", ["c"]], "groups": ["xla", "gloo"]}
 
 
 @pytest.mark.slow

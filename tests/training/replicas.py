@@ -7,6 +7,8 @@ and the others find it by their graph's hash. That a call does not wait takes bu
 
 from __future__ import annotations
 
+import gc
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from tasks.training.ranks import World, joined
 from tests.training.run_stage import run_stage
 
 EXPECTED = ("all-reduce", "reduce-scatter", "all-gather")
+QUICKLY_COMPILED = "--xla_backend_optimization_level=0"  # such small graphs take longer to compile than to run
 
 
 class ReplicasConfig(StageConfig):
@@ -39,7 +42,7 @@ class ReplicasConfig(StageConfig):
 
 def cpu_environ(config: ReplicasConfig) -> dict[str, str]:
     variables = train_environ(TrainConfig(devices=config.devices, global_batch=config.devices))
-    return {**variables, "XLA_ENABLE_PARAM_ALIASING": "0"}
+    return {**variables, "XLA_ENABLE_PARAM_ALIASING": "0", "XLA_FLAGS": QUICKLY_COMPILED}
 
 
 def per_device(**fields: Any) -> TrainConfig:
@@ -63,12 +66,26 @@ def joining(config: ReplicasConfig, out: Workdir) -> Meta:
         return {"world": world.mesh.data}
 
 
+@stage(kind="checkpoint", process=True, environ=lambda _: train_environ(TrainConfig()))
+def met_alone(config: TrainConfig, out: Workdir) -> Meta:
+    """What hosts tell each other beside XLA's group, of a single one."""
+    from tasks.launch.ranks import environ
+    from tasks.training.replicas import meet
+
+    os.environ.update(environ(0, 1, out.scratch, 29_000 + os.getpid() % 1000))
+    host = meet(config)
+    world = World(0, Mesh(1, 1), host, host)
+    told = [world.share("a"), world.agree(True), world.first(lambda: "b"), world.gather("c")]
+    return {"told": told, "groups": [_backend(None), _backend(host)]}
+
+
 @stage(kind="checkpoint", process=True, environ=cpu_environ)
 def in_one_process(config: ReplicasConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """{"runs": [{"steps": [[loss, norm, finite] of each update], "eval_loss": of the validation split, "compiled": graphs,
     "hashes": of each replica {graph: hash}, "collectives": {graph: lines of its HLO}, "held": bytes of moments of each}]}."""
     import torch_xla.core.xla_model as xm
 
+    gc.freeze()  # each graph that an engine meets is preceded by a collection: not of all libraries
     xm.set_replication(xm.xla_device(), xm.get_xla_supported_devices())
     return {"runs": [_train(one, config, model, packed, out, number) for number, one in enumerate(config.configs)]}
 
@@ -96,6 +113,12 @@ def _train(one: TrainConfig, how: ReplicasConfig, model: Source, packed: Input, 
     evaluated = replicas.evaluate(Split(packed, "validation"))
     compiled = metrics.counter_value("UncachedCompile") - before
     return {"steps": steps, "eval_loss": evaluated, "compiled": compiled, **replicas.traced}
+
+
+def _backend(group: Any) -> str:
+    import torch.distributed as dist
+
+    return str(dist.get_backend(group))
 
 
 class All:
