@@ -46,7 +46,7 @@ def test_tasks_know_neither_prefect_nor_flows() -> None:
 
 def test_each_heavy_library_has_its_place() -> None:
     assert all(name == "tasks.tracking" or name.startswith("tasks.tracking.") for name in users("mlflow"))
-    assert users("torch_xla") <= {"tasks.training.xla", "tasks.stablehlo"}
+    assert users("torch_xla") <= {"tasks.training.xla", "tasks.training.replicas", "tasks.stablehlo"}
     assert all(name.startswith(("tasks.store", "tasks.text", "tasks.load_data")) for name in users("fsspec"))
     assert users("prefect") <= {"flows.orchestrate", "flows.server", "flows.task_runners"}
 

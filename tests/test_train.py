@@ -11,11 +11,13 @@ from tasks.artifact import Artifact, Input
 from tasks.chunks import open_chunks
 from tasks.errors import DataError, ModelError, NonFiniteLoss
 from tasks.stage import of, read_json
-from tasks.train import TrainConfig, train
+from tasks.train import TrainConfig, environ, train
 from tasks.training.batches import Schedule
 from tasks.training.checkpoint import Reader
 from tests.training.run_stage import FolderPartial, Result, Stage, run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
+
+EACH: dict[str, Any] = {"device": "neuron", "devices": 2, "xla_processes": "per_device"}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,11 @@ from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
         ({"engine": "native", "devices": 2, "tensor_parallel_size": 2, "fsdp": True}, "shards over the data axis"),
         ({"engine": "native", "device": "neuron"}, "set engine=xla"),
         ({"device": "cuda"}, "set engine=native"),
+        ({"xla_processes": "per_device", "devices": 2}, "on XLA's CPU client each process is a world of one"),
+        ({**EACH, "engine": "native", "device": "cpu"}, "engine native has a process a device anyway"),
+        ({**EACH, "tensor_parallel_size": 2}, "data parallel alone, .* set tensor_parallel_size=1"),
+        ({**EACH, "dtype": "bfloat16", "stochastic_rounding": True}, "copies would drift apart: .* zero1=true"),
+        ({**EACH, "zero1": True, "optimizer": "adafactor"}, "splits AdamW's state; .* zero1=false"),
         ({"compile": True}, "for engine native"),
         ({"stochastic_rounding": True}, "dtype is float32: set dtype=bfloat16, or stochastic_rounding=false"),
         ({"learning_rate": 0}, "greater than 0"),
@@ -49,8 +56,16 @@ def test_the_ranks_of_engine_native_share_the_threads() -> None:
     described = of(train)
     assert described.ranks(TrainConfig(engine="native", devices=64, global_batch=64)) == 64
     assert described.ranks(TrainConfig(devices=4)) == 1
+    assert described.ranks(TrainConfig(**EACH)) == 2
     assert TrainConfig(engine="native", devices=64, global_batch=64).resolved_threads >= 1
     assert TrainConfig(engine="native", devices=2, threads=3).resolved_threads == 3
+
+
+def test_each_of_several_xla_processes_takes_the_core_of_its_rank() -> None:
+    """torch_xla gives it that; of one process for all it must be told how many."""
+    assert environ(TrainConfig(device="neuron", devices=2))["NEURON_RT_NUM_CORES"] == "2"
+    assert "NEURON_RT_NUM_CORES" not in environ(TrainConfig(**EACH))
+    assert environ(TrainConfig(**EACH))["PJRT_DEVICE"] == "NEURON"
 
 
 def test_batches_follow_from_the_layout() -> None:

@@ -1,9 +1,10 @@
 """The processes that run one stage together, its *ranks*: started, watched and ended by the stage's worker.
 
 They stay in the worker's process group, so the guard's TERM reaches them all and none outlives the worker. They meet
-through a file, so no port can be taken. Each writes `rank-K.json`: what came of it. When one fails, the others, which
-would wait for it, get a few seconds to fail by themselves; then each that is left writes its stack, and is killed. What
-is told is the failure that came first: an error that a rank understood, else a death without a word, else the earliest.
+through a file, so no port can be taken; torch_xla's processes alone through a port, which was free when they were started.
+Each writes `rank-K.json`: what came of it. When one fails, the others, which would wait for it, get a few seconds to fail
+by themselves; then each that is left writes its stack, and is killed. What is told is the failure that came first: an error
+that a rank understood, else a death without a word, else the earliest.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import faulthandler
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,10 +40,11 @@ def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pas
     if signal.sigpending() & set(SIGNALS):
         return {"error": Interrupted("stopped before the ranks were started", "run the same command again").to_json()}
     folder.mkdir(parents=True)
+    port = _free_port()
     processes = [
         subprocess.Popen(
             command(rank),
-            env={**os.environ, **environ(rank, count, folder)},
+            env={**os.environ, **environ(rank, count, folder, port)},
             pass_fds=tuple(pass_fds) if rank == 0 else (),
         )
         for rank in range(count)
@@ -55,14 +58,18 @@ def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pas
     return _outcome([process.returncode for process in processes], left, folder)
 
 
-def environ(rank: int, count: int, folder: Path) -> dict[str, str]:
-    """As torchrun names them; and the file through which the ranks meet. On one machine gloo needs no name of the host."""
+def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
+    """As torchrun names them (TORCHELASTIC_RUN_ID is what torch_xla knows its ranks by); and the file through which the ranks
+    meet. On one machine gloo needs no name of the host."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "trnflow",
         "TRNFLOW_RENDEZVOUS": str(folder / "rendezvous"),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
     }
@@ -83,6 +90,14 @@ def leave(rank: int, folder: Path, document: Meta) -> None:
     aside = folder / f"rank-{rank}.part"
     aside.write_text(json.dumps({**document, "time": time.time()}), encoding="utf-8")
     aside.replace(folder / f"rank-{rank}.json")
+
+
+def _free_port() -> int:
+    """A TCP port of this machine on which nobody listens now."""
+    with socket.socket() as some:
+        some.bind(("127.0.0.1", 0))
+        port: int = some.getsockname()[1]
+        return port
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[int]:

@@ -39,6 +39,8 @@ class TrainConfig(StageConfig):
     replica and forward pass (None: all of a replica's share at once; auto: as many as fit the device's memory, found by
     precompile); the rest of a global batch is accumulated.
 
+    xla_processes: of engine xla: one process drives all devices (SPMD); or one each, data parallel alone, as torchrun starts them
+    on device neuron (`replicas`).
     tensor_parallel_rules: layer ("*" for a number) -> style, such as "model.layers.*.self_attn.q_proj: colwise", instead of the
     model's own plan. zero1: the optimizer's state is sharded over the data axis; fsdp: parameters and gradients as well,
     gathered a layer at a time (fully sharded data parallel, engine native). remat: activations are computed again in the
@@ -56,7 +58,7 @@ class TrainConfig(StageConfig):
     learning_rate_batch: the global batch that `learning_rate` is for: it is scaled linearly to this one's (None: as it is).
     decay_ratio: the share of the steps after warm-up in which warmup_stable_decay falls, linearly, to 0. Adafactor takes neither
     betas nor eps.
-    threads: of the CPU, per process (None: every core this one may use, shared among the ranks of engine native); another
+    threads: of the CPU, per process (None: every core this one may use, shared among the ranks); another
     number changes the last bit.
     attention: how packed rows keep their documents apart: by a mask (sdpa), by attending to each document alone (documents,
     engine native on the CPU), or by a mask of blocks (flex: PyTorch's flex_attention, device cuda, never run yet). auto:
@@ -71,7 +73,7 @@ class TrainConfig(StageConfig):
     log_every, checkpoint_every: in steps. allow_recompile: go on with a graph that precompile did not list;
     allow_overcommit: go on though the memory estimate says that it does not fit. device_memory_gib: 2^30 bytes of each device
     (None: the hardware's `memory_gib`, else what is found).
-    collective_timeout_seconds: how long a rank of engine native waits for the others; saving must take less.
+    collective_timeout_seconds: how long a rank's host waits for the others; saving must take less.
     """
 
     method: Annotated[Literal["full", "lora", "head"], GRAPH] = "full"
@@ -79,6 +81,7 @@ class TrainConfig(StageConfig):
     engine: Annotated[Literal["xla", "native"], GRAPH] = "xla"
     device: Annotated[Literal["cpu", "cuda", "neuron"], GRAPH] = "cpu"
     devices: Annotated[PositiveInt, GRAPH] = 1
+    xla_processes: Annotated[Literal["one", "per_device"], GRAPH] = "one"
     tensor_parallel_size: Annotated[PositiveInt, GRAPH] = 1
     tensor_parallel_rules: Annotated[dict[str, str], GRAPH] = {}
     zero1: Annotated[bool, GRAPH] = False
@@ -249,6 +252,36 @@ class TrainConfig(StageConfig):
         return self
 
     @model_validator(mode="after")
+    def _spreads_processes(self) -> TrainConfig:
+        if self.xla_processes == "one":
+            return self
+        if self.engine != "xla":
+            raise ValueError(
+                "xla_processes is of engine xla; engine native has a process a device anyway: leave it out"
+            )
+        if self.device != "neuron":
+            raise ValueError(
+                "xla_processes=per_device is for device neuron: on XLA's CPU client each process is a world of one; set "
+                "xla_processes=one, or engine=native"
+            )
+        if self.tensor_parallel_size > 1 or self.sequence_parallel:
+            raise ValueError(
+                "xla_processes=per_device is data parallel alone, and layers are split by SPMD: set tensor_parallel_size=1 "
+                "and sequence_parallel=false, or xla_processes=one"
+            )
+        if self.stochastic_rounding:
+            raise ValueError(
+                "xla_processes=per_device rounds on each device for itself, and copies would drift apart: set "
+                "stochastic_rounding=false and zero1=true, with which the fp32 masters are shared out"
+            )
+        if self.zero1 and self.optimizer == "adafactor":
+            raise ValueError(
+                "xla_processes=per_device splits AdamW's state; Adafactor's is a row and a column of each matrix: set "
+                "zero1=false, or xla_processes=one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shards_once(self) -> TrainConfig:
         if self.fsdp and self.engine == "xla":
             raise ValueError("fsdp is for engine native: set engine=native, or zero1 instead")
@@ -260,8 +293,8 @@ class TrainConfig(StageConfig):
 
 
 def ranks(config: TrainConfig) -> int:
-    """Processes that train together: engine native takes one a device, engine xla drives all from one."""
-    return config.devices if config.engine == "native" else 1
+    """Processes that train together: engine native takes one a device, engine xla as `xla_processes` says."""
+    return config.devices if config.engine == "native" or config.xla_processes == "per_device" else 1
 
 
 def check_model(config: TrainConfig, model: Source) -> None:
@@ -313,17 +346,12 @@ def environ(config: TrainConfig) -> dict[str, str]:
             memory["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else its products may differ from run to run
         return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
     if config.device == "neuron":
-        rounding = {
-            "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
-            "NEURON_RT_STOCHASTIC_ROUNDING_SEED": str(config.seed % 2**32),
-        }
-        return {
-            **variables,
-            **(rounding if config.stochastic_rounding else {}),
-            "PJRT_DEVICE": "NEURON",
-            "NEURON_RT_NUM_CORES": str(config.devices),
-            "MALLOC_ARENA_MAX": "64",
-        }
+        variables |= {"PJRT_DEVICE": "NEURON", "MALLOC_ARENA_MAX": "64"}
+        if config.stochastic_rounding:
+            variables["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"
+            variables["NEURON_RT_STOCHASTIC_ROUNDING_SEED"] = str(config.seed % 2**32)
+        # each of several processes has its own core, by its LOCAL_RANK: torch_xla sees to it
+        return {**variables, "NEURON_RT_NUM_CORES": str(config.devices)} if ranks(config) == 1 else variables
     return {**variables, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(config.devices)}
 
 

@@ -1,7 +1,8 @@
 """The seam between the loop and what computes: a few calls, none of which waits for the device but `fetch` and `boxes`.
 
-`native` drives one device a process, eagerly; `xla` drives a mesh from one process, by compiled graphs. Both take the same
-batches and scalars, hold parameters and optimizer state by the same names, and meet each graph through the same `Ledger`.
+`native` drives one device a process, eagerly; `xla` a mesh from one process, or one device a process, by compiled graphs.
+Both take the same batches and scalars, hold parameters and optimizer state by the same names, and meet each graph through
+the same `Ledger`.
 """
 
 from __future__ import annotations
@@ -66,4 +67,4 @@ def make_engine(
         return NativeEngine(config, built, ledger, stored, world)
     from tasks.training.xla import XlaEngine
 
-    return XlaEngine(config, built, ledger, stored)
+    return XlaEngine(config, built, ledger, stored, world)

@@ -34,6 +34,8 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
         neuron.use_cache(graphs, out)
     compile_cache.use_cache(config, graphs, out)
     with joined(config) as world:
+        if config.device == "neuron":
+            world.first(lambda: neuron.copy_cache(graphs, out))
         return _fit(config, model, packed, graphs, out, world)
 
 

@@ -16,6 +16,7 @@ from tasks.artifact import Input, Meta, Source
 from tasks.errors import CompileError
 from tasks.stage import Workdir, read_json
 from tasks.training.config import TrainConfig
+from tasks.training.ranks import ALONE, World
 
 Key = tuple[str, int]
 
@@ -77,8 +78,9 @@ class Ledger:
             raise CompileError(what, fix)
 
 
-def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
-    """Trace every graph of `config` on the lengths of `packed`, sorted by name and length."""
+def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, world: World = ALONE) -> list[Meta]:
+    """Trace every graph of `config` on the lengths of `packed`, sorted by name and length. world: of engine xla, where each of
+    several processes traces its own."""
     from tasks.training.adapters import passes, prepared
     from tasks.training.devices import check_device
     from tasks.training.engine import make_engine
@@ -89,7 +91,7 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -
     check_device(config)
     built = prepared(config, build(model, packed, seed=0, weights=False), packed.meta)
     ledger = Ledger()
-    engine = make_engine(config, built, ledger)
+    engine = make_engine(config, built, ledger, world=world)
     lengths = packed.meta["lengths"]
     for done, length in enumerate(lengths, start=1):
         batch = blank(config.global_batch, length, packed.meta["task"])

@@ -204,9 +204,10 @@ def _kept(config: TrainConfig, layout: Layout, state: int) -> int:
 
 
 def _accumulated(config: TrainConfig, layout: Layout, trained: Iterable[str], copy: int) -> int:
-    """Bytes of the gradients that wait for the passes still to come: of engine xla in fp32, laid out as the state."""
+    """Bytes of the gradients that wait for the passes still to come: of engine xla in fp32, laid out as the state; whole where
+    each device has a process, for those exchange them once an update."""
     if config.engine == "xla":
-        return FP32 * _numbers(layout, layout.states, trained)
+        return FP32 * _numbers(layout, layout.states if config.xla_processes == "one" else layout.tp, trained)
     return copy * _numbers(layout, layout.tp, trained)
 
 
@@ -216,7 +217,7 @@ def _updating(config: TrainConfig, layout: Layout, trained: list[str], copy: int
     wide = FP32 * _numbers(layout, layout.specs, trained)
     found = own + (wide if copy < FP32 else 0)
     if config.engine == "xla":
-        return own + FP32 * _numbers(layout, layout.states, trained)
+        return (own if config.xla_processes == "one" else found) + FP32 * _numbers(layout, layout.states, trained)
     if layout.mesh.data == 1:
         return found
     split = [name for name in trained if layout.states[name] != layout.specs[name]]

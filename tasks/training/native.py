@@ -28,7 +28,7 @@ from tasks.training.model import Built, checkpointed_layers, logits_of
 from tasks.training.names import PARAMETER
 from tasks.training.objective import correct, loss_sum
 from tasks.training.optim import INFINITE_NORM, Scalars
-from tasks.training.ranks import World
+from tasks.training.ranks import World, replica_seed
 from tasks.training.rounding import Draws
 from tasks.training.updates import Kept, make_update
 
@@ -215,12 +215,6 @@ def _copied(value: Tensor) -> Tensor:
     import torch
 
     return value.detach().to("cpu", torch.float32, copy=True)
-
-
-def replica_seed(seed: int, replica: int) -> int:
-    """Of dropout. Replicas hold other rows and draw otherwise; the ranks of one hold the same activations and draw alike. The
-    CPU's generator takes 32 bits: the stride keeps replicas apart in them for as many steps as can be."""
-    return seed + replica * 0x9E3779B1
 
 
 def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Layout) -> str:

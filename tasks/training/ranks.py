@@ -1,4 +1,4 @@
-"""The processes of engine native: one a device, which meet as one group over a mesh (data, model).
+"""The processes that train together: one a device, which meet as one group over a mesh (data, model).
 
 Rank `d * model + m` stands at (d, m). What a rank asks of the others here goes over gloo and the host, so it waits for no
 device; tensors on a GPU go over NCCL. One process alone is a `World` as well, for which nothing below costs anything.
@@ -25,11 +25,13 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 @dataclass(frozen=True)
 class World:
-    """rank: this process's number; mesh: how many devices along each axis; groups: DeviceMesh, or None for one process."""
+    """rank: this process's number; mesh: how many devices along each axis; groups: DeviceMesh (of engine xla the hosts' group),
+    or None for one process; host: the group through which hosts speak, where it is not the default one."""
 
     rank: int = 0
     mesh: Mesh = field(default=Mesh(1, 1))
     groups: Any = None
+    host: Any = None
 
     @property
     def data(self) -> int:
@@ -48,7 +50,7 @@ class World:
         import torch.distributed as dist
 
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self.host)
         return box[0]
 
     def agree(self, value: bool) -> bool:
@@ -59,7 +61,7 @@ class World:
         import torch.distributed as dist
 
         flag = torch.tensor([value], dtype=torch.uint8)
-        dist.broadcast(flag, src=0)
+        dist.broadcast(flag, src=0, group=self.host)
         return bool(flag)
 
     def first(self, function: Callable[[], T]) -> T:
@@ -73,7 +75,7 @@ class World:
         import torch.distributed as dist
 
         values: list[Any] = [None] * (self.mesh.data * self.mesh.model)
-        dist.gather_object(value, values if self.rank == 0 else None)
+        dist.gather_object(value, values if self.rank == 0 else None, group=self.host)
         return values if self.rank == 0 else None
 
 
@@ -106,6 +108,11 @@ def _join(config: TrainConfig) -> World:
     from torch.distributed.device_mesh import init_device_mesh
 
     rank, mesh = int(os.environ["RANK"]), Mesh(config.data_parallel, config.tensor_parallel_size)
+    if config.engine == "xla":
+        from tasks.training.replicas import meet
+
+        host = meet(config)
+        return World(rank, mesh, host, host)
     if config.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(
@@ -130,3 +137,9 @@ def _timeouts_told(config: TrainConfig) -> Iterator[None]:
             f"waited {config.collective_timeout_seconds} s for the other ranks, and not all came",
             "see where they were in the stage's log; raise train.collective_timeout_seconds if one was only slow",
         ) from error
+
+
+def replica_seed(seed: int, replica: int) -> int:
+    """Of dropout. Replicas hold other rows and draw otherwise; the ranks of one hold the same activations and draw alike. The
+    CPU's generator takes 32 bits: the stride keeps replicas apart in them for as many steps as can be."""
+    return seed + replica * 0x9E3779B1

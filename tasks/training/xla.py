@@ -1,10 +1,11 @@
-"""Engine `xla`: torch_xla, SPMD over the devices of one process; on the CPU, virtual ones.
+"""Engine `xla`: torch_xla, SPMD over the devices of one process (on the CPU, virtual ones), or a process a device.
 
 A tensor's layout is a spec (`plan`): parameters over "model", batches over "data", with ZeRO-1 the optimizer's state over
 "data" as well, with sequence parallelism the residual stream's positions over "model". GSPMD makes the collectives.
 A graph is built from functions of the state to its new values, hashed when first met, then committed and run: so tracing
-alone leaves no mark. Each (name, length) compiles once; `Ledger` sees to it. SPMD on Neuron is experimental. Stochastic
-rounding takes the graph's own random numbers, on Neuron the device's (`config.environ`).
+alone leaves no mark. Each (name, length) compiles once; `Ledger` sees to it. SPMD on Neuron is experimental. With a process
+a device (`replicas`) each holds whole layers, and the collectives are written out. Stochastic rounding takes the graph's own
+random numbers, on Neuron the device's (`config.environ`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from tasks.training.names import PARAMETER
 from tasks.training.objective import correct, loss_sum
 from tasks.training.optim import Scalars, adamw, clipped, state_shapes
 from tasks.training.plan import Mesh, Shape, Spec, parameter_specs, state_spec
+from tasks.training.ranks import World
+from tasks.training.replicas import replicas_of
 from tasks.training.rounding import LACKING, rounded
 from tasks.training.rules import tp_rules
 
@@ -35,15 +38,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tasks.training.checkpoint import Reader
+    from tasks.training.replicas import Write
 
 UPDATES: dict[str, Callable[..., tuple[Tensor, ...]]] = {"adamw": adamw, "adafactor": adafactor}
-Write = tuple["Tensor", "Tensor", Spec]  # (a tensor of the state, its new value, its layout)
 
 
 class XlaEngine:
     """See `tasks.training.engine.Engine`."""
 
-    def __init__(self, config: TrainConfig, built: Built, ledger: Ledger, stored: Reader | None) -> None:
+    def __init__(self, config: TrainConfig, built: Built, ledger: Ledger, stored: Reader | None, world: World) -> None:
         import torch
 
         self._config, self._built, self._ledger = config, built, ledger
@@ -57,6 +60,7 @@ class XlaEngine:
         self._state_specs = {
             name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in built.trained()
         }
+        self._replicas = replicas_of(config, world, self._state_specs)
         self._device, self._devices = start(self._mesh, config)
         with torch.no_grad():
             self._masters, self._parameters = self._place_parameters(stored)
@@ -79,7 +83,7 @@ class XlaEngine:
         import torch
         import torch_xla.core.xla_model as xm
 
-        xm.set_rng_state(seed)
+        xm.set_rng_state(self._replicas.seed(seed))
         vector = self._send(torch.tensor(list(at), dtype=torch.float32), (None,))
         if self._config.accumulation == 1:
             loss, gradients = self._backward(batch, vector)
@@ -99,7 +103,7 @@ class XlaEngine:
         with torch.no_grad():
             ids, targets, segments, positions = self._columns(batch)
             logits = logits_of(self._built, ids, segments, positions)
-            result = torch.stack([loss_sum(logits, targets), correct(logits, targets)])
+            result = self._replicas.scores(torch.stack([loss_sum(logits, targets), correct(logits, targets)]))
             del logits
         self._built.model.train()
         return self._run("eval", batch, [], result)
@@ -112,16 +116,17 @@ class XlaEngine:
     def boxes(self, *, state: bool) -> Iterator[Box]:
         specs = self._specs if self._masters is self._parameters else self._state_specs
         for name, tensor in self._masters.items():
-            yield from _boxes(PARAMETER + name, tensor.detach(), specs[name])
+            yield from self._replicas.boxes(PARAMETER + name, tensor.detach(), specs[name])
         for name, kept in self._state.items() if state else ():
             for prefix, tensor in kept.items():
-                yield from _boxes(prefix + name, tensor, self._kept_spec(name, tensor))
+                yield from self._replicas.boxes(prefix + name, tensor, self._kept_spec(name, tensor))
 
     def peak_memory(self) -> int | None:
         return None
 
     def _backward(self, batch: Batch, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(this pass's share of the mean loss [1], gradients in fp32, laid out as the optimizer's state)."""
+        """(this pass's share of the mean loss [1], gradients in fp32, laid out as the optimizer's state; of a replica those of
+        its own rows, whole)."""
         import torch
 
         ids, targets, segments, positions = self._columns(batch)
@@ -141,22 +146,24 @@ class XlaEngine:
     def _update(
         self, name: str, batch: Batch | None, loss: Tensor, gradients: dict[str, Tensor], vector: Tensor
     ) -> Tensor | None:
-        """Clip, gate and apply; gradients that were summed up start again at zero."""
+        """Sum over the replicas, clip, gate and apply; gradients that were summed up start again at zero."""
         import torch
 
         with torch.no_grad():
             at = list(vector.unbind())
-            norm = torch.stack([(gradient * gradient).sum() for gradient in gradients.values()]).sum().sqrt()
-            good = torch.isfinite(norm) & torch.isfinite(loss[0])
+            summed = self._replicas.gradients(gradients)
+            mean, norm = self._replicas.totals(loss, summed)
+            good = torch.isfinite(norm) & torch.isfinite(mean)
             factor = clipped(norm, Scalars(*at).max_norm)  # type: ignore[arg-type]
-            result = torch.stack([loss[0], norm, good.float()])
+            result = torch.stack([mean, norm, good.float()])
             writes: list[Write] = []
-            for key, gradient in gradients.items():
+            for key, gradient in summed.items():
                 writes += self._step(key, gradient * factor, good, at)
+            writes = self._replicas.spread(writes)
             if name == "update":
                 writes += [(total, torch.zeros_like(total), self._state_specs[key]) for key, total in gradients.items()]
                 writes.append((loss, torch.zeros_like(loss), (None,)))
-        del loss, gradients
+        del loss, gradients, summed
         return self._run(name, batch, writes, result)
 
     def _step(self, name: str, gradient: Tensor, good: Tensor, at: list[Tensor]) -> list[Write]:
@@ -172,7 +179,7 @@ class XlaEngine:
         if self._masters is self._parameters:
             stored = self._rounded(weight, specs[0]) if self._config.stochastic_rounding else weight
             return [(self._parameters[name], stored, self._specs[name]), *writes]
-        computing = (self._parameters[name], weight.to(torch.bfloat16), self._specs[name])
+        computing = (self._parameters[name], weight.to(self._parameters[name].dtype), self._specs[name])
         return [computing, (self._masters[name], weight, specs[0]), *writes]
 
     def _rounded(self, weight: Tensor, spec: Spec) -> Tensor:
@@ -210,7 +217,7 @@ class XlaEngine:
     def _columns(self, batch: Batch) -> list[Tensor]:
         import torch
 
-        columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
+        columns = map(self._replicas.rows, (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids))
         return [self._send(torch.from_numpy(c), ("data",) + (None,) * (c.ndim - 1)) for c in columns]
 
     def _send(self, tensor: Tensor, spec: Spec) -> Tensor:
@@ -229,17 +236,19 @@ class XlaEngine:
 
     def _place_parameters(self, stored: Reader | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(weights that are updated, parameters) of what is trained: the same tensors, unless the first are fp32 masters of the
-        second in bf16."""
+        second in bf16, or a replica's parts of them."""
         import torch
 
         placed: dict[str, Tensor] = {}
         masters: dict[str, Tensor] = {}
         names = {id(parameter): name for name, parameter in self._built.parameters().items()}
-        trained, half, apart = self._built.trained(), self._config.dtype == "bfloat16", self._config.keeps_masters
+        trained, half = self._built.trained(), self._config.dtype == "bfloat16"
+        apart = self._config.keeps_masters or self._replicas.splits
         for name, parameter in self._built.parameters().items():
             value = stored.tensor(PARAMETER + name) if stored and name in trained else parameter.detach().float()
             if apart and name in trained:
-                masters[name] = self._send(value, self._state_specs[name])
+                spec = self._state_specs[name]
+                masters[name] = self._send(self._replicas.piece(value, spec), spec)
             placed[name] = self._parameter(value.to(torch.bfloat16) if half else value, name, trained=name in trained)
         for module in self._built.model.modules():
             for leaf, old in module._parameters.items():
@@ -267,7 +276,8 @@ class XlaEngine:
         found = {}
         for prefix, shape in state_shapes(self._config.optimizer, whole).items():
             value = stored.tensor(prefix + name) if stored else torch.zeros(shape)
-            found[prefix] = self._send(value, self._kept_spec(name, value))
+            spec = self._kept_spec(name, value)
+            found[prefix] = self._send(self._replicas.piece(value, spec), spec)
         return found
 
     def _kept_spec(self, name: str, kept: Tensor) -> Spec:
@@ -310,12 +320,13 @@ def start(mesh: Mesh, config: TrainConfig) -> tuple[Any, Any]:
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    alone = config.xla_processes == "one"
+    if alone and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ModelError(
             "engine xla drives all devices from one process, and WORLD_SIZE says there are several",
             "start one process (not torchrun) and set train.devices",
         )
-    if config.devices > 1:
+    if alone and config.devices > 1:
         xr.use_spmd()
     found = xr.global_runtime_device_count()
     if found != config.devices:
@@ -324,7 +335,7 @@ def start(mesh: Mesh, config: TrainConfig) -> tuple[Any, Any]:
             "set train.devices to what is there",
         )
     device = torch_xla.device()
-    if config.devices == 1:
+    if config.devices == 1 or not alone:
         return device, None
     return device, xs.Mesh(np.arange(found), tuple(mesh), ("data", "model"))
 
@@ -333,21 +344,6 @@ def _compiles() -> int:
     import torch_xla.debug.metrics as metrics
 
     return metrics.counter_value("UncachedCompile") or 0
-
-
-def _boxes(name: str, tensor: Tensor, spec: Spec) -> Iterator[Box]:
-    import torch_xla.distributed.spmd as xs
-
-    whole = tuple(tensor.shape)
-    if not any(spec):
-        yield Box(name, 0, (0,) * len(whole), whole, tensor.cpu().float())
-        return
-    written = set()
-    for device, shard in enumerate(xs.XLAShardedTensor(tensor).local_shards):
-        start = tuple(part.start for part in shard.indices)
-        if start not in written:  # replicas once
-            written.add(start)
-            yield Box(name, device, start, whole, shard.data.float())
 
 
 def _bitcast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

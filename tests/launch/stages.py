@@ -136,7 +136,7 @@ def together(config: NapConfig, out: Workdir) -> Meta:
     while not all((config.pids / f"rank-{other}").exists() for other in range(count)):
         time.sleep(0.01)
     if config.how == "agree":
-        return {"rank": rank, "met at": os.environ["TRNFLOW_RENDEZVOUS"]}
+        return {"rank": rank, "met at": os.environ["TRNFLOW_RENDEZVOUS"], "port": int(os.environ["MASTER_PORT"])}
     if rank == 1 and config.how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and config.how == "data":

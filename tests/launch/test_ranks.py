@@ -30,6 +30,7 @@ def test_rank_0_speaks_for_all(tmp_path):
     heard = []
     meta = run_job(spec_for(tmp_path, "agree"), heard.append)
     assert meta["rank"] == 0 and not Path(meta["met at"]).parent.exists()
+    assert 1023 < meta["port"] < 1 << 16
     assert heard == [{"info": "rank 0"}]
     assert len(set(pids(tmp_path))) == 3
 

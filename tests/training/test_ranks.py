@@ -1,4 +1,4 @@
-"""What becomes of a training on several ranks when one of them is lost, or never comes."""
+"""What becomes of a training on several ranks when one of them is lost, or never comes; and what each draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.errors import ModelError, ProcessFailed
 from tasks.stage import Workdir, stage
 from tasks.train import TrainConfig, ranks
 from tasks.train import environ as train_environ
-from tasks.training.ranks import ALONE, joined
+from tasks.training.ranks import ALONE, joined, replica_seed
 from tests.launch.processes import gone, marked
 from tests.training.run_stage import FolderPartial, Stage, run_stage, traced_and_trained
 from tests.training.toys import BERT, packed_classes, scratch
@@ -78,3 +78,17 @@ def test_one_process_is_a_world_that_asks_nobody(tmp_path: Path, monkeypatch: py
         joined(TrainConfig(**CONFIG)),
     ):
         pass
+
+
+def draws(seed: int) -> tuple[float, ...]:
+    import torch
+
+    torch.manual_seed(seed)
+    return tuple(torch.rand(4).tolist())
+
+
+def test_no_replica_repeats_the_dropout_of_another_step() -> None:
+    assert replica_seed(7, 0) == 7  # one device draws as it always did
+    seeds = {replica_seed(step, replica) % 2**32 for step in range(2000) for replica in range(64)}
+    assert len(seeds) == 2000 * 64
+    assert len({draws(replica_seed(step, replica)) for step in range(20) for replica in range(8)}) == 160
