@@ -12,8 +12,9 @@ from tasks.chunks import open_chunks
 from tasks.errors import DataError, ModelError, NonFiniteLoss
 from tasks.stage import of, read_json
 from tasks.train import TrainConfig, environ, train
-from tasks.training.batches import Schedule
+from tasks.training.batches import Split
 from tasks.training.checkpoint import Reader
+from tasks.training.fit import make_schedule
 from tests.training.run_stage import FolderPartial, Result, Stage, run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 
@@ -146,7 +147,7 @@ def test_a_loss_that_is_no_number_is_never_written(
     stage = Stage(traced_and_trained, config, tmp_path / "run", partial, model=scratch(**LLAMA), packed=packed)
     with pytest.raises(NonFiniteLoss, match="step 2 has .*; the weights are as they were") as caught:
         stage.result()
-    rows = Schedule({16: 32}, 8, seed=0, last_batch="pad").address(1).rows
+    rows = make_schedule(config, packed.meta, Split(packed, "train")).address(1).rows
     assert f"Its rows of train/16: {', '.join(map(str, rows))} (8 in all)" in str(caught.value)
     assert "learning_rate" in caught.value.fix
     assert FolderPartial(partial).steps() == kept
