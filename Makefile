@@ -23,11 +23,11 @@ setup: .venv/installed ## virtual environment with the locked dependencies
 run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
 	$(BIN)/trnflow run $(RECIPE)
 
-test: check ## check everything, then run the tests
-	$(BIN)/pytest
+test: check ## check everything, then run the tests, a file at a time on each of up to four cores
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-all: check ## the slow tests too
-	$(BIN)/pytest -m "slow or not slow"
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "slow or not slow"
 
 check: setup ## lint, format and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

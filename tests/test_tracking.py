@@ -318,7 +318,7 @@ def unshipped(home: Path, run: str) -> Spool:
     """A run whose spool nobody uploads yet."""
     spool = Spool(home, run)
     uri = absolute_uri(f"sqlite:///{home}/mlflow.db")
-    spool.run_started("demo", settings={"name": "demo"}, tags={}, experiment="tests", uri=uri)
+    spool.run_started("demo", settings={"name": "demo"}, tags={}, experiment="tests", uri=uri, artifacts=home.as_uri())
     return spool
 
 
