@@ -19,7 +19,8 @@ from tasks.stage import Workdir, stage
 from tasks.train import TrainConfig
 from tasks.train import environ as train_environ
 from tasks.training import checkpoint
-from tasks.training.batches import Batch, Schedule, Split
+from tasks.training.batches import Batch, Split
+from tasks.training.fit import make_schedule
 from tasks.training.inventory import Ledger
 from tasks.training.optim import Scalars, scalars
 from tasks.training.plan import Mesh
@@ -97,7 +98,7 @@ def _train(one: TrainConfig, how: ReplicasConfig, model: Source, packed: Input, 
     config = one.model_copy(update={"device": "cpu"})  # which a recipe may not say: there a process is a world of one
     replicas = All(config, model, packed, None)
     split = Split(packed, "train")
-    schedule = Schedule(split.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch)
+    schedule = make_schedule(config, packed.meta, split)
     steps: list[list[float]] = []
     for step in range(schedule.steps_per_epoch):
         if step == how.half:
