@@ -119,7 +119,7 @@ def killed_in_rounds(folder: Path, config: TrainConfig, rounds: int, **given: An
     ("config", "rounds", "steps"),
     [
         pytest.param(NATIVE, 3, 120, id="native"),
-        pytest.param({**NATIVE, "devices": 2, "zero1": True}, 2, 90, id="native ranks"),
+        pytest.param({**NATIVE, "devices": 2, "zero1": True}, 2, 90, id="native ranks", marks=pytest.mark.slow),
         pytest.param(NATIVE, 20, 900, id="native, twenty times", marks=pytest.mark.slow),
         pytest.param({**NATIVE, "devices": 2, "fsdp": True}, 20, 900, id="ranks, twenty", marks=pytest.mark.slow),
         pytest.param(XLA, 20, 900, id="xla, twenty times", marks=pytest.mark.slow),

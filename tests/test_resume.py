@@ -37,7 +37,9 @@ def same(one: Input, other: Input) -> bool:
     return files_of(one) == files_of(other) and one.meta == other.meta
 
 
-@pytest.mark.parametrize("fields", [{}, ROUNDED], ids=["fp32", "rounded"])
+@pytest.mark.parametrize(
+    "fields", [pytest.param({}, id="fp32"), pytest.param(ROUNDED, id="rounded", marks=pytest.mark.slow)]
+)
 def test_native_survives_kill_and_stop(fields: dict[str, Any], tmp_path) -> None:
     config, inputs, whole = setting(tmp_path, [8, 16], **NATIVE, **fields)
     partial = tmp_path / "partial"

@@ -131,7 +131,7 @@ def undisturbed_60(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("number", "code"),
     [
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-        (signal.SIGTERM, 130),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.slow),
         (signal.SIGKILL, -9),
     ],
 )
