@@ -67,7 +67,8 @@ class TrainConfig(StageConfig):
     pickles it, so only in a store whose writers you trust.
     last_batch: what happens to an epoch's last rows, if they fill no batch: "pad" trains on them in a smaller one, "drop" leaves
     them out of that epoch. group_by_length: rows of about as many tokens share a batch, so that engine native, which without
-    `compile` takes batches of any shape, pads less; the batches are the same on engine xla. Packed rows are all of a length.
+    `compile` takes batches of any shape, pads less; the batches, which are the same on engine xla, are less random, and a short
+    training ends worse (the demo's F1 0.50 instead of 0.58). Packed rows are all of a length.
     warm_start_from: begin with the weights of an earlier model in the store, of model.source's architecture: a digest of what
     `consolidate` or `train` made, or a recipe's name, of which the newest completed run counts.
     log_every, checkpoint_every: in steps. allow_recompile: go on with a graph that precompile did not list;
@@ -112,7 +113,7 @@ class TrainConfig(StageConfig):
     class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = None
     seed: NonNegativeInt = 0
     last_batch: Literal["drop", "pad"] = "pad"
-    group_by_length: bool = True
+    group_by_length: bool = False
     eval_every_epoch: bool = True
     eval_every: PositiveInt | None = None
     best_metric: Literal["eval_loss", "eval_accuracy"] = "eval_loss"

@@ -2,7 +2,8 @@
 
     python -m tests.bench.bench_train [--rows 960] [--documents 96] [--rounds 1] [--work emotion,dolly] [--ways native,xla]
 
-emotion: classification with the pretrained MiniLM, batches of 32 rows, in the lengths that `pack_chunks` chooses by default.
+emotion: classification with the pretrained MiniLM, batches of 32 rows, in the lengths that `pack_chunks` chooses by default, and
+with `group_by_length`.
 dolly: instructions for a Llama of 12 M random parameters, packed into rows of 512, 8 a batch; the Trainer, which does not
 pack, gets as many documents a batch as 8 packed rows hold. The Trainer pads to the longest row of each batch, which it
 draws at random or by length. Start-up, evaluation, saving and steps that compile are left out. Tokens are those that are
@@ -104,7 +105,7 @@ def ours(engine: str, rows: Rows, folder: Path) -> Rates:
     source: Source = pretrained(minilm()) if rows.labels else scratch(**LLAMA_12M)
     data = bucketed(folder / "packed", rows) if rows.labels else packed(folder / "packed", rows)
     batch = 32 if rows.labels else CHUNKS
-    config = TrainConfig(engine=engine, epochs=1, learning_rate=1e-4, global_batch=batch)
+    config = TrainConfig(engine=engine, epochs=1, learning_rate=1e-4, global_batch=batch, group_by_length=True)
     said = run_stage(traced_and_trained, config, folder / "train", model=source, packed=data).figures
     tokens = said["real_tokens_per_second"]
     return Rates(tokens * len(rows.ids) / rows.tokens, tokens, said["host_memory_bytes"])
