@@ -88,8 +88,7 @@ def attend_documents(
             f"{type(module).__name__} does not hand on which documents its rows hold", "set train.attention=sdpa"
         )
     groups = query.shape[1] // key.shape[1]
-    whole = [query, key.repeat_interleave(groups, 1) if groups > 1 else key]
-    whole.append(value.repeat_interleave(groups, 1) if groups > 1 else value)
+    whole = [query, *(tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in (key, value))]
     rows, heads, length, width = query.shape
     # splitting and joining have backward passes that touch each element once; indexing's would fill a tensor a document
     flat = [tensor.transpose(1, 2).reshape(rows * length, heads, width) for tensor in whole]

@@ -41,6 +41,15 @@ class Address(NamedTuple):
     rows: Rows
     lengths: Rows | None = None
 
+    def held(self) -> dict[int, list[int]]:
+        """The rows that are not masked, by the length of their array."""
+        found: dict[int, list[int]] = {}
+        lengths = [self.length] * len(self.rows) if self.lengths is None else self.lengths.tolist()
+        for length, row in zip(lengths, self.rows.tolist(), strict=True):
+            if row >= 0:
+                found.setdefault(length, []).append(row)
+        return found
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -202,12 +202,15 @@ class Run:
         )
 
     def broken(self, step: int, loss: float, norm: float) -> NonFiniteLoss:
-        address = self.schedule.address(step)
-        rows = [int(row) for row in address.rows if row >= 0]
+        rows = self.schedule.address(step).held()
+        named = "; ".join(
+            f"train/{length}: {', '.join(map(str, some[:8]))}{', ...' * (len(some) > 8)}"
+            for length, some in rows.items()
+        )
         what = f"loss {loss}" if not math.isfinite(loss) else f"loss {loss:.4g} and gradient norm {norm}"
         return NonFiniteLoss(
-            f"step {step + 1} has {what}; the weights are as they were before it. Its rows of train/{address.length}: "
-            f"{', '.join(map(str, rows[:8]))}{', ...' if len(rows) > 8 else ''} ({len(rows)} in all)",
+            f"step {step + 1} has {what}; the weights are as they were before it. Its rows of {named} "
+            f"({sum(map(len, rows.values()))} in all)",
             "lower train.learning_rate, raise train.warmup_ratio, or try train.dtype=float32",
         )
 

@@ -22,7 +22,13 @@ def sizes_of(rows: dict[int, int], seed: int) -> dict[int, np.ndarray]:
 
 
 def held(address: Address) -> list[tuple[int, int]]:
-    return [(int(n), int(row)) for n, row in zip(address.lengths, address.rows, strict=True) if row >= 0]
+    return [(length, row) for length, rows in address.held().items() for row in rows]
+
+
+def test_rows_are_told_by_the_array_they_lie_in() -> None:
+    mixed = Address(16, np.array([2, 0, 5, -1]), np.array([8, 16, 8, 16]))
+    assert mixed.held() == {8: [2, 5], 16: [0]}
+    assert Address(8, np.array([3, -1])).held() == {8: [3]}
 
 
 @settings(max_examples=60, derandomize=True)
