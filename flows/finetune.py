@@ -1,44 +1,84 @@
-"""The pipeline: one line a stage."""
+"""The fine-tuning pipeline: its stages in order, and the function that connects their inputs and outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from flows.call import Stages
-from flows.settings import Recipe
+from flows.recipes.recipe import Recipe
+from flows.runner.call import Call, Stages
+from flows.runner.pipeline import Parent, Pipeline
+from flows.runner.planning.memory_check import refuse_what_cannot_fit
+from flows.runner.planning.planner import Planner
+from flows.runner.vocabulary import refuse_unknown_vocabulary
+from tasks.artifact import Meta
 from tasks.consolidate import consolidate
 from tasks.evaluate_model import evaluate_model
 from tasks.export_neuron import export_neuron
 from tasks.format_prompts import format_prompts
 from tasks.load_data import data_source, load_data
-from tasks.model_source import model_source
 from tasks.pack_chunks import pack_chunks
 from tasks.precompile import precompile
-from tasks.tokenize_text import tokenize_text
+from tasks.sources.model_source import model_source
+from tasks.stage import of
+from tasks.tokenize_text import check_tokenizer, tokenize_text
 from tasks.train import train
 from tasks.training.config import check_model
 
 DATA_STAGES = ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
 STAGES = (*DATA_STAGES, "precompile", "train", "consolidate", "export_neuron", "evaluate_model")
+FUNCTIONS: tuple[Callable[..., Meta], ...] = (
+    load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,
+)  # fmt: skip
+KINDS = {described.name: described.kind for described in map(of, FUNCTIONS)}
+"""Stage name -> kind of the artifact that the stage makes."""
 
 
 def finetune(recipe: Recipe, stage: Stages) -> Any:
-    """From rows to an evaluated, exported model; `stage` runs the stages, or only asks what would run."""
+    """Call the stages that lead from data rows to an evaluated, exported model.
+
+    Args:
+        stage: Runs each stage (`Runner`), or only finds out what a run would do (`Planner`).
+
+    Returns:
+        The output of the last stage: an Artifact, or in a plan perhaps an Unknown.
+    """
     source = stage.resolve(data_source, recipe.data)
     model = stage.resolve(model_source, recipe.model)
     training = recipe.training
     check_model(training, model)
+    check_tokenizer(recipe.tokenize, model)
     rows = stage(load_data, recipe.data, source)
     texts = stage(format_prompts, recipe.format, rows, model)
     tokens = stage(tokenize_text, recipe.tokenize, texts, model)
     packed = stage(pack_chunks, recipe.pack, tokens)
-    start = stage.earlier(training.warm_start_from, "train.warm_start_from")
+    earlier = stage.earlier(training.warm_start_from, "train.warm_start_from")
+    stage.check_vocabulary(earlier, tokens)
+    needs: tuple[Any, ...] = ()
+    after = None
     if training.micro_batch == "auto":  # found by precompile: what train makes depends on it
-        graphs = stage(precompile, training, model, packed)
-        shards = stage(train, training, model, packed, start, graphs)
+        needs = (stage(precompile, training, model, packed),)
     else:
-        graphs = stage.later(precompile, training, model, packed)
-        shards = stage(train, training, model, packed, start, after=graphs)
+        after = stage.later(precompile, training, model, packed)
+    start = stage.beginning(earlier, train, training, model, packed, None, *needs, after=after)
+    shards = stage(train, training, model, packed, start, *needs, after=after)
     weights = stage(consolidate, recipe.consolidate, shards, model, start)
     exported = stage(export_neuron, recipe.export, weights)
     return stage(evaluate_model, recipe.evaluate, texts, packed, weights, exported)
+
+
+def check_finetune(recipe: Recipe, planner: Planner, until: str | None, parent_of: Callable[[Call], Parent]) -> None:
+    """Raise a TrnflowError if training is bound to fail: its first model has another vocabulary, or it can't fit in memory.
+
+    Args:
+        planner: What the run would do.
+        until: The stage after which the run stops; None for the last. If that is a data stage, nothing is checked.
+        parent_of: Returns the environment variables and modules of a call's warm parent.
+    """
+    if until in DATA_STAGES:
+        return
+    refuse_unknown_vocabulary(recipe, planner.outcomes)
+    refuse_what_cannot_fit(recipe, planner, *parent_of(planner.calls["precompile"]))
+
+
+FINETUNE = Pipeline(finetune, STAGES, check_finetune)

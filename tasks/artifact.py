@@ -1,8 +1,9 @@
-"""What stages exchange: immutable, content-hashed folders with typed metadata, and sources outside the store.
+"""The values that stages exchange: artifacts, which are immutable, content-hashed folders with metadata, and sources,
+which are outside the store.
 
-An artifact's *manifest* is canonical JSON: kind, metadata and the sorted list of `[path, size, digest]` of its files.
-The manifest's sha256 is the artifact's digest, so equal bytes and equal metadata are the same artifact wherever and
-whenever they were made. Metadata holds nothing that varies from run to run (no seconds, hosts or paths).
+An artifact's *manifest* is canonical JSON: its kind, its metadata and the sorted list of `[path, size, digest]` of its
+files. The manifest's sha256 is the artifact's digest, so equal bytes with equal metadata are the same artifact, wherever
+and whenever they were made. Metadata holds nothing that varies from run to run (no seconds, hosts or paths).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _NO_NAMES = frozenset(("", ".", ".."))
 
 
 class File(NamedTuple):
-    """path: relative, normalised, with `/`; size: bytes; digest: `sha256:<hex>`."""
+    """A file of an artifact, as its manifest lists it.
+
+    path: relative to the artifact, normalised, with `/`; size: bytes; digest: `sha256:<hex>` of its bytes."""
 
     path: str
     size: int
@@ -31,7 +34,10 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Artifact:
-    """digest: `sha256:<hex>` of the manifest; files sorted by path."""
+    """An artifact in the store: what a stage made.
+
+    digest: `sha256:<hex>` of its manifest; kind: such as "rows"; meta: the metadata that the stage returned; files:
+    sorted by path."""
 
     digest: str
     kind: str
@@ -40,13 +46,13 @@ class Artifact:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The size of all files together, in bytes."""
         return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True)
 class Input:
-    """An artifact as a stage sees it: its files, read-only, under `path`."""
+    """An artifact as a stage receives it. path: a read-only folder with its files; kind, meta, digest: as in `Artifact`."""
 
     path: Path
     kind: str
@@ -56,11 +62,11 @@ class Input:
 
 @dataclass(frozen=True)
 class Source:
-    """Something from outside the store, resolved to exact bytes.
+    """Data or a model from outside the store, resolved to exact bytes.
 
-    kind: "data" or "model"; identity: canonical JSON that stands in the key (digests, a repository's commit; never a
-    path or a time); location: where the stage finds it, not keyed; note: said to the user, such as "last resolution".
-    """
+    kind: "data" or "model"; identity: JSON that becomes part of the stage key (digests, a repository's commit; never a
+    path or a time); location: where the stage finds the bytes, no part of the key; note: a message for the user, such as
+    "last resolution"."""
 
     kind: str
     identity: Meta
@@ -69,7 +75,8 @@ class Source:
 
 
 def checked_path(path: str) -> str:
-    """`path` if it is relative, normalised and stays inside its folder; else StoreError."""
+    """Return `path` if it is relative, normalised and stays inside its folder. Raises StoreError otherwise, because a
+    path in a manifest must not lead outside the artifact."""
     if "\x00" in path or not _NO_NAMES.isdisjoint(path.split("/")):
         raise StoreError(f"an artifact holds the path {path!r}, which is not a normalised path inside it")
     return path

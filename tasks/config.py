@@ -1,24 +1,37 @@
-"""The base of every stage's config: frozen, strict about names, and clear about which fields reach the result.
+"""The base class of every stage's config: immutable, strict about field names, and with marks that say which fields
+affect the result.
 
-A field is part of its stage's key unless it is marked `NOT_KEYED` (it can't change the bytes: paths, intervals,
-workers). A field of the training config marked `GRAPH` reaches the compiled graph, so `precompile` is keyed by it.
+A field is part of its stage's key unless it is marked `NOT_KEYED`, for settings that can't change the bytes of the result
+(paths, intervals, workers). A field of the training config marked `GRAPH` affects the compiled graph and is therefore
+part of the key of `precompile`.
 
     class PackConfig(StageConfig):
-        chunk_length: PositiveInt = 2048
+        chunk_length: Tokens = 2048
         workers: Annotated[int, NOT_KEYED] = 0
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA = 1
 
+# Numbers have bounds, so that a slip (1e12 for 1e2) is an error of the recipe, not of what computes with it.
+PositiveCount = Annotated[int, Field(gt=0, le=1_000_000_000)]
+NonNegativeCount = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Tokens = Annotated[int, Field(gt=0, le=1 << 24)]  # of a row
+BatchRows = Annotated[int, Field(gt=0, le=1 << 20)]  # of a batch
+Parallel = Annotated[int, Field(gt=0, le=4096)]  # devices, processes, threads
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+NonNegative = Annotated[float, Field(ge=0, le=1e30)]
+Seconds = Annotated[float, Field(gt=0, le=604_800)]  # a week
+
 
 class Mark:
-    """A remark on a config field, found again in its pydantic metadata."""
+    """A mark on a config field, such as NOT_KEYED or GRAPH, written in the field's `Annotated` type. See `marked`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,24 +45,27 @@ GRAPH = Mark("GRAPH")
 
 
 class StageConfig(BaseModel):
-    """Frozen, refuses unknown keys. Subclass it beside the stage it configures."""
+    """The base class of stage configs. Instances are immutable and refuse unknown fields. Define the subclass beside its
+    stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 def marked(kind: type[BaseModel], mark: Mark) -> set[str]:
-    """The names of the fields of `kind` that bear `mark`."""
+    """Return the names of the fields of a config class that have the given mark."""
     return {name for name, field in kind.model_fields.items() if any(entry is mark for entry in field.metadata)}
 
 
 def keyed_params(config: StageConfig) -> dict[str, Any]:
-    """The fields that can change the result, as plain JSON values, defaults filled in, nested configs likewise."""
+    """Return {field: value} of the config's fields that can change the stage's result, for the stage key. Values are
+    plain JSON, defaults included; nested configs are treated the same way."""
     skip = marked(type(config), NOT_KEYED)
     return {name: _plain(getattr(config, name)) for name in type(config).model_fields if name not in skip}
 
 
 def graph_params(config: StageConfig) -> dict[str, Any]:
-    """The fields marked GRAPH: all that `precompile` may depend on."""
+    """Return {field: value} of the fields marked GRAPH, as plain JSON: the only settings on which `precompile` may
+    depend."""
     return {name: _plain(getattr(config, name)) for name in sorted(marked(type(config), GRAPH))}
 
 

@@ -1,11 +1,12 @@
-"""Turn a sharded checkpoint into a Hugging Face folder that `AutoModel*.from_pretrained` loads.
+"""Stage `consolidate`: turn a sharded checkpoint into a Hugging Face folder that `AutoModel*.from_pretrained` loads.
 
-A training that froze a part kept only the rest: then the base model is read again, and the trained tensors are put in their
-place, LoRA's updates added. Of LoRA the adapter stands beside the whole, in `adapter/`, as peft loads it.
+A checkpoint of LoRA or of a trained head holds only the trained tensors. For such a checkpoint the base model is read
+again, its trained tensors are replaced, and LoRA's updates are added. For LoRA the adapter is also written, to `adapter/`,
+in peft's format.
 
-Weights are put together and written one tensor at a time, into safetensors of at most `max_shard_size`; then the folder is
-loaded and each parameter compared, which takes one copy of the model (of a part, two). Fails with ModelError when a tensor is
-missing, unexpected or different.
+Weights are joined and written one tensor at a time, into safetensors files of at most `max_shard_size`. Then the folder
+is loaded and each parameter is compared with the checkpoint, which takes memory for one copy of the model (two copies if
+only a part was trained). Fails with ModelError when a tensor is missing, unexpected or different.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import ModelError
 from tasks.stage import Keyed, Workdir, read_json, stage, write_json
-from tasks.training.lora import CONFIG
-from tasks.training.merge import Merged, Stored, Weights, write_adapter
-from tasks.training.warm_start import starting_from
+from tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights, Weights, write_adapter
+from tasks.training.checkpoint.warm_start import starting_from
+from tasks.training.model.lora import CONFIG
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,10 +39,12 @@ WIDTHS = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 
 
 class ConsolidateConfig(StageConfig):
-    """dtype: of the published weights; max_shard_size: of one file, such as "5GB" or "500MB"."""
+    """Settings of `consolidate`, which writes the trained model as a Hugging Face folder."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """The type of the published weights."""
     max_shard_size: str = "5GB"
+    """The largest size of one weight file, such as `5GB` or `500MB`."""
 
     @field_validator("max_shard_size")
     @classmethod
@@ -55,7 +58,8 @@ def environ(config: ConsolidateConfig) -> dict[str, str]:
 
 
 def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
-    """The checkpoint by digest and, where it holds a part alone, the weights that the rest is read from."""
+    """Return the part of the stage's cache key that describes its inputs: the checkpoint's digest and, for a checkpoint
+    that holds only a part of the model, the digest of the weights from which the rest is read."""
     shards, model, start = inputs["shards"], inputs["model"], inputs.get("warm_start")
     assert isinstance(shards, Artifact) and isinstance(model, Source)
     if not _is_partial(shards.meta):
@@ -66,16 +70,19 @@ def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
     }
 
 
-@stage(kind="model", process=True, inputs=consolidate_inputs, environ=environ)
+@stage(kind="model", inputs=consolidate_inputs, environ=environ)
 def consolidate(
     config: ConsolidateConfig, shards: Input, model: Source, warm_start: Input | None = None, *, out: Workdir
 ) -> Meta:
-    """Write `config.json`, `model*.safetensors`, the tokenizer, for a language model `generation_config.json`, and of LoRA
-    `adapter/`. model, warm_start: the base of a checkpoint that holds a part alone."""
-    from tasks.training.checkpoint import Reader
+    """Write `config.json`, `model*.safetensors` and the tokenizer; for a language model also `generation_config.json`, and
+    for LoRA `adapter/`.
 
-    stored, model = Stored(Reader(shards.path)), starting_from(model, warm_start)
-    weights: Weights = Merged(shards, model, stored) if _is_partial(shards.meta) else stored
+    shards: the artifact of `train`. model, warm_start: the base model and the artifact whose weights replace those of
+    `model` (None: keep them); they are read only for a checkpoint that holds a part of the model."""
+    from tasks.training.checkpoint.shards import Reader
+
+    stored, model = CheckpointWeights(Reader(shards.path)), starting_from(model, warm_start)
+    weights: Weights = MergedWeights(shards, model, stored) if _is_partial(shards.meta) else stored
     sizes = {name: math.prod(weights.shape(name)) for name in weights.names}
     document = {**read_json(shards.path / "config.json"), "dtype": config.dtype}
     write_json(out.path / "config.json", document)
@@ -111,7 +118,7 @@ def _tensors(weights: Weights, dtype: str, out: Workdir) -> Iterator[tuple[str, 
 
 
 def _grouped(sizes: dict[str, int], config: ConsolidateConfig) -> list[list[str]]:
-    """Names in order, cut where the next tensor would make a file larger than `max_shard_size`."""
+    """Return the names in order, in groups that each fit one file of `max_shard_size`."""
     limit, width = _bytes(config.max_shard_size), WIDTHS[config.dtype][1]
     groups: list[list[str]] = [[]]
     filled = 0
@@ -143,7 +150,7 @@ def _write_shards(
 def _write_safetensors(
     file: Path, shapes: dict[str, tuple[int, ...]], dtype: str, tensors: Iterator[tuple[str, Tensor]]
 ) -> None:
-    """The format's header, then each tensor's bytes as it comes, in the header's order."""
+    """Write the format's header, then each tensor's bytes as it is read, in the header's order."""
     import torch
 
     kind, width = WIDTHS[dtype]
@@ -163,7 +170,7 @@ def _write_safetensors(
 
 
 def _verify(folder: Path, task: str, weights: Weights, dtype: str) -> None:
-    """ModelError unless the folder loads with each parameter as the checkpoint has it."""
+    """Raise ModelError unless the folder loads, with each parameter equal to the checkpoint's."""
     import torch
     import transformers
 
@@ -195,5 +202,5 @@ def _generation(config: Json) -> Meta:
 def _bytes(size: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?B)\s*", size, re.IGNORECASE)
     if not found:
-        raise ValueError(f"{size!r} is not a size: write such as 5GB or 500MB")
+        raise ValueError(f"{size!r} is not a size: write a size such as 5GB or 500MB")
     return int(float(found[1]) * UNITS[found[2].upper()])

@@ -9,6 +9,7 @@ TrnflowError
 ├── NonFiniteLoss        the loss left the numbers; the weights were not touched         exit 1
 ├── MissingDependency    an optional package or compiler is not installed                exit 1
 ├── ProcessFailed        a stage's process died without saying why                       exit 1
+├── MachineError         a disk, a permission, memory or a limit of this machine         exit 1
 ├── StoreError           the store can't be read or written (never a miss)               exit 1
 │   ├── BlobLost         a blob is missing or corrupt; what needs it is made anew        exit 1
 │   └── ReadOnlyStore    what is on record is used, nothing can be added                 exit 1
@@ -17,16 +18,20 @@ TrnflowError
 
 from __future__ import annotations
 
+import errno
+import traceback
+from pathlib import Path
 from typing import Any, ClassVar
 
 SCHEMA = 1
 
 
 class TrnflowError(Exception):
-    """message: what happened, naming the file, row, setting or stage; fix: what to do about it.
+    """The base class of all errors that are shown to the user.
 
-    stage: set by the runner; details: a traceback from another process, shown with --debug.
-    """
+    message: what happened, naming the file, row, setting or stage; fix: what the user can do about it. Attributes:
+    `stage`, the stage in which it happened, set by the runner; `details`, a traceback from another process, shown with
+    --debug; `exit_code`, of the command."""
 
     exit_code: ClassVar[int] = 1
     stage: str = ""
@@ -76,12 +81,16 @@ class ProcessFailed(TrnflowError):
     pass
 
 
+class MachineError(TrnflowError):
+    pass
+
+
 class StoreError(TrnflowError):
     pass
 
 
 class BlobLost(StoreError):
-    """digest: the blob's, `sha256:<hex>`."""
+    """A blob of the store is missing or corrupt. digest: the blob's, `sha256:<hex>`."""
 
     def __init__(self, message: str, fix: str = "", digest: str = "") -> None:
         super().__init__(message, fix or "`trnflow run` makes anew what it belongs to")
@@ -96,8 +105,60 @@ class Interrupted(TrnflowError):
     exit_code = 130
 
 
+def is_interruption(error: BaseException | None) -> bool:
+    """Whether an exception means that a person or a scheduler ended the work: Ctrl-C, SIGTERM, Prefect's
+    TerminationSignal."""
+    return error is not None and (isinstance(error, Interrupted) or not isinstance(error, Exception))
+
+
+_ELSEWHERE = "set TRNFLOW_HOME (or TRNFLOW_STORE, for the store) to a folder of yours"
+
+_CAUSES = {
+    errno.EACCES: ("there is no permission for {}", f"check its owner and mode, or {_ELSEWHERE}"),
+    errno.EPERM: ("there is no permission for {}", f"check its owner and mode, or {_ELSEWHERE}"),
+    errno.EROFS: ("{} is on a disk that can only be read", _ELSEWHERE),
+    errno.ENOTDIR: ("{} can't be: a part of its path is a file", _ELSEWHERE),
+    errno.EEXIST: ("{} is in the way, where something else is to be made", f"move it, or {_ELSEWHERE}"),
+    errno.ENOSPC: ("the disk of {} is full", f"free some space, or {_ELSEWHERE}; what is finished stays"),
+    errno.EDQUOT: (
+        "the quota of the disk of {} is used up",
+        f"free some space, or {_ELSEWHERE}; what is finished stays",
+    ),
+    errno.EIO: ("the disk of {} failed to read or write", "check the disk and the system's log"),
+    errno.EMFILE: ("too many files are open (at {})", "raise the limit: ulimit -n 4096"),
+    errno.ENFILE: ("too many files are open on this machine (at {})", "end other programs, or raise fs.file-max"),
+    errno.ENOMEM: ("there is no memory left (at {})", "end other programs, or take a machine with more memory"),
+}
+"""What an errno of the system means, and the fix; {} is the path."""
+
+
+def of_machine(error: BaseException) -> MachineError | None:
+    """Return a MachineError with a message and a fix for an exception whose cause is this machine, such as a full disk or
+    missing permission; None for any other exception, which may be a defect of this program."""
+    if isinstance(error, MemoryError):
+        return MachineError("there is no memory left", "end other programs, or take a machine with more memory")
+    if not isinstance(error, OSError) or error.errno not in _CAUSES:
+        return None
+    what, fix = _CAUSES[error.errno]
+    return MachineError(what.format(error.filename or "a file that the system does not name"), fix)
+
+
+def unexpected(error: Exception) -> TrnflowError:
+    """Turn any exception into an error for the user: a MachineError if the cause is this machine, else a ProcessFailed
+    that asks to report a defect of this program."""
+    return of_machine(error) or ProcessFailed(
+        f"unexpected {type(error).__name__}{_place(error)}: {error}", "run it again with --debug and report it"
+    )
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised, for a report of an error that may not come again."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
 def from_json(document: dict[str, Any]) -> TrnflowError:
-    """The error another process wrote with `to_json`; an unknown type becomes ProcessFailed."""
+    """Return the error that another process wrote with `to_json`. An unknown type becomes ProcessFailed."""
     kinds: dict[str, type[TrnflowError]] = {"TrnflowError": TrnflowError}
     pending = [TrnflowError]
     while pending:

@@ -1,11 +1,13 @@
-"""Evaluate the consolidated weights on a held-out split, and hold the exported model against them.
+"""Evaluate the consolidated weights on a split, and compare the exported model with them.
 
-Classification: accuracy, macro and weighted F1, each class's scores, the majority class as a baseline, the confusion
-matrix. Language models: loss per supervised token, perplexity, and generations for fixed prompts. The split is read and
-reported, never used to choose anything. Costs one forward pass over the split in eager PyTorch, and one compilation for
-each call of the exported model (`export_rows`).
+Classification: accuracy, macro and weighted F1, scores of each class, the majority class as a baseline, the confusion
+matrix. Language models: loss per supervised token, perplexity, and texts generated for prompts from the split. Costs a
+forward pass over the split in eager PyTorch, and one compilation for each batch on which the exported model is compared
+(`export_rows`).
 
-Fails with `DataError` when the split is missing or empty, and with `ModelError` when the loss is not finite.
+Raises:
+    DataError: the split is missing or empty.
+    ModelError: the loss is not finite.
 """
 
 from __future__ import annotations
@@ -13,55 +15,66 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pydantic import NonNegativeInt, PositiveInt
-
 from tasks.artifact import Input, Meta
-from tasks.chunks import open_chunks
-from tasks.config import StageConfig
+from tasks.config import BatchRows, NonNegativeCount, StageConfig
+from tasks.data.chunks import open_chunks
 from tasks.errors import DataError, MissingDependency, ModelError
 from tasks.evaluation.generation import GenerationConfig
 from tasks.evaluation.models import EAGER, load_model, longest_sequence
-from tasks.stablehlo import ENVIRON
+from tasks.export.stablehlo import ENVIRON
 from tasks.stage import Workdir, stage, write_json
-from tasks.training.batches import Split
+from tasks.training.batches.sampler import Split
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
-    from tasks.evaluation.agreement import Call
+    from tasks.export.agreement import Call
 
 Result = TypeVar("Result")
 
 SHOWN = 3
-"""Generations in the report; generations.json has all."""
+"""How many generations the report has; generations.json has all."""
 
 
 class EvaluateConfig(StageConfig):
-    """split: validation stands in for a missing test split, and the report says so; batch: rows of a forward pass;
-    export_rows: rows of each length that the exported model is compared on (0: none)."""
+    """Settings of the stage `evaluate_model`."""
 
     split: Literal["train", "validation", "test"] = "test"
+    """The split to evaluate on. Where the data has no test split, validation is used, and the report says so."""
     device: Literal["cpu", "cuda"] = "cpu"
-    batch: PositiveInt = 32
-    export_rows: NonNegativeInt = 2
+    """The device that evaluates."""
+    batch: BatchRows = 32
+    """The rows of a forward pass."""
+    export_rows: NonNegativeCount = 2
+    """The rows of each length on which the exported model is compared with the trained one. 0 skips the comparison."""
     generation: GenerationConfig = GenerationConfig()
+    """The texts that a language model generates for the report."""
 
 
 def environ(config: EvaluateConfig) -> dict[str, str]:
-    """The StableHLO runs on the CPU, whatever device evaluates."""
+    """Return the environment variables of the evaluating process, which make the exported model run on the CPU."""
     return {**EAGER, **ENVIRON}
 
 
-@stage(kind="evaluation", process=True, environ=environ)
+@stage(kind="evaluation", environ=environ)
 def evaluate_model(
     config: EvaluateConfig, texts: Input, packed: Input, weights: Input, exported: Input, out: Workdir
 ) -> Meta:
-    """-> report.json, and confusion_matrix.png or generations.json; the metadata holds the key figures."""
+    """Evaluate a model on a split. Write report.json, and confusion_matrix.png (classification) or generations.json
+    (language models).
+
+    Args:
+        texts: the rows as text, the source of prompts.
+        packed: the rows as chunks of tokens, the source of the split.
+        weights: the consolidated Hugging Face folder.
+        exported: the exported model to compare with.
+
+    Returns: the artifact's metadata, with the metrics.
+    """
     task, name = packed.meta["task"], _split(config, packed, out)
     model = _on_device(load_model(weights.path, task), config)
     split = Split(packed, name)
@@ -69,7 +82,7 @@ def evaluate_model(
         metrics, report = _classification(config, packed, split, model, out)
     else:
         metrics, report = _language(config, split, model, out)
-        report["generations"] = _generations(config, texts.path / f"{name}.parquet", weights, model, out)[:SHOWN]
+        report["generations"] = _generations(config, texts, name, weights, model, out)[:SHOWN]
     calls = _calls(config, split, exported, model)
     del model  # the exported model brings weights of its own
     report["export"], found = _exported(exported, calls)
@@ -80,7 +93,7 @@ def evaluate_model(
 
 
 def _split(config: EvaluateConfig, packed: Input, out: Workdir) -> str:
-    """The split to evaluate: the one asked for, or validation in the place of test."""
+    """The name of the split to evaluate on: the configured one, or validation where test is missing."""
     rows = {name: sum(counts.values()) for name, counts in packed.meta["rows"].items()}
     if rows.get(config.split):
         return config.split
@@ -144,52 +157,53 @@ def _language(config: EvaluateConfig, split: Split, model: PreTrainedModel, out:
 
 
 def _generations(
-    config: EvaluateConfig, texts: Path, weights: Input, model: PreTrainedModel, out: Workdir
+    config: EvaluateConfig, texts: Input, split: str, weights: Input, model: PreTrainedModel, out: Workdir
 ) -> list[Meta]:
-    from tasks.evaluation.generation import generate, prompts
-    from tasks.text.tokenizer import read_tokenizer
+    from tasks.data.tokenization.tokenizer import read_tokenizer
+    from tasks.evaluation.generation import generate, prompt_encoder, prompts
 
-    tokenizer, positions = read_tokenizer(weights.path), longest_sequence(model.config)
+    tokenizer, positions = read_tokenizer(weights.path), longest_sequence(model)
+    encoder = prompt_encoder(tokenizer, texts.meta)
     ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
     stops = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
     made = []
-    asked = prompts(texts, config.generation.prompts)
+    asked = prompts(texts.path / f"{split}.parquet", config.generation.prompts)
     for done, prompt in enumerate(asked, 1):
-        made.append(generate(model, tokenizer, prompt, config.generation, positions=positions, ends=stops))
+        made.append(generate(model, tokenizer, encoder, prompt, config.generation, positions=positions, ends=stops))
         out.progress(done, len(asked), "generations")
     write_json(out.path / "generations.json", {"settings": config.generation.model_dump(), "generations": made})
     return made
 
 
 def _calls(config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel) -> list[Call]:
-    """Rows with their eager logits for the exported model; none where it can't run here."""
+    """The calls to compare the exported model on; none for a Neuron export, which runs on Neuron only."""
     if exported.meta["target"] != "stablehlo" or not config.export_rows:
         return []
-    from tasks.evaluation.agreement import eager
+    from tasks.export.agreement import eager_calls
 
-    return eager(model.to("cpu"), split, exported, config.export_rows)
+    return eager_calls(model.to("cpu"), split, exported, config.export_rows)
 
 
 def _exported(exported: Input, calls: list[Call]) -> tuple[Meta, Meta]:
-    """(for the report, metrics): how far the exported model's logits are from the eager ones."""
+    """(entry of the report, metrics) of the comparison between the exported model and PyTorch."""
     target = exported.meta["target"]
     if not calls:
         why = "evaluate.export_rows is 0" if target == "stablehlo" else "a Neuron export runs on Neuron only"
         return {"target": target, "note": f"not compared: {why}"}, {}
-    from tasks.evaluation.agreement import compare
+    from tasks.export.agreement import compare
 
     about, metrics = compare(exported, calls)
     return {"target": target, "lengths": exported.meta["lengths"], **about}, metrics
 
 
 def _labels(packed: Input, model: PreTrainedModel) -> list[str]:
-    """The classes by index, from the data or else from the model."""
+    """The names of the classes by index, from the data or else from the model."""
     labels = packed.meta["labels"] or [model.config.id2label[index] for index in range(model.config.num_labels)]
     return [str(label) for label in labels]
 
 
 def _training_labels(packed: Input, expected: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The labels of the train split, all lengths; `expected` where there is none."""
+    """The labels of the train split; `expected` where there is no train split."""
     import numpy as np
 
     rows = packed.meta["rows"].get("train", {})
@@ -198,7 +212,7 @@ def _training_labels(packed: Input, expected: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _timed(run: Callable[[Callable[[int], None]], Result], split: Split, out: Workdir) -> Result:
-    """`run` with a progress bar over the split's rows; says samples per second."""
+    """Call `run` with a progress bar over the split's rows, and report samples per second."""
     rows = sum(split.rows.values())
     start = time.perf_counter()
     found = run(lambda done: out.progress(done, rows))

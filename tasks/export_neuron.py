@@ -1,15 +1,17 @@
-"""Export the consolidated model at static shapes: portable StableHLO, or a NEFF for AWS Neuron.
+"""Export the consolidated model at static shapes: as portable StableHLO, or as a NEFF (compiled graph) for AWS Neuron.
 
-stablehlo (the default): one graph per length, reloaded from what was written and run on a batch, half of it padding:
-`max_difference` is the largest difference of its logits from eager PyTorch. Costs about two seconds a length for a
-small model, and memory for three copies of the weights. See tasks/stablehlo.py for the files.
+stablehlo (the default): one graph for each length. The written export is read back and run on a batch, of which half is
+padding; `max_difference` in the metadata is the largest difference between its logits and those of eager PyTorch. A small
+model takes about two seconds for each length. Three copies of the weights are in memory at once.
+`tasks/export/stablehlo.py` describes the files.
 
-neuron: AWS's compiler, through optimum-neuron (in an environment of its own: it pins other versions) or, for
-one core, torch_neuronx in this one. Written after their documentation and sources; **it has not been run**, for
-want of the compiler. Nothing is compared there, and `max_difference` is null.
+neuron: AWS's compiler, through optimum-neuron (in an environment of its own, since it pins other versions of libraries) or,
+for one core, torch_neuronx in this environment. The code follows their documentation and sources and **has never been
+run**. The logits are not compared, and `max_difference` is null.
 
-Fails with `ModelError` when the logits differ by more than `tolerance` or a length exceeds the model's positions, and
-with `MissingDependency` when a Neuron export is asked for where there is no compiler.
+Raises:
+    ModelError: the logits differ by more than `tolerance`, or a length exceeds the model's positions.
+    MissingDependency: no Neuron compiler is installed for `target: neuron`.
 """
 
 from __future__ import annotations
@@ -17,61 +19,52 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import PositiveFloat, PositiveInt
+from typing import TYPE_CHECKING
 
 from tasks.artifact import Input, Meta
-from tasks.config import NOT_KEYED, StageConfig
 from tasks.errors import ConfigError, ModelError
 from tasks.evaluation.models import EAGER, load_model, longest_sequence
-from tasks.model_source import TOKENIZER_FILES
-from tasks.stablehlo import ENVIRON
+from tasks.export.config import ExportConfig
+from tasks.export.stablehlo import ENVIRON
+from tasks.sources.model_source import TOKENIZER_FILES
 from tasks.stage import Workdir, stage
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from tasks.stablehlo import Graph
+    from tasks.export.stablehlo import Graph
 
 TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""Largest accepted difference of the logits, times the largest logit if that is above one."""
-
-
-class ExportConfig(StageConfig):
-    """batch: rows of each call; length: one length instead of all that the data was packed to; tolerance: TOLERANCE,
-    whose entry for the weights' dtype is the default. The rest is for `neuron` alone: cores share a language model;
-    auto_cast: what is cast to auto_cast_type; neuron_python: the Python of an environment with optimum-neuron."""
-
-    target: Literal["stablehlo", "neuron"] = "stablehlo"
-    batch: PositiveInt = 1
-    length: PositiveInt | None = None
-    tolerance: PositiveFloat | None = None
-    cores: PositiveInt = 2
-    auto_cast: Literal["none", "matmul", "all"] = "matmul"
-    auto_cast_type: Literal["bf16", "fp16"] = "bf16"
-    instance_type: Literal["inf2", "trn1", "trn1n", "trn2"] | None = None
-    neuron_python: Annotated[str | None, NOT_KEYED] = None
+"""The largest accepted difference of logits by the dtype of the weights, times the largest logit if that is above one."""
 
 
 def environ(config: ExportConfig) -> dict[str, str]:
-    """The StableHLO is traced and checked on the CPU, also where there is an accelerator."""
+    """Return the environment variables of the exporting process. For StableHLO they make tracing and checking run on the
+    CPU of any machine."""
     return {**EAGER, **ENVIRON} if config.target == "stablehlo" else EAGER
 
 
 def accelerator(config: ExportConfig) -> Meta:
-    """StableHLO is made by libraries that the key names anyway, under flags of our own; a NEFF by AWS's compiler."""
+    """Return the accelerator part of the stage's key.
+
+    For the target `neuron` it holds the compiler's versions and flags. For StableHLO it is empty: the libraries are in
+    another part of the key, and the flags are fixed.
+    """
     if config.target == "stablehlo":
         return {}
-    from tasks.neuron import compiler
+    from tasks.export.neuron import compiler
 
     return compiler(config)
 
 
-@stage(kind="exported", process=True, accel=accelerator, environ=environ)
+@stage(kind="exported", accel=accelerator, environ=environ)
 def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
-    """A Hugging Face folder -> graphs of static shape [batch, length] from input_ids and attention_mask to logits."""
+    """Export the model of a Hugging Face folder as graphs from (input_ids, attention_mask) to logits, one for each static
+    shape [batch, length].
+
+    weights: the artifact of consolidate. Returns: the artifact's metadata.
+    """
     lengths = _lengths(config, weights)
     meta = {
         "target": config.target,
@@ -80,7 +73,7 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
         **{name: weights.meta.get(name) for name in ("task", "labels", "dtype")},
     }
     if config.target == "neuron":
-        from tasks.neuron import compile_neuron
+        from tasks.export.neuron import compile_neuron
 
         out.warn("the Neuron export has never been run by this project: check its logits before use")
         compile_neuron(config, weights, lengths, out)
@@ -91,7 +84,10 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
 
 
 def example(model: PreTrainedModel, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids, attention_mask), int64 [batch, length]: random tokens, half of every second row padding."""
+    """Return inputs to trace and check a model with: (input_ids, attention_mask), int64 [batch, length].
+
+    The tokens are random; in every second row, beginning with the first, half of the tokens are padding.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -115,7 +111,7 @@ def _export_stablehlo(config: ExportConfig, weights: Input, lengths: list[int], 
     """Write, read back, run; the largest difference from eager, rounded up to one digit so that it repeats."""
     import torch
 
-    from tasks.stablehlo import load_stablehlo, write_stablehlo
+    from tasks.export.stablehlo import load_stablehlo, write_stablehlo
 
     model = load_model(weights.path, weights.meta["task"])
     _check_positions(model, lengths)
@@ -141,7 +137,7 @@ def _export_stablehlo(config: ExportConfig, weights: Input, lengths: list[int], 
 
 
 def _lowered(model: PreTrainedModel, inputs: tuple[torch.Tensor, torch.Tensor]) -> Graph:
-    from tasks.stablehlo import lower
+    from tasks.export.stablehlo import lower
 
     try:
         return lower(model, *inputs)
@@ -153,7 +149,7 @@ def _lowered(model: PreTrainedModel, inputs: tuple[torch.Tensor, torch.Tensor]) 
 
 
 def _difference(eager: torch.Tensor, exported: torch.Tensor, attention_mask: torch.Tensor) -> float:
-    """The largest absolute difference; logits per token are compared where there is no padding. NaN stays NaN."""
+    """The largest absolute difference of logits, without padding; NaN if one is NaN."""
     apart = (eager.float() - exported.float()).abs()
     return float((apart[attention_mask.bool()] if eager.ndim == 3 else apart).max())
 
@@ -169,7 +165,7 @@ def _check_difference(difference: float, logits: torch.Tensor, length: int, tole
 
 
 def _check_positions(model: PreTrainedModel, lengths: list[int]) -> None:
-    limit = longest_sequence(model.config)
+    limit = longest_sequence(model)
     if limit is not None and lengths[-1] > limit:
         raise ModelError(
             f"the model has positions for {limit} tokens, and the export is for {lengths[-1]}",
@@ -178,7 +174,8 @@ def _check_positions(model: PreTrainedModel, lengths: list[int]) -> None:
 
 
 def rounded_up(value: float) -> float:
-    """`value` up to one significant digit (2.3e-07 -> 3e-07): a bound that thread counts and processors rarely move."""
+    """Round a number up to one significant digit (2.3e-07 -> 3e-07), so that the exported difference is nearly always the
+    same on other processors."""
     if value == 0:
         return 0.0
     exponent = math.floor(math.log10(value))

@@ -1,65 +1,121 @@
-"""Turn rows into what a model reads: one text and a label, or parts of a text of which some are trained on.
+"""Format rows as what the model reads: a text and a label, or the parts of a text, some of which are trained on.
 
-Columns come by name, or through sandboxed Jinja templates that see all kept columns; conversations through the chat
-template of the model's tokenizer. Rows without an answer, or without any text, teach nothing: they are dropped and
-counted. Streams in parts of 32,768 rows.
-Fails with ConfigError for a column the rows lack or a template that is wrong, DataError for a row that does not fit.
+Texts come from columns, from sandboxed Jinja templates over all kept columns, or for conversations from the tokenizer's
+chat template. Rows without an answer or a text are dropped and counted; so are rows that can't be rendered, if `bad_rows`
+is "drop". Works in parts of 32,768 rows; parts with templates run in processes of their own, so that a template that never
+ends stops the run. Fails with ConfigError for a column that the rows lack or a wrong template, DataError for a row that
+can't be formatted.
 """
 
 from __future__ import annotations
 
+import datetime
 import difflib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.config import StageConfig, keyed_params
+from tasks.data.format.chat import (
+    REWRITTEN,
+    Columns,
+    Made,
+    conversation_of,
+    parsed,
+    sections,
+    special_pattern,
+    templated,
+)
+from tasks.data.format.instruction_styles import STYLES
+from tasks.data.format.row_counts import BAD, Tally, report
+from tasks.data.format.templates import RESERVED, ChatTemplate, Limit, RowTemplate, no_limit
+from tasks.data.format.time_limit import call_limited
+from tasks.data.special_tokens import chat_templates, special_texts, special_tokens
+from tasks.data.tables import read_rows, write_rows
 from tasks.errors import ConfigError, DataError
-from tasks.model_source import tokenizer_folder
-from tasks.stage import Keyed, Part, Workdir, stage
-from tasks.text.chat import messages_of, sections, templated
-from tasks.text.special import chat_template, special_texts, special_tokens
-from tasks.text.tables import read_rows, write_rows
-from tasks.text.templates import chat_renderer, row_template
+from tasks.sources.model_source import tokenizer_folder
+from tasks.stage import Keyed, Part, Parts, Workdir, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH = 4096
 PART = 8 * BATCH
-"""Rows that a worker formats at once."""
+"""Rows in one part of the work."""
+
+ARGUMENTS = "chat_template_kwargs"
+"""The column with a row's own variables for the chat template."""
 
 Row = dict[str, Any]
-Made = dict[str, Any] | None
+Text = Callable[[Row, str], str]
+RowMaker = Callable[[Row, str], Row | None]
 Maker = Callable[[Row, str], Made]
+"""Makes examples of a row; the second argument names the row in errors."""
 
 
 class FormatConfig(StageConfig):
-    """task: `classification` (text columns joined by `separator`, and the label), `instruction` (sections Instruction,
-    Context when there is one, Answer; only the answer is trained on), `chat` (a column of messages, `role` and `content`
-    or ShareGPT's `from` and `value`; trained on the assistant's turns), `text` (one column, all of it trained on).
-
-    instruction, context, response, messages, text: columns; context may be missing from the rows. style: of an
-    instruction's sections, Dolly's or Alpaca's. prompt_template, response_template: Jinja over the row's columns, instead
-    of the sections or the joined text. chat_template: `tokenizer` (its own), `sections` (plain headings), or Jinja as
-    tokenizers carry it. turns: the assistant's that are trained on."""
+    """Settings of `format_prompts`: what text the model reads for each row, and which part of it is trained on."""
 
     task: Literal["classification", "instruction", "chat", "text"] = "classification"
+    """What a row becomes: `classification` (text and label), `instruction` (a question and its answer; only the answer
+    is trained on), `chat` (a conversation; the assistant's turns are trained on) or `text` (all of it is trained
+    on)."""
     separator: str = "\n"
+    """The text between the columns of `data.text` where classification joins several."""
     instruction: str = "instruction"
+    """The column of an instruction."""
     context: str | None = "context"
+    """The column of an instruction's context. Rows may lack it; null ignores it."""
     response: str = "response"
+    """The column of the answer to an instruction."""
     messages: str = "messages"
+    """The column of a conversation: a list of objects with `role` and `content`, or ShareGPT's `from` and `value`."""
     text: str = "text"
+    """The column that task `text` trains on."""
     style: Literal["dolly", "alpaca"] = "dolly"
+    """The headings around an instruction, its context and its answer: those of the Dolly or of the Alpaca data set."""
     prompt_template: str | None = None
+    """A Jinja template of the prompt over the row's columns, instead of `style` or the joined text."""
     response_template: str | None = None
+    """A Jinja template of the answer over the row's columns, instead of the column `response`."""
     chat_template: str = "tokenizer"
+    """The template of conversations: `tokenizer` (the tokenizer's own), `sections` (plain headings), or Jinja as
+    tokenizers carry it."""
+    tools: str | None = "tools"
+    """The column of the tools that a chat template receives: a list of objects, or JSON text. Rows may lack it."""
+    documents: str | None = "documents"
+    """The column of the documents that a chat template receives: a list of objects, or JSON text. Rows may lack it."""
+    template_arguments: dict[str, Any] = {}
+    """Further variables of the chat template, such as `{enable_thinking: false}`. A row's column `chat_template_kwargs`
+    wins over them."""
+    date: str = "2024-07-26"
+    """The date that a chat template receives as today's, as YYYY-MM-DD. It is fixed so that prompts do not depend on
+    the day of the run."""
     turns: Literal["all", "last"] = "all"
+    """Which of the assistant's turns are trained on. Where the chat template rewrites earlier turns, `all` makes one
+    example of each turn."""
+    bad_rows: Literal["error", "drop"] = "error"
+    """What happens to rows that can't be rendered: `error` stops and names the first, `drop` drops and counts them."""
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _is_a_day(cls, value: object) -> str:
+        """YAML reads 2024-07-26 as a date."""
+        return datetime.date.fromisoformat(str(value)).isoformat()
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _are_its_own(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted({*value} & {*RESERVED}):
+            raise ValueError(f"{', '.join(taken)} can't be set here: the rows give them")
+        try:
+            return dict(json.loads(json.dumps(value)))
+        except TypeError as error:
+            raise ValueError(f"{error}: write it as text, in quotes") from error
 
     @model_validator(mode="after")
     def _templates_have_a_task(self) -> FormatConfig:
@@ -67,45 +123,84 @@ class FormatConfig(StageConfig):
             raise ValueError(f"`prompt_template` is for classification and instruction, not {self.task}")
         if self.response_template and self.task != "instruction":
             raise ValueError(f"`response_template` is for instruction, not {self.task}")
+        if self.template_arguments and not _is_framed(self):
+            raise ValueError("`template_arguments` are for chat through a chat template")
         return self
 
 
 def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
-    """The model counts only where its tokenizer's chat template, and the special tokens that it names, are read."""
+    """The key's inputs: the rows and, for conversations, the model's tokenizer, whose chat template is read."""
     rows, model = inputs["rows"], inputs["model"]
     assert isinstance(rows, Artifact) and isinstance(model, Source)
     return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if config.task == "chat" else {})}
 
 
-@stage(kind="texts", inputs=_inputs)
-def format_prompts(config: FormatConfig, rows: Input, model: Source, out: Workdir) -> Meta:
-    """rows -> `<split>.parquet`: classification `text: string, label: int64`, else `parts: list<struct<text, train>>`.
+def split_rows(config: FormatConfig, rows: Input, model: Source, out: Workdir) -> list[Part]:
+    """Cut each split into parts of 32,768 rows. Raises ConfigError for a wrong setting, before any row is read."""
+    chat = _chat_template(config, model) if _is_framed(config) else None
+    _maker(config, rows.meta, chat, no_limit)
+    if config.task == "chat":
+        _tell_unread(config, rows.meta, chat, out)
+    return [
+        _part(config, chat, rows, split, first, min(PART, count - first))
+        for split, count in rows.meta["splits"].items()
+        for first in range(0, count, PART)
+    ]
 
-    meta: task (`classification` or `causal_lm`), labels, splits {name: rows}, dropped {reason: rows}, framed (the texts
-    hold their special tokens, bos and eos, as a chat template writes them), templates (the recipe's, whose special tokens
-    are such)."""
+
+def _part(config: FormatConfig, chat: Meta | None, rows: Input, split: str, first: int, count: int) -> Part:
+    arguments = {"split": split, "first": first, "count": count, "chat": chat}
+    identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"rows": rows.digest}}
+    return Part(identity, arguments)
+
+
+def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> Meta:
+    """Format `count` rows of a split from row `first` on: a part of the stage's work.
+
+    part: split, first, count, and chat (from `_chat_template`, or null). Writes `texts.arrow`; returns a Tally as JSON."""
+    arguments = {
+        "config": config.model_dump(mode="json"),
+        "file": str(rows.path / f"{part['split']}.parquet"),
+        "meta": rows.meta,
+        "part": part,
+        "to": str(out.path / "texts.arrow"),
+    }
+    if part["chat"] or config.prompt_template or config.response_template:
+        return call_limited("tasks.format_prompts:render_rows", arguments)
+    return render_rows(arguments, no_limit)
+
+
+@stage(kind="texts", inputs=_inputs, split=split_rows, part=format_rows)
+def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
+    """Write `<split>.parquet`: of classification `text: string, label: int64`, else `parts: list<struct<text, train>>`.
+
+    Returns metadata: task (`classification` or `causal_lm`), labels, splits {name: examples}, dropped {reason: rows},
+    framed (whether a chat template wrote the special tokens, bos and eos included), templates (the recipe's; special tokens
+    in them count), metrics where rows were dropped or became several examples."""
     classify = config.task == "classification"
-    framed = _is_framed(config)
-    chat = _chat_template(config, model) if framed else None
-    _maker(config, rows.meta, chat)  # a wrong setting is said before any work begins
-    kept, dropped = {}, 0
-    for split, count in rows.meta["splits"].items():
-        kept[split] = _format_split(split, count, config, chat, rows, out)
-        dropped += count - kept[split]
-        if kept[split] == 0:
-            raise DataError(
-                f"the split {split} is empty: none of its {count} rows has an answer", "check format's columns"
-            )
-    if dropped:
-        out.info(f"rows without an answer dropped: {dropped}")
+    made = {split: _gathered(split, count, config, parts, out) for split, count in rows.meta["splits"].items()}
     return {
         "task": "classification" if classify else "causal_lm",
         "labels": rows.meta["labels"] if classify else None,
-        "splits": kept,
-        "dropped": {"empty": dropped} if dropped else {},
-        "framed": framed,
+        "splits": {split: tally.made for split, tally in made.items()},
+        "framed": _is_framed(config),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
+        **report(made, out),
     }
+
+
+def _gathered(split: str, count: int, config: FormatConfig, parts: Parts, out: Workdir) -> Tally:
+    """Write one split. Returns what became of its rows. DataError when none is left."""
+    tally = Tally()
+    tables = _tables(split, count, parts, tally, out)
+    write_rows(tables, _schema(config), out.path / f"{split}.parquet", lambda done: None)
+    if tally.made == 0:
+        bad = f" ({tally.rows(BAD)} can't be rendered; the first: {tally.noted[BAD][1]})" if tally.rows(BAD) else ""
+        raise DataError(
+            f"the split {split} is empty: none of its {count} rows has an answer{bad}",
+            "repair the rows or the template" if bad else "check format's columns",
+        )
+    return tally
 
 
 def _schema(config: FormatConfig) -> pa.Schema:
@@ -121,165 +216,205 @@ def _is_framed(config: FormatConfig) -> bool:
     return config.task == "chat" and config.chat_template != "sections"
 
 
-def _format_split(split: str, count: int, config: FormatConfig, chat: Meta | None, rows: Input, out: Workdir) -> int:
-    """The number of rows written."""
-    starts = range(0, count, PART)
-    parts = [_part(config, chat, rows, split, first, min(PART, count - first)) for first in starts]
-    with closing(out.parts(format_rows, config, {"rows": rows}, parts)) as made:
-        tables = _tables(split, count, parts, made, out)
-        return write_rows(tables, _schema(config), out.path / f"{split}.parquet", lambda done: None)
-
-
-def _part(config: FormatConfig, chat: Meta | None, rows: Input, split: str, first: int, count: int) -> Part:
-    arguments = {"split": split, "first": first, "count": count, "chat": chat}
-    identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"rows": rows.digest}}
-    return Part(identity, arguments)
-
-
-def _tables(
-    split: str, count: int, parts: list[Part], made: Iterable[tuple[Path, Meta]], out: Workdir
-) -> Iterator[pa.Table]:
+def _tables(split: str, count: int, parts: Parts, tally: Tally, out: Workdir) -> Iterator[pa.Table]:
     import pyarrow as pa
 
-    for part, (here, _) in zip(parts, made, strict=True):
-        with pa.OSFile(str(here / "texts.arrow")) as file:  # read, not mapped: the folder goes before the table does
+    for part in parts.of(split=split):
+        tally.add(part.meta)
+        with pa.OSFile(str(part.folder / "texts.arrow")) as file:  # not mapped: the folder goes before the table does
             yield pa.ipc.open_file(file).read_all()
         out.progress(part.arguments["first"] + part.arguments["count"], count, f"{split} rows")
 
 
-def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> Meta:
-    """Rows `first`..`first + count` of `split` -> `texts.arrow`. chat: of `_chat_template`, or null."""
+def render_rows(arguments: Meta, limit: Limit) -> Meta:
+    """Do the work of `format_rows` in this process. arguments: as `format_rows` makes them; limit: the context of each
+    rendering."""
     import pyarrow as pa
 
-    schema, maker, done = _schema(config), _maker(config, rows.meta, part["chat"]), part["first"]
-    table = read_rows(rows.path / f"{part['split']}.parquet", part["first"], part["count"])
-    with pa.OSFile(str(out.path / "texts.arrow"), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    config, part = FormatConfig.model_validate(arguments["config"]), arguments["part"]
+    schema, make = _schema(config), _maker(config, arguments["meta"], part["chat"], limit)
+    table, tally = read_rows(Path(arguments["file"]), part["first"], part["count"]), Tally()
+    with pa.OSFile(arguments["to"], "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in table.to_batches(BATCH):
-            made = [maker(row, f"split {part['split']} row {done + n}") for n, row in enumerate(batch.to_pylist(), 1)]
-            writer.write_table(pa.Table.from_pylist([item for item in made if item is not None], schema))
-            done += batch.num_rows
-    return {}
+            made: list[Row] = []
+            for row in batch.to_pylist():
+                where = f"split {part['split']} row {part['first'] + tally.read + 1}"
+                made += _examples(config, make, row, where, tally)
+            writer.write_table(pa.Table.from_pylist(made, schema))
+    return tally.meta()
 
 
-def _maker(config: FormatConfig, meta: Meta, chat: Meta | None) -> Maker:
-    return _chat(config, meta, chat) if config.task == "chat" else MAKERS[config.task](config, meta)
+def _examples(config: FormatConfig, make: Maker, row: Row, where: str, tally: Tally) -> list[Row]:
+    """The examples of a row, counted in `tally`. Raises DataError when the row can't be rendered, unless `bad_rows` is "drop"."""
+    tally.read += 1
+    try:
+        made = make(row, where)
+    except DataError as error:
+        if config.bad_rows == "error":
+            raise DataError(error.message, f"{error.fix}; format.bad_rows=drop leaves such rows out") from error
+        tally.note(BAD, error.message)
+        return []
+    for note in made.notes:
+        tally.note(note, where)
+    tally.made += len(made.examples)
+    tally.empty += not made.examples
+    tally.apart += len(made.examples) if REWRITTEN in made.notes else 0
+    return made.examples
 
 
-def _classification(config: FormatConfig, meta: Meta) -> Maker:
+def _maker(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> Maker:
+    if config.task == "chat":
+        return _chat(config, meta, chat, limit)
+    make = MAKERS[config.task](config, meta, limit)
+    return lambda row, where: Made([made] if (made := make(row, where)) else [])
+
+
+def _classification(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> RowMaker:
     if meta["labels"] is None:
         raise ConfigError("format.task: classification needs labels, and the data has none", "set data.label")
+    present = [name for name, count in meta.get("label_counts", {}).get("train", {}).items() if count]
+    if len(present) == 1:
+        raise DataError(
+            f"format.task: classification needs two classes, and all rows of train are labelled {present[0]}",
+            "give rows of other classes, or choose another column or rule with data.label",
+        )
     columns = meta["text"]
-    text = row_template("format.prompt_template", config.prompt_template) if config.prompt_template else None
+    text = _template(config, "prompt_template", meta, limit) if config.prompt_template else None
     if not columns and text is None:
         raise ConfigError("format.task: classification needs to know the text", "set data.text")
 
-    def make(row: Row, where: str) -> Made:
+    def make(row: Row, where: str) -> Row:
         return {
-            "text": text(row) if text else config.separator.join(row[name] for name in columns),
+            "text": text(row, where) if text else config.separator.join(row[name] for name in columns),
             "label": row["label"],
         }
 
     return make
 
 
-def _instruction(config: FormatConfig, meta: Meta) -> Maker:
-    templates = (config.prompt_template, config.response_template)
-    prompt = row_template("format.prompt_template", templates[0]) if templates[0] else _sections(config, meta)
-    if templates[1]:
-        answer = row_template("format.response_template", templates[1])
+def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> RowMaker:
+    prompt = _template(config, "prompt_template", meta, limit) if config.prompt_template else _sections(config, meta)
+    if config.response_template:
+        answer = _template(config, "response_template", meta, limit)
     else:
         _present("format.response", config.response, meta)
         answer = _column(config.response)
 
-    def make(row: Row, where: str) -> Made:
-        response = answer(row)
+    def make(row: Row, where: str) -> Row | None:
+        response = answer(row, where)
         if not response.strip():
             return None
-        return {"parts": [{"text": prompt(row), "train": False}, {"text": response, "train": True}]}
+        return {"parts": [{"text": prompt(row, where), "train": False}, {"text": response, "train": True}]}
 
     return make
 
 
-def _sections(config: FormatConfig, meta: Meta) -> Callable[[Row], str]:
-    """The prompt up to the answer, in the words of Dolly's tutorial or of Alpaca's."""
+def _template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> Text:
+    """Render a template of the recipe over the row's columns. JSON text of nested columns is parsed first."""
+    template = RowTemplate(f"format.{setting}", getattr(config, setting), meta["columns"], limit)
+    nested = meta.get("nested", ())
+
+    def text(row: Row, where: str) -> str:
+        objects = {name: parsed(row, name, where) for name in nested if name in row}
+        return template.render({**row, **objects}, where)
+
+    return text
+
+
+def _sections(config: FormatConfig, meta: Meta) -> Text:
+    """The prompt up to the answer, in the words that `format.style` names."""
     _present("format.instruction", config.instruction, meta)
     instruction, context = _column(config.instruction), _column(config.context)
-    words = {"dolly": _dolly, "alpaca": _alpaca}[config.style]
-    return lambda row: words(instruction(row), context(row))
+    words = STYLES[config.style]
+    return lambda row, where: words(instruction(row, where), context(row, where))
 
 
-def _dolly(instruction: str, context: str) -> str:
-    given = [f"### Context\n{context}"] if context else []
-    return "\n\n".join([f"### Instruction\n{instruction}", *given, "### Answer\n"])
-
-
-def _alpaca(instruction: str, context: str) -> str:
-    given = [f"### Input:\n{context}"] if context else []
-    paired = ", paired with an input that provides further context" if context else ""
-    opening = (
-        f"Below is an instruction that describes a task{paired}. "
-        "Write a response that appropriately completes the request."
-    )
-    return "\n\n".join([opening, f"### Instruction:\n{instruction}", *given, "### Response:\n"])
-
-
-def _chat(config: FormatConfig, meta: Meta, chat: Meta | None) -> Maker:
+def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> Maker:
     _present("format.messages", config.messages, meta)
-    render = chat_renderer(chat["name"], chat["template"], chat["special"]) if chat else None
-    special = tuple(chat["texts"]) if chat else ()
+    columns = Columns(config.messages, config.tools, config.documents, ARGUMENTS)
+    special = special_pattern(tuple(chat["texts"])) if chat else None
+    templates = _chat_templates(config, chat, limit) if chat else {}
+    last = config.turns == "last"
 
     def make(row: Row, where: str) -> Made:
-        messages = messages_of(row[config.messages], where)
-        last = config.turns == "last"
-        parts = (
-            templated(messages, render, where, last=last, special=special)
-            if render
-            else list(sections(messages, last=last))
-        )
-        return {"parts": parts} if any(part["train"] and part["text"].strip() for part in parts) else None
+        given = conversation_of(row, columns, where)
+        template = templates.get("tools" if given.tools is not None else "template", templates.get("template"))
+        if template:
+            made = templated(given, template, where, last=last, special=special)
+        else:
+            made = Made([sections(given.messages, where, last=last)])
+        taught = [parts for parts in made.examples if any(part["train"] and part["text"].strip() for part in parts)]
+        return Made([{"parts": parts} for parts in taught], made.notes)
 
     return make
+
+
+def _chat_templates(config: FormatConfig, chat: Meta, limit: Limit = no_limit) -> dict[str, ChatTemplate]:
+    """The chat templates: `template` and, if the tokenizer has another one for conversations with tools, `tools`."""
+    return {
+        name: ChatTemplate(
+            chat["name"],
+            chat[name],
+            chat["special"],
+            date=config.date,
+            arguments=config.template_arguments,
+            limit=limit,
+        )
+        for name in ("template", "tools")
+        if chat.get(name)
+    }
+
+
+def _tell_unread(config: FormatConfig, meta: Meta, chat: Meta | None, out: Workdir) -> None:
+    """Warn of the columns tools and documents where the chat template does not read them."""
+    read = {name for template in _chat_templates(config, chat).values() for name in template.names} if chat else set()
+    for variable, column in (("tools", config.tools), ("documents", config.documents)):
+        if column in meta["columns"] and variable not in read:
+            out.warn(f"the rows have a column {column}, and the chat template does not write {variable}")
 
 
 def _chat_template(config: FormatConfig, model: Source) -> Meta:
-    """The chat template of the recipe, or of the model's tokenizer: template, name (for messages), special (tokens by role),
-    texts (of all special tokens)."""
+    """The chat template of the recipe or of the model's tokenizer, as JSON.
+
+    template: Jinja; tools: another template for conversations with tools, or null; name: for errors; special: role ->
+    special token; texts: all special tokens. Raises ConfigError when the tokenizer has no chat template."""
     folder = tokenizer_folder(model)
     special = (special_tokens(folder) if folder else None) or {}
     found = {"special": special, "texts": list(special_texts(folder)) if folder else []}
     if config.chat_template != "tokenizer":
         return {"template": config.chat_template, "name": "format.chat_template", **found}
-    template = chat_template(folder) if folder else None
-    if template is None:
+    templates = chat_templates(folder) if folder else {}
+    if "default" not in templates:
         raise ConfigError(
             "format.chat_template: the tokenizer of model.source has no chat template",
             "set it to `sections` (plain headings), or to a Jinja template; or use a chat model's tokenizer",
         )
-    return {"template": template, "name": "the tokenizer's chat template", **found}
+    name = "the tokenizer's chat template"
+    return {"template": templates["default"], "tools": templates.get("tool_use"), "name": name, **found}
 
 
-def _text(config: FormatConfig, meta: Meta) -> Maker:
+def _text(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> RowMaker:
     columns = meta["text"] or [config.text]
     _present("format.text", columns[0], meta)
 
-    def make(row: Row, where: str) -> Made:
+    def make(row: Row, where: str) -> Row | None:
         text = config.separator.join(row[name] or "" for name in columns)
         return {"parts": [{"text": text, "train": True}]} if text.strip() else None
 
     return make
 
 
-MAKERS: dict[str, Callable[[FormatConfig, Meta], Maker]] = {
+MAKERS: dict[str, Callable[..., RowMaker]] = {
     "classification": _classification,
     "instruction": _instruction,
     "text": _text,
 }
 
 
-def _column(name: str | None) -> Callable[[Row], str]:
-    """The column's text; nothing where it is missing."""
+def _column(name: str | None) -> Text:
+    """A function that returns the column's value as text; empty where it is missing."""
 
-    def read(row: Row) -> str:
+    def read(row: Row, where: str) -> str:
         value = row.get(name) if name else None
         return "" if value is None else str(value)
 

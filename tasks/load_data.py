@@ -1,10 +1,10 @@
-"""Load a dataset's splits into parquet: the columns that are needed, labels as ids, nothing dropped unseen.
+"""The stage that loads a dataset: it writes one parquet file for each split, with the chosen columns and labels as ids.
 
-Rows stream through a scratch file in batches, so memory is bounded by a batch and 8 bytes a row (for a moment some 50 more, with
-`dedupe` or `stratify`). csv, json lines and parquet of equal content give equal bytes. Rows of validation and test are
-dropped by `limit` and by `nulls: drop` alone; rows of train also by `dedupe` and by the weights of a mixture. All are
-counted, and texts that splits share are counted in any case.
-Fails with DataError naming file and row (missing text, label outside the set, bad row), ConfigError for a setting.
+Equal rows give equal bytes, whether they come as csv, json lines or parquet. `limit` and `nulls: drop` drop rows of any
+split; `dedupe` and the weights of a mixture drop rows of train only. Dropped rows are counted. Texts that train repeats
+or that splits share are counted even when they are not dropped. A nested column becomes JSON text. Memory: a batch and 8
+bytes a row; with `dedupe` or `stratify` 60 bytes a row. Disk: the chosen columns, uncompressed. Fails with DataError,
+which names file and row (missing text, unknown label, broken row), or ConfigError for a wrong setting.
 """
 
 from __future__ import annotations
@@ -17,27 +17,43 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.artifact import Meta, Source
+from tasks.data.load.columns import Columns, choose_columns
+from tasks.data.load.config import DataConfig as DataConfig
+from tasks.data.load.config import SourceConfig
+from tasks.data.load.labels import LabelSet, common_names, label_set
+from tasks.data.load.readers import Rows, open_file
+from tasks.data.load.scratch_file import ReadSplit, nested_columns, read_split
+from tasks.data.load.split_rows import (
+    Dropped,
+    SplitRows,
+    deduplicated,
+    group_by_split,
+    sampled,
+    source_splits,
+    weighted_train,
+    write_split,
+)
 from tasks.errors import ConfigError, DataError, TrnflowError
-from tasks.memo import stamp
-from tasks.resolve import Resolver
+from tasks.keys.hash_cache import stamp
+from tasks.sources.data_source import resolve_source
+from tasks.sources.resolver import Resolver
+from tasks.sources.split_files import SPLITS, FileSettings
 from tasks.stage import Workdir, stage
-from tasks.text.columns import Columns, choose_columns
-from tasks.text.config import DataConfig as DataConfig
-from tasks.text.config import SourceConfig
-from tasks.text.labels import LabelSet, common_names, label_set
-from tasks.text.readers import Rows, open_file
-from tasks.text.scratch import ReadSplit, read_split
-from tasks.text.shares import Dropped, Shares, by_split, cut_to, deduped, shares_of, weighted, write_split
-from tasks.text.sources import SPLITS, Wanted, resolve_source
+from tasks.system.redaction import fill
+
+MOST_SHOWN = 20
+"""Labels whose counts are printed; the metadata has all."""
 
 
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
-    """`data.source`, pinned to exact bytes; local files and the corpus without the network. Of a mixture `mix`: {name: the
-    identity of each}. ConfigError, DataError."""
+    """Resolve `data.source` to exact bytes. For a mixture, resolve each of its sources; the identity is then `{mix:
+    {name: identity}}`.
+
+    Asks the network only about URLs and hub names. Raises ConfigError, or DataError for data that can't be read."""
     found = {}
     for name, one in config.sources().items():
-        with _speaking_of(name):
-            found[name] = _pinned(one, resolver)
+        with _errors_name_source(name):
+            found[name] = _resolve(one, f"data.mix.{name}" if name else "data", resolver)
     if config.mix is None:
         return found[""]
     identity, location = (
@@ -47,19 +63,23 @@ def data_source(config: DataConfig, resolver: Resolver) -> Source:
     return Source("data", {"mix": identity}, {"mix": location}, note)
 
 
-def _pinned(config: SourceConfig, resolver: Resolver) -> Source:
+def _resolve(config: SourceConfig, section: str, resolver: Resolver) -> Source:
     assert config.source is not None
-    if config.source.startswith("builtin:"):
-        from tasks.corpus import corpus_source
+    source = fill(config.source, "data.source")
+    if source.startswith("builtin:"):
+        from tasks.data.load.corpus import corpus_source
 
-        return corpus_source(config.source, config.name, resolver)
-    wanted = Wanted(config.format, {str(ours): theirs for ours, theirs in config.splits.items()})
-    return resolve_source(config.source, config.name, config.revision, wanted, resolver)
+        return corpus_source(source, config.name, resolver)
+    splits = {str(ours): theirs for ours, theirs in config.splits.items()}
+    folders = {ours: resolver.folder(f"{section}.splits.{ours}") for ours in splits}
+    settings = FileSettings(config.format, splits, resolver.folder(f"{section}.source"), folders)
+    return resolve_source(source, config.name, config.revision, settings, resolver)
 
 
 @contextlib.contextmanager
-def _speaking_of(name: str) -> Iterator[None]:
-    """Within it errors name the settings of that source of the mixture."""
+def _errors_name_source(name: str) -> Iterator[None]:
+    """Context in which errors name the settings of one source of a mixture: `data.mix.<name>.text`. name: "" without a
+    mixture."""
     try:
         yield
     except TrnflowError as error:
@@ -74,24 +94,34 @@ def _speaking_of(name: str) -> Iterator[None]:
 
 @stage(kind="rows")
 def load_data(config: DataConfig, source: Source, out: Workdir) -> Meta:
-    """source -> `<split>.parquet` with the kept columns and, where there is a label, `label: int64`.
+    """Run the stage: write `<split>.parquet` for each split, with the chosen columns and, if there is a label, `label:
+    int64`.
 
-    meta: splits {name: rows}, columns, text (the text columns), labels (names by id, or null), dropped {reason: rows},
-    leakage {"train/test": rows of the first whose text stands in the second}; of a mixture also sources {split: {source:
-    rows}} and overlap {"one source/another": rows of the first's train whose text stands in the second's}."""
+    source: from `data_source`. Returns metadata: splits {name: rows}, columns, text (the text columns), labels (names by
+    id, or null), dropped {reason: rows}, duplicates (rows of train whose text occurs in an earlier row), leakage
+    {"train/test": rows of the first split whose text occurs in the second}. With labels also label_counts {split: {label:
+    rows}}. With nested columns also `nested`, their names. For a mixture also sources {split: {source: rows}} and overlap
+    {"a/b": train rows of source a whose text occurs in train of source b}."""
     read = _read(config, source, out)
-    _unchanged(source)
+    _check_unchanged(source)
     names, sets = _label_sets(config, read)
-    shares = by_split(
+    shares = group_by_split(
         [
-            shares_of(one, splits, sets[one], _split(config), config.split_seed, stratify=config.stratify)
+            source_splits(one, splits, sets[one], _split(config), config.split_seed, stratify=config.stratify)
             for one, (_, splits) in read.items()
         ]
     )
     lost = sum((split.dropped for _, splits in read.values() for split in splits.values()), Counter[str]())
-    shares, dropped = _drop(config, shares, lost)
-    _report(config, shares, dropped, out)
-    rows = {split: write_split(split, some, out.path / f"{split}.parquet", out) for split, some in shares.items()}
+    shares, dropped = _choose_rows(config, shares, lost)
+    _report_rows(config, shares, dropped, out)
+    nested = nested_columns(split.schema for _, splits in read.values() for split in splits.values())
+    written = {
+        split: write_split(split, some, nested, out.path / f"{split}.parquet", out) for split, some in shares.items()
+    }
+    rows = {split: count for split, (count, _) in written.items()}
+    counts = {split: count for split, (_, count) in written.items()}
+    if names:
+        _report_labels(names, counts, out)
     mixed = {
         "sources": {split: {share.source: share.rows for share in some} for split, some in shares.items()},
         "overlap": dropped.overlap,
@@ -102,64 +132,69 @@ def load_data(config: DataConfig, source: Source, out: Workdir) -> Meta:
         "text": list(config.texts),
         "labels": names,
         "dropped": dropped.rows,
+        "duplicates": dropped.duplicates,
         "leakage": dropped.leakage,
         "metrics": {f"{name}_rows": count for name, count in rows.items()},
+        **({"label_counts": counts} if names else {}),
+        **({"nested": nested} if nested else {}),
         **(mixed if config.mix else {}),
     }
 
 
-class Opened(NamedTuple):
-    """A source as it was read: its columns, and its splits in scratch."""
+class ReadSource(NamedTuple):
+    """A source whose rows were read: which columns were chosen, and {split: its scratch file}."""
 
     columns: Columns
     splits: dict[str, ReadSplit]
 
 
 def open_source(location: Meta) -> dict[str, list[Rows]]:
-    """The splits' rows, opened but not read: of files, of a hub dataset, of the built-in corpus. location: a `Source`'s."""
+    """Open a resolved source and return {split: its files' rows}. location: `Source.location` of files, a hub dataset or
+    the built-in corpus."""
     if "builtin" in location:
-        from tasks.corpus import corpus_splits
+        from tasks.data.load.corpus import corpus_splits
 
         return {split: [rows] for split, rows in corpus_splits(location["view"]).items()}
     if "hub" in location:
-        from tasks.text.hub import hub_splits
+        from tasks.data.load.hub_rows import hub_splits
 
-        return {split: [rows] for split, rows in hub_splits(location).items()}
+        return hub_splits(location)
     opened: dict[str, list[Rows]] = {}
     for file in location["files"]:
         opened.setdefault(file["split"], []).append(open_file(Path(file["path"]), file["format"], file["name"]))
     return opened
 
 
-def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, Opened]:
-    """Every source's splits in scratch."""
+def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSource]:
+    """Read every source into scratch files."""
     out.scratch.mkdir(parents=True, exist_ok=True)
     found = {}
     for name, one in config.sources().items():
-        with _speaking_of(name):
+        with _errors_name_source(name):
             found[name] = _read_one(name, one, config, source, out)
     return found
 
 
-def _read_one(name: str, one: SourceConfig, config: DataConfig, source: Source, out: Workdir) -> Opened:
-    """A source's splits, under the columns that the first one fixes."""
+def _read_one(name: str, one: SourceConfig, config: DataConfig, source: Source, out: Workdir) -> ReadSource:
+    """Read one source into scratch files, one for each split."""
     opened = open_source(source.location["mix"][name] if name else source.location)
     for split, files in opened.items():
         if not any(rows.schema.names for rows in files):
             raise DataError(
                 f"the split {split} is empty: {files[0].name} holds no rows", "give it rows, or leave it out"
             )
-    columns = choose_columns(next(iter(opened.values()))[0], config.texts, one.label, one.columns)
+    files = [rows for some in opened.values() for rows in some]
+    columns = choose_columns(files, config.texts, one.label, one.columns, one.labels or ())
     number = [*config.sources()].index(name)
     paths = {split: out.scratch / f"{number}.{split}.arrow" for split in opened}
-    return Opened(
+    return ReadSource(
         columns,
         {split: read_split(split, files, columns, config.nulls, paths[split], out) for split, files in opened.items()},
     )
 
 
-def _unchanged(source: Source) -> None:
-    """DataError when a file changed after its digest was taken: what was read is not what the key says."""
+def _check_unchanged(source: Source) -> None:
+    """Raise DataError when a file changed after its digest was taken: the rows read may not be those that the key names."""
     for location in source.location.get("mix", {"": source.location}).values():
         for file in location.get("files", ()):
             looked_at = [one for one in (file, file.get("zip", {})) if "stamp" in one]
@@ -167,11 +202,11 @@ def _unchanged(source: Source) -> None:
                 raise DataError(f"{file['name']} changed while the run was reading it", "run again")
 
 
-def _label_sets(config: DataConfig, read: dict[str, Opened]) -> tuple[list[str] | None, dict[str, LabelSet | None]]:
-    """(names by id, each source's set): what its train, or the recipe, fixes; the labels of all its splits are in it."""
+def _label_sets(config: DataConfig, read: dict[str, ReadSource]) -> tuple[list[str] | None, dict[str, LabelSet | None]]:
+    """The label names by id, and each source's label set; None without labels. Raises DataError for a label outside the set."""
     own = {}
     for name, one in config.sources().items():
-        with _speaking_of(name):
+        with _errors_name_source(name):
             own[name] = _label_set(one, *read[name])
     found = {name: labels for name, labels in own.items() if labels}
     if not found:
@@ -182,7 +217,7 @@ def _label_sets(config: DataConfig, read: dict[str, Opened]) -> tuple[list[str] 
             f"data.mix.{without} has no label, and {next(iter(found))} has", f"set data.mix.{without}.label"
         )
     names = common_names({name: labels.names for name, labels in found.items()}, config.labels if config.mix else None)
-    return names, {name: labels.under(names) for name, labels in found.items()}
+    return names, {name: labels.renumbered(names) for name, labels in found.items()}
 
 
 def _label_set(config: SourceConfig, columns: Columns, read: dict[str, ReadSplit]) -> LabelSet | None:
@@ -202,20 +237,22 @@ def _split(config: DataConfig) -> dict[str, float]:
     return {str(name): share for name, share in config.split.items()}
 
 
-def _drop(config: DataConfig, shares: Shares, lost: Counter[str]) -> tuple[Shares, Dropped]:
-    """What stays, and what does not. lost: rows that reading dropped."""
-    shares, dropped = deduped(shares, drop=config.dedupe)
+def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> tuple[SplitRows, Dropped]:
+    """Apply `dedupe`, the weights of a mixture and `limit`. lost: rows that reading dropped, by reason.
+
+    Returns the rows that stay, and the counts of all others. Raises DataError for a split that has no rows left."""
+    shares, dropped = deduplicated(shares, drop=config.dedupe)
     given = config.limit
     limits = {name: given.get(name) if isinstance(given, dict) else given for name in SPLITS}  # type: ignore[call-overload]
     before = sum(share.distinct for some in shares.values() for share in some)
     rows = {**lost, **dropped.rows}
     if config.mix:
-        train, unmixed = weighted(
+        train, unmixed = weighted_train(
             shares["train"], config.weights, config.stopping_strategy, limits["train"], config.shuffle_seed
         )
         shares, limits["train"] = {**shares, "train": train}, None
         rows, before = {**rows, "mix": unmixed}, before - unmixed
-    shares = {name: cut_to(limits[name], name, some, config.shuffle_seed) for name, some in shares.items()}
+    shares = {name: sampled(limits[name], name, some, config.shuffle_seed) for name, some in shares.items()}
     rows["limit"] = before - sum(share.distinct for some in shares.values() for share in some)
     for name, some in shares.items():
         if not any(share.distinct for share in some):
@@ -226,16 +263,18 @@ def _drop(config: DataConfig, shares: Shares, lost: Counter[str]) -> tuple[Share
 
 
 def _columns(sources: list[Columns]) -> list[str]:
-    """All that are written, each once, the label last."""
+    """The names of the written columns, each once, the label last."""
     kept = dict.fromkeys(ours for columns in sources for ours, _ in columns.kept)
     return [*kept, *(["label"] if sources[0].label else [])]
 
 
-def _report(config: DataConfig, shares: Shares, dropped: Dropped, out: Workdir) -> None:
+def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: Workdir) -> None:
     shared = {pair: count for pair, count in dropped.leakage.items() if count}
     if shared and not config.dedupe:
-        told = ", ".join(f"{count} of {pair.replace('/', ' also in ')}" for pair, count in shared.items())
-        out.warn(f"texts shared by splits: {told}; data.dedupe=true drops those of train")
+        listed = ", ".join(f"{count} of {pair.replace('/', ' also in ')}" for pair, count in shared.items())
+        out.warn(f"texts shared by splits: {listed}; data.dedupe=true drops those of train")
+    if dropped.duplicates and not config.dedupe:
+        out.warn(f"rows of train that repeat an earlier text: {dropped.duplicates}; data.dedupe=true drops them")
     if dropped.rows:
         out.info("rows dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.rows.items()))
     if config.mix:
@@ -246,3 +285,19 @@ def _report(config: DataConfig, shares: Shares, dropped: Dropped, out: Workdir) 
         again = [f"{p.source} {p.rows / p.distinct:.1f} times" for p in shares["train"] if p.rows > p.distinct]
         if again:
             out.info(f"rows repeated: {', '.join(again)}")
+
+
+def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Workdir) -> None:
+    """Print each split's label counts, and warn of labels that differ by surrounding blanks alone."""
+    for split, found in counts.items():
+        total = sum(found.values())
+        some = [f"{name} {count:,} ({count / total:.1%})" for name, count in list(found.items())[:MOST_SHOWN]]
+        more = [f"and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
+        out.info(f"labels of {split}: {', '.join(some + more)}")
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(name.strip(), []).append(name)
+    for same in alike.values():
+        if len(same) > 1:
+            listed = " and ".join(repr(name) for name in same)
+            out.warn(f"labels that differ by surrounding blanks alone count as {len(same)}: {listed}")

@@ -1,33 +1,32 @@
-"""Pack token rows into chunks of few static lengths, which are the only sequence lengths anywhere downstream.
+"""Pack token rows into chunks of a few fixed lengths, which are the only sequence lengths of all later stages.
 
-- pad: a chunk a row, all of `chunk_length`. bucket: a chunk a row, of the shortest of a few lengths that holds it.
-- bfd: best fit decreasing over the whole split; rows never cut.
-- concat: the tutorials' way, rows one after another and cut; the tail is padded.
+- pad: one row in each chunk, all chunks of `chunk_length` tokens.
+- bucket: one row in each chunk, of the shortest of a few lengths that holds it.
+- bfd: several rows in a chunk, by best fit decreasing over the whole split; no row is cut.
+- concat: rows one after another, cut at each chunk's end, as tutorials do; the last chunk is padded.
 
-Rows in one chunk have segment ids from 1 and positions from 0, so that attention can keep them apart. `labels` stand at
-their own token (the loss shifts them); the first token of a row is never supervised, nothing before it predicts it.
-Every token is in one chunk exactly, but for what would teach nothing, counted as `left_out`: what `split` cuts from a row
-and holds no supervised token, and concat's chunks that hold none.
-Memory: a block of chunks (60 MiB) and 100 bytes a row. Fails with DataError for an overlong row when
+Rows in one chunk have segment ids from 1 and positions from 0, so that attention can keep them apart. A label stands at its
+own token (the loss shifts labels); a row's first token has no label, because nothing predicts it. Every token is in exactly
+one chunk, except those without anything to train on, counted as `left_out`: pieces that `overlong: split` cuts from a row,
+and concat's chunks. Memory: a block of chunks (60 MiB) and 100 bytes a row. Fails with DataError for an overlong row when
 `overlong` is "error".
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import PositiveInt, field_validator
+from pydantic import field_validator
 
 from tasks.artifact import Input, Meta
-from tasks.chunks import chunk_file, shapes
-from tasks.config import StageConfig, keyed_params
-from tasks.errors import ConfigError, DataError
-from tasks.stage import Part, Workdir, stage
-from tasks.text.blocks import IGNORED, fill, load_layout, part_of, save_layout
-from tasks.text.chunk_writer import create_columns
-from tasks.text.packers import (
+from tasks.config import PositiveCount, StageConfig, Tokens, keyed_params
+from tasks.data.chunks import chunk_file, shapes
+from tasks.data.pack.blocks import IGNORED, fill, load_layout, part_of, save_layout
+from tasks.data.pack.chunk_writer import create_columns
+from tasks.data.pack.packers import (
     ALIGN,
     Layout,
     Pieces,
@@ -39,6 +38,8 @@ from tasks.text.packers import (
     trained_on,
     whole_rows,
 )
+from tasks.errors import ConfigError, DataError
+from tasks.stage import Part, Parts, Workdir, read_json, stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,20 +47,24 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK_TOKENS = 1 << 20
+"""Tokens of the chunks that one part of the work fills."""
 
 
 class PackConfig(StageConfig):
-    """chunk_length: tokens a chunk, and the longest bucket; lengths: the buckets, ascending (found from the train split
-    when not given); buckets: how many to find at most; overlong: rows longer than the longest chunk.
-
-    Buckets are chosen on train alone. When another split has a longer row than train, one more length is added to hold
-    it, and nothing else about that split is looked at."""
+    """Settings of `pack_chunks`: how rows of tokens become chunks of a few fixed lengths. Lengths are chosen on train
+    alone; where another split has a longer row, one more length is added."""
 
     strategy: Literal["pad", "bucket", "concat", "bfd"] = "bfd"
-    chunk_length: PositiveInt = 512
-    lengths: tuple[PositiveInt, ...] | None = None
-    buckets: PositiveInt = 4
+    """How rows are placed: `pad` (one row a chunk), `bucket` (one row a chunk of the shortest length that holds it),
+    `concat` (rows end to end, cut anywhere) or `bfd` (best fit decreasing: several whole rows a chunk)."""
+    chunk_length: Tokens = 512
+    """The tokens of a chunk, and of the longest bucket."""
+    lengths: tuple[Tokens, ...] | None = None
+    """The lengths of the buckets, ascending. Default: chosen to pad as little as possible."""
+    buckets: PositiveCount = 4
+    """The most lengths that are chosen when `lengths` is not set."""
     overlong: Literal["split", "drop", "error"] = "error"
+    """What happens to rows longer than the longest chunk."""
 
     @field_validator("lengths")
     @classmethod
@@ -69,21 +74,75 @@ class PackConfig(StageConfig):
         return lengths
 
 
-@stage(kind="packed")
-def pack_chunks(config: PackConfig, tokens: Input, out: Workdir) -> Meta:
-    """tokens -> `<split>/<length>.arrow` with columns input_ids, segment_ids, position_ids, int32 [chunks, length], and labels,
-    int32 [chunks] for classification, else [chunks, length], -100 where not supervised (`tasks.chunks`); `tokenizer/`.
-
-    meta: the tokens', and lengths (ascending), rows {split: {"<length>": chunks}} (lengths with none left out),
-    real_tokens, supervised_tokens, left_out {split: n} (all tokens), strategy, cut {split: rows}."""
+def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
+    """Decide where each row goes: a layout for each split and length, and `counts.json`. Parts are blocks of chunks of 2^20
+    tokens."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
-    packed = {split: _pack_split(split, fitting, lengths, config, tokens, out) for split, fitting in splits.items()}
-    shutil.copytree(tokens.path / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
-    efficiency = {split: _efficiency(item) for split, item in packed.items()}
+    laid_out = {split: _lay_out(split, fitting, lengths, config, tokens, out.path) for split, fitting in splits.items()}
+    counts = {
+        split: {"chunks": chunks, "real": real, "tokens": splits[split].tokens, "cut": splits[split].cut}
+        for split, (chunks, real) in laid_out.items()
+    }
     dropped = sum(item.dropped for item in splits.values())
-    left_out = {split: item.tokens - packed[split].real for split, item in splits.items()}
+    found = {"lengths": lengths, "splits": counts, "dropped": dropped}
+    (out.path / "counts.json").write_text(json.dumps(found), encoding="utf-8")  # in the parts' order
+    return [
+        _part(config, tokens, split, length, first, min(first + step, chunks))
+        for split, (by_length, _) in laid_out.items()
+        for length, chunks in ((int(text), chunks) for text, chunks in by_length.items())
+        for step in (max(1, BLOCK_TOKENS // length),)
+        for first in range(0, chunks, step)
+    ]
+
+
+def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int, last: int) -> Part:
+    arguments = {"split": split, "length": length, "first": first, "last": last}
+    identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"tokens": tokens.digest}}
+    return Part(identity, arguments)
+
+
+def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
+    """Fill the chunks from `first` up to `last` of one split and length: a part of the stage's work.
+
+    part: split, length, first, last. Writes a .npy file for each column; returns `supervised`, a count."""
+    import numpy as np
+
+    source = tokens.path / part["split"]
+    ids = np.load(source / "input_ids.npy", mmap_mode="r")
+    causal = tokens.meta["task"] == "causal_lm"
+    where = part_of(
+        load_layout(_layout_folder(shared.path, part["split"], part["length"])), part["first"], part["last"]
+    )
+    block = fill(
+        where, part["length"], ids, _loss_mask(part["split"], tokens) if causal else None, tokens.meta["pad_id"]
+    )
+    if not causal:
+        block["labels"] = np.load(source / "labels.npy", mmap_mode="r")[where.pieces.row]
+    for name, values in block.items():
+        np.save(out.path / f"{name}.npy", values)
+    return {"supervised": int((block["labels"] != IGNORED).sum())}
+
+
+@stage(kind="packed", split=split_chunks, part=pack_block)
+def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -> Meta:
+    """Write `<split>/<length>.arrow` (`tasks.data.chunks`) with the columns input_ids, segment_ids and position_ids, int32
+    [chunks, length], and labels, int32 [chunks] for classification, else [chunks, length] with -100 where not supervised;
+    and `tokenizer/`.
+
+    Returns the metadata of `tokens` and: lengths (ascending), rows {split: {"<length>": chunks}} (no entry where there are none),
+    real_tokens, supervised_tokens and left_out {split: tokens}, strategy, cut {split: rows}."""
+    counts = read_json(parts.shared / "counts.json")
+    splits, lengths, dropped = counts["splits"], counts["lengths"], counts["dropped"]
+    supervised = {
+        split: sum(
+            _write_chunks(split, int(length), chunks, tokens, parts, out) for length, chunks in item["chunks"].items()
+        )
+        for split, item in splits.items()
+    }
+    shutil.copytree(tokens.path / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
+    left_out = {split: item["tokens"] - item["real"] for split, item in splits.items()}
     if dropped:
         out.info(f"rows longer than {lengths[-1]} tokens dropped: {dropped}")
     if any(left_out.values()):
@@ -91,33 +150,30 @@ def pack_chunks(config: PackConfig, tokens: Input, out: Workdir) -> Meta:
     return {
         **tokens.meta,
         "lengths": lengths,
-        "rows": {split: item.rows for split, item in packed.items()},
-        "real_tokens": {split: item.real for split, item in packed.items()},
-        "supervised_tokens": {split: item.supervised for split, item in packed.items()},
+        "rows": {split: item["chunks"] for split, item in splits.items()},
+        "real_tokens": {split: item["real"] for split, item in splits.items()},
+        "supervised_tokens": supervised,
         "left_out": left_out,
         "strategy": config.strategy,
-        "cut": {split: item.cut for split, item in splits.items()},
+        "cut": {split: item["cut"] for split, item in splits.items()},
         "dropped": {**tokens.meta["dropped"], **({"too_long_to_pack": dropped} if dropped else {})},
-        "metrics": {"chunks": sum(packed["train"].rows.values()), "efficiency": efficiency["train"]},
+        "metrics": {
+            "chunks": sum(splits["train"]["chunks"].values()),
+            "efficiency": _efficiency(splits["train"]["chunks"], splits["train"]["real"]),
+        },
     }
 
 
 class Fitting(NamedTuple):
-    """A split's rows after those too long were cut or dropped, both counted in rows. tokens: of those that were not dropped,
-    also the ones whose pieces were left out since they teach nothing."""
+    """A split's rows after overlong ones were cut or dropped.
+
+    pieces: what is packed; tokens: of all rows that were not dropped, also of pieces that are not packed because nothing in
+    them is trained on; cut, dropped: numbers of rows."""
 
     pieces: Pieces
     tokens: int
     cut: int
     dropped: int
-
-
-class Packed(NamedTuple):
-    """rows: {"<length>": chunks}; real: tokens that are no padding; supervised: those with a label, or labelled rows."""
-
-    rows: dict[str, int]
-    real: int
-    supervised: int
 
 
 def _check(config: PackConfig, meta: Meta) -> None:
@@ -161,7 +217,7 @@ def _fitting(split: str, config: PackConfig, tokens: Input) -> Fitting:
 
 
 def _teaching(split: str, pieces: Pieces, tokens: Input) -> Fitting:
-    """Without the pieces of causal texts in which nothing is trained on."""
+    """Leave out the pieces of causal texts in which nothing is trained on. Raises DataError where no piece is left."""
     total = int(pieces.size.sum())
     if tokens.meta["task"] == "causal_lm":
         pieces = pieces.where(trained_on(pieces, _loss_mask(split, tokens)))
@@ -206,22 +262,27 @@ def _lengths(config: PackConfig, splits: dict[str, Fitting]) -> list[int]:
     return lengths
 
 
-def _pack_split(
-    split: str, fitting: Fitting, lengths: list[int], config: PackConfig, tokens: Input, out: Workdir
-) -> Packed:
+def _layout_folder(shared: Path, split: str, length: int) -> Path:
+    return shared / "layout" / f"{split}-{length}"
+
+
+def _lay_out(
+    split: str, fitting: Fitting, lengths: list[int], config: PackConfig, tokens: Input, shared: Path
+) -> tuple[dict[str, int], int]:
+    """Save the layout of each length that has rows. Returns ({"<length>": chunks}, tokens that are no padding)."""
     import numpy as np
 
     bucket = np.searchsorted(np.array(lengths), fitting.pieces.size)
-    rows, real, supervised = {}, 0, 0
+    chunks, real = {}, 0
     for index, length in enumerate(lengths):
         pieces = fitting.pieces if len(lengths) == 1 else fitting.pieces.where(bucket == index)
         if len(pieces.size) == 0:
             continue
         layout = _layout(split, pieces, length, config, tokens)
-        supervised += _write_chunks(layout, split, length, config, tokens, out)
-        rows[str(length)] = layout.chunks
+        save_layout(layout, _layout_folder(shared, split, length))
+        chunks[str(length)] = layout.chunks
         real += int(layout.pieces.size.sum())
-    return Packed(rows, real, supervised)
+    return chunks, real
 
 
 def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens: Input) -> Layout:
@@ -239,51 +300,21 @@ def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens:
     return found
 
 
-def _write_chunks(layout: Layout, split: str, length: int, config: PackConfig, tokens: Input, out: Workdir) -> int:
-    """The file of one length, block by block; the number of supervised tokens (or of labelled rows)."""
+def _write_chunks(split: str, length: int, chunks: int, tokens: Input, parts: Parts, out: Workdir) -> int:
+    """Write the file of one split and length, block by block. Returns the number of supervised tokens, or of labelled rows."""
     import numpy as np
 
-    folder = out.scratch / "layout" / f"{split}-{length}"
-    save_layout(layout, folder)
-    inputs = {"tokens": tokens, "layout": out.share(folder, "layout")}
-    columns = create_columns(chunk_file(out.path, split, length), shapes(tokens.meta["task"], layout.chunks, length))
-    step, supervised = max(1, BLOCK_TOKENS // length), 0
-    blocks = [(first, min(first + step, layout.chunks)) for first in range(0, layout.chunks, step)]
-    parts = [_part(config, tokens, split, length, first, last) for first, last in blocks]
-    with closing(out.parts(pack_block, config, inputs, parts)) as made:
-        for (first, last), (here, meta) in zip(blocks, made, strict=True):
-            for name, column in columns.items():
-                column[first:last] = np.load(here / f"{name}.npy", mmap_mode="r")
-            supervised += meta["supervised"]
-            out.progress(last, layout.chunks, f"{split} chunks of {length}")
-    shutil.rmtree(folder)
+    columns = create_columns(chunk_file(out.path, split, length), shapes(tokens.meta["task"], chunks, length))
+    supervised = 0
+    for part in parts.of(split=split, length=length):
+        first, last = part.arguments["first"], part.arguments["last"]
+        for name, column in columns.items():
+            column[first:last] = np.load(part.folder / f"{name}.npy", mmap_mode="r")
+        supervised += part.meta["supervised"]
+        out.progress(last, chunks, f"{split} chunks of {length}")
     return supervised
 
 
-def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int, last: int) -> Part:
-    arguments = {"split": split, "length": length, "first": first, "last": last}
-    identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"tokens": tokens.digest}}
-    return Part(identity, arguments)
-
-
-def pack_block(config: PackConfig, tokens: Input, layout: Input, part: Meta, out: Workdir) -> Meta:
-    """Chunks `first`..`last` of one split and length -> a .npy file for each column; meta: supervised."""
-    import numpy as np
-
-    source = tokens.path / part["split"]
-    ids = np.load(source / "input_ids.npy", mmap_mode="r")
-    causal = tokens.meta["task"] == "causal_lm"
-    where = part_of(load_layout(layout.path), part["first"], part["last"])
-    block = fill(
-        where, part["length"], ids, _loss_mask(part["split"], tokens) if causal else None, tokens.meta["pad_id"]
-    )
-    if not causal:
-        block["labels"] = np.load(source / "labels.npy", mmap_mode="r")[where.pieces.row]
-    for name, values in block.items():
-        np.save(out.path / f"{name}.npy", values)
-    return {"supervised": int((block["labels"] != IGNORED).sum())}
-
-
-def _efficiency(packed: Packed) -> float:
-    """Real tokens over all, to 4 digits."""
-    return round(packed.real / sum(int(length) * chunks for length, chunks in packed.rows.items()), 4)
+def _efficiency(chunks: dict[str, int], real: int) -> float:
+    """The fraction of positions that are not padding, to 4 digits. chunks: {"<length>": chunks}; real: tokens without padding."""
+    return round(real / sum(int(length) * count for length, count in chunks.items()), 4)

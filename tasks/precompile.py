@@ -1,10 +1,11 @@
-"""List every graph that training will need, before it starts: name, length, hash, inputs and FLOPs; and what it will hold.
+"""Stage `precompile`: list every graph that training will run, and the memory that training will take.
 
-It traces the real steps on the real shapes and layout without data or weights, so it is keyed by what reaches the graph
-alone: never by weights, data or the learning rate. On CPU nothing is compiled: XLA's CPU client cannot read a compile
-cache back, so what counts is the hash. Costs: importing torch_xla and one trace a graph; a pass on "meta" for the memory.
-Fails with ModelError where the layout does not fit the model, or training the device, and MissingDependency where device
-neuron lacks its compiler.
+The list has each graph's name, length, hash, inputs and FLOPs. The real steps are traced on the real shapes and layout
+without data or weights, so the stage's cache key contains only what affects a graph: never weights, data or the learning
+rate. On the CPU nothing is compiled, because XLA's CPU client cannot read a compile cache; only the hashes are written.
+Costs: importing torch_xla, one trace for each graph, and one pass on "meta" tensors for the memory. Fails with
+ModelError when the layout does not fit the model or training does not fit the device, and with MissingDependency when
+the compiler of device neuron is not installed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.config import graph_params
 from tasks.stage import Keyed, Workdir, stage, write_json
-from tasks.training.compile_cache import keep_cache
-from tasks.training.config import TrainConfig, compiler, environ
-from tasks.training.devices import known_memory
+from tasks.training.config import TrainConfig
+from tasks.training.devices import cautions, known_memory
+from tasks.training.environment import compiler, environ
+from tasks.training.graphs.compile_cache import keep_cache
 
 SCHEMA = 1
 
@@ -22,7 +24,8 @@ SHAPES = ("task", "lengths", "vocab_size", "pad_id", "bos_id", "eos_id")
 
 
 def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
-    """What reaches a graph: the architecture, the lengths, the number of labels, the special ids."""
+    """Return the part of the stage's cache key that describes its inputs, as far as they affect a graph: the model's
+    architecture, and the rows' task, lengths, vocabulary size, number of labels and special token ids."""
     model, packed = inputs["model"], inputs["packed"]
     assert isinstance(model, Source) and isinstance(packed, Artifact)
     shapes = {name: packed.meta.get(name) for name in SHAPES}
@@ -30,34 +33,38 @@ def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
 
 
 def graph_settings(config: TrainConfig) -> Meta:
-    """Of classes' weights a graph knows only that there are some."""
+    """Return the settings that affect a graph, for the stage's cache key. Of `class_weights` only whether they are set
+    affects a graph."""
     return {**graph_params(config), "class_weights": config.class_weights is not None}
 
 
 def machine(config: TrainConfig) -> Meta:
-    """The compiler; for micro_batch auto, and only then, how much memory a device has, in whole GiB."""
+    """Return the part of the stage's cache key that describes the machine: the compiler, and with `micro_batch: auto`
+    also the memory of a device in whole GiB."""
     memory = known_memory(config) if config.micro_batch == "auto" else None
     return {**compiler(config), **({} if memory is None else {"memory_gib": memory >> 30})}
 
 
-@stage(kind="graphs", process=True, params=graph_settings, inputs=graph_inputs, accel=machine, environ=environ)
+@stage(kind="graphs", params=graph_settings, inputs=graph_inputs, accel=machine, environ=environ)
 def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
-    """Write `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops}], "memory", "micro_batch"}, graphs sorted by
-    name and length; memory: bytes a device at the peak, in parts, or null where the model can't be traced; micro_batch: what
-    `auto` is.
+    """Write `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops}], "memory", "micro_batch"}.
 
-    On device neuron they are compiled as well, by `neuron_parallel_compile`, into `neuron-cache/`; that was never run here. With
-    `train.compile_cache` torch.compile's cache stands beside them."""
+    graphs: sorted by name and length; memory: the peak in bytes on one device, by use (see `Memory`), or null when the
+    model cannot be traced; micro_batch: rows per replica and forward pass, with `micro_batch: auto` replaced by the
+    number found. On device neuron the graphs are also compiled, by `neuron_parallel_compile`, into `neuron-cache/`
+    (written from AWS's documentation, never run). With `train.compile_cache` the cache of torch.compile is written too."""
     from tasks.training.devices import check_device
-    from tasks.training.estimates import settle
+    from tasks.training.memory.device_fit import fit_to_device
 
     if config.device == "neuron":
-        from tasks.training.neuron import compile_graphs as listed
+        from tasks.training.graphs.neuron_precompile import compile_graphs as listed
     else:
-        from tasks.training.inventory import inventory as listed
+        from tasks.training.graphs.inventory import inventory as listed
 
     check_device(config)
-    config, memory = settle(config, model, packed, out)
+    for text in cautions(config):
+        out.warn(text)
+    config, memory = fit_to_device(config, model, packed, out)
     graphs = listed(config, model, packed, out)
     keep_cache(config, model, packed, out)
     found = {

@@ -1,23 +1,25 @@
-"""What makes a function a stage: its name, what it makes, what its key is made of, and where it runs.
+"""Mark a function as a stage: the decorator `stage`, the description `Stage` that it attaches, and the `Workdir` a stage
+writes to.
 
     @stage(kind="tokens")
     def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> Meta: ...
 
-The function takes its config, then its inputs, then a `Workdir`. It writes its files below `out.path` and returns the
-artifact's metadata. It is deterministic: run twice, same bytes. Parameter names are the names of the inputs in the key.
+The function takes its config, then its inputs, then a `Workdir`. It writes its files to `out.path` and returns the
+artifact's metadata. It must be deterministic: the same config and inputs give the same bytes. Its parameter names are the
+names of the inputs in the stage's key.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tasks.artifact import Artifact, Input, Json, Meta, Source
+from tasks.artifact import Artifact, Json, Meta, Source
 from tasks.config import StageConfig, keyed_params
 
 SCHEMA = 1
@@ -27,145 +29,175 @@ Function = TypeVar("Function", bound=Callable[..., Meta])
 
 
 class Partial(Protocol):
-    """Resumable state of one key, `<root>/partial/<key>/`: complete steps only, the newest wins."""
+    """Resumable state of one key, in the folder `<root>/partial/<key>/` of the store.
 
-    def newest(self, warn: Callable[[str], None]) -> tuple[int, Path] | None:
-        """(step, folder) of the newest complete and undamaged step, or None; `warn` hears of damaged ones."""
+    A state is a folder saved at a step, such as a training checkpoint. Only completely written steps are visible.
+    """
+
+    def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
+        """Return (step, folder) of the newest step that is complete and undamaged, or None.
+
+        Args:
+            warn: Called with a message for each damaged step.
+            upto: Ignore and remove steps after this one; None keeps all.
+        """
 
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
-        """The folder of one complete and undamaged step, or None; `warn` hears when it is damaged."""
+        """Return the folder of this step, or None if it is not complete or is damaged. `warn` gets a message if it is
+        damaged.
+        """
 
     def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
-        """Publish `folder` (moved or copied) as `step`; readers see all of it or nothing. digests: `sha256:<hex>` of those files
-        that were hashed as they were written. OSError or StoreError when there is no room for it, say: nothing of it stays, and
-        the other steps are as they were."""
+        """Save `folder` as the state at `step`, by moving or copying it. Readers see all of it or nothing.
+
+        Args:
+            digests: `sha256:<hex>` by file name, of files that were hashed while they were written; the others are hashed
+                here.
+
+        Raises:
+            OSError, StoreError: It could not be saved, for lack of space for example. Earlier steps are left as they were.
+        """
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
-        """Remove all but the newest `keep` complete steps and those of `protect`; with `keep` 0, all."""
+        """Remove all complete steps but the newest `keep` and those in `protect`. If `keep` is 0, remove all state of the
+        key.
+        """
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a stage's work. identity: `params` and `inputs`, JSON: with the stage's code and environment, all that the
-    result depends on; arguments: JSON that tells the worker which part it is."""
+    """One part of the work of a stage that works in parts, as listed by the stage's `split`.
+
+    Attributes:
+        identity: {"params": ..., "inputs": ...}: JSON that, with the stage's code and environment, determines the part's
+            result. It becomes part of the part's key document.
+        arguments: JSON that tells the stage's `part` function which part to make.
+    """
 
     identity: Meta
     arguments: Meta
 
 
-class Parts(Protocol):
-    """Who does the parts of a stage's work; see `Workdir.share` and `Workdir.parts`."""
+class PartResult(NamedTuple):
+    """The result of one part, as the stage's function reads it.
 
-    def share(self, folder: Path, kind: str) -> Input: ...
+    Attributes:
+        arguments: The arguments of the part.
+        folder: The files that the part wrote; they exist only until the next result is read.
+        meta: The metadata that the part's function returned.
+    """
 
-    def map(
-        self,
-        make: Callable[..., Meta],
-        config: StageConfig,
-        inputs: Mapping[str, Input],
-        parts: Iterable[Part],
-        *,
-        keep: bool,
-    ) -> Iterator[tuple[Path, Meta]]: ...
+    arguments: Meta
+    folder: Path
+    meta: Meta
+
+
+class Parts:
+    """Gives the function of a stage the results of its parts, in the order in which `split` listed them.
+
+    The function can't tell whether a result was made now or in an earlier run, or on which machine.
+
+    Attributes:
+        shared: The folder that `split` wrote.
+    """
+
+    def __init__(self, shared: Path, arguments: Sequence[Meta], results: Iterator[tuple[Path, Meta]]) -> None:
+        self.shared = shared
+        self._arguments = deque(arguments)
+        self._results = results
+
+    def of(self, **wanted: Json) -> Iterator[PartResult]:
+        """Yield the next results as long as their arguments have the given values.
+
+        Stops before the first part whose arguments differ; a later call goes on from that part.
+        """
+        while self._arguments and all(self._arguments[0][name] == value for name, value in wanted.items()):
+            yield PartResult(self._arguments.popleft(), *next(self._results))
 
 
 class Workdir:
-    """A stage's output folder and its voice.
+    """The folders that a stage writes to, and the methods by which it reports progress, metrics and messages.
 
-    path: what is written here becomes the artifact; scratch: removed afterwards; partial: resumable training state; parts:
-    who does parts of the work, and keeps them.
-    Everything said goes to `emit` as one JSON object; what varies from run to run belongs here, not in the metadata.
+    Report what varies between runs here, not in the metadata, which must be deterministic.
+
+    Attributes:
+        path: The folder of the stage's files, which becomes the artifact.
+        scratch: A folder for temporary files, removed afterwards.
+        partial: Resumable state, or None for a stage that can't resume.
+        emit: Called with each report as one JSON object.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        scratch: Path,
-        emit: Callable[[Meta], None],
-        partial: Partial | None = None,
-        parts: Parts | None = None,
-    ) -> None:
+    def __init__(self, path: Path, scratch: Path, emit: Callable[[Meta], None], partial: Partial | None = None) -> None:
         self.path = path
         self.scratch = scratch
         self.partial = partial
-        self._emit = emit
-        self._parts = parts
+        self.emit = emit
         self._shown = 0.0
 
-    def share(self, folder: Path, kind: str) -> Input:
-        """What this stage has made so far, as an input of its parts, wherever they are made."""
-        return self._parts.share(folder, kind) if self._parts else Input(folder, kind, {}, "")
-
-    def parts(
-        self,
-        make: Callable[..., Meta],
-        config: StageConfig,
-        inputs: Mapping[str, Input],
-        parts: Iterable[Part],
-        *,
-        keep: bool = False,
-    ) -> Generator[tuple[Path, Meta]]:
-        """(folder, meta) of each part, in order: what `make(config, **inputs, part=part.arguments, out=Workdir(...))`, a
-        function of the stage's module, wrote and returned: now or in an earlier run, in this process or in another.
-
-        Whether it was made before, and where, must not show in what the stage makes. A folder stands until the next is
-        asked for. keep: as shards of the store, for later runs; for work that takes longer than copying what comes of it."""
-        if self._parts is not None:
-            yield from self._parts.map(make, config, inputs, parts, keep=keep)
-            return
-        for part in parts:
-            folder = self.scratch / "part"
-            shutil.rmtree(folder, ignore_errors=True)
-            yield folder, make_part(make, config, inputs, part.arguments, folder, self._emit)
-
     def progress(self, done: int, total: int, unit: str = "rows", **figures: Json) -> None:
-        """`done` of `total` units; figures such as loss stand beside the bar. Cheap: at most ten a second are sent."""
+        """Report that `done` of `total` units are finished. May be called often: about ten reports a second are sent.
+
+        Args:
+            figures: Values shown beside the progress bar, such as loss.
+        """
         now = time.monotonic()
         if done >= total or now - self._shown >= 0.1:
             self._shown = now
-            self._emit({"progress": {"done": done, "total": total, "unit": unit, **figures}})
+            self.emit({"progress": {"done": done, "total": total, "unit": unit, **figures}})
 
     def metrics(self, step: int, **values: float) -> None:
-        """Values at a step (a curve): loss, learning_rate, grad_norm, tokens_per_second, eval_loss ..."""
-        self._emit({"metrics": {"step": step, "time": time.time(), "values": values}})
+        """Report values at a training step, which make a curve: loss, learning_rate, grad_norm, tokens_per_second,
+        eval_loss ...
+        """
+        self.emit({"metrics": {"step": step, "time": time.time(), "values": values}})
+
+    def saves(self) -> None:
+        """Announce that this stage saves its state when it is stopped; from now on it gets `launch.grace_seconds` for that.
+
+        A stage that does not call this is killed if it has not ended a few seconds after SIGTERM.
+        """
+        self.emit({"saves": True})
 
     def figures(self, **values: Json) -> None:
-        """What this run cost or reached, varying from run to run: seconds, samples_per_second, peak memory, dollars."""
-        self._emit({"figures": values})
+        """Report what this run measured or cost: seconds, samples_per_second, peak memory, dollars."""
+        self.emit({"figures": values})
 
     def warn(self, text: str) -> None:
-        """A line the user should read: rows dropped, a fallback taken."""
-        self._emit({"warn": text})
+        """Report something that the user should read, such as dropped rows or a fallback."""
+        self.emit({"warn": text})
 
     def info(self, text: str) -> None:
-        self._emit({"info": text})
-
-
-def make_part(
-    make: Callable[..., Meta],
-    config: StageConfig,
-    inputs: Mapping[str, Input],
-    arguments: Meta,
-    folder: Path,
-    emit: Callable[[Meta], None],
-) -> Meta:
-    """Do one part in a new folder; its scratch is gone afterwards. Returns its metadata."""
-    scratch = folder.with_name(f"{folder.name}.scratch")
-    folder.mkdir(parents=True)
-    scratch.mkdir()
-    try:
-        return make(config, **inputs, part=arguments, out=Workdir(folder, scratch, emit))
-    finally:
-        shutil.rmtree(scratch)
+        self.emit({"info": text})
 
 
 @dataclass(frozen=True)
 class Stage:
-    """name: the function's; kind: of its artifact; params, inputs, accel: the parts of its key, from config and inputs
-    (a list under accel's `versions` names distributions, of which the key takes the versions);
-    process: whether it runs in a process of its own (all that import torch do); environ: that process's variables;
-    assets: files it reads beside the code (templates), hashed like code: paths from the folder that holds its package;
-    ranks: how many processes run it together, each called with the same (rank 0 speaks, and what it returns counts)."""
+    """The description of a stage function.
+
+    A stage that works in parts has the functions `split` and `part` as well; its own function then takes an argument
+    `parts` (see `Parts`) and puts the results together. `split` and `part` take those of the stage's inputs that are among
+    their parameters.
+
+    Attributes:
+        name: The function's name.
+        kind: The kind of the artifact that it makes.
+        params: Returns the params in the stage's key, from the config.
+        inputs: Returns the inputs in the stage's key, from the config and the inputs.
+        accel: Returns the accelerator part of the stage's key, from the config. Distributions that it lists under
+            `versions` enter the key with their versions.
+        environ: Returns environment variables of the stage's process, from the config.
+        assets: Files that the stage reads beside its code, such as templates. They are hashed like code. Paths are relative
+            to the folder that holds the stage's top-level package.
+        ranks: Returns the number of processes that run the stage together. Each calls the function with the same arguments;
+            the events and the result of rank 0 count.
+        resumable: Whether the stage saves state in `out.partial` and can resume from it.
+        split: `split(config, inputs..., out)` returns the list of `Part` and writes the data that all parts read to
+            `out.path`.
+        part: `part(config, inputs..., shared, part, out)` makes one part: it writes to `out.path` and returns metadata.
+            `shared` is the folder that `split` wrote, as an Input; `part` is the part's `arguments`.
+        keep_parts: Whether each part is published with a record of its own, so that later runs make only changed parts.
+            Worth it if making a part takes longer than copying its result.
+    """
 
     name: str
     kind: str
@@ -173,32 +205,55 @@ class Stage:
     params: Callable[[Any], Meta]
     inputs: Callable[[Any, Keyed], Meta]
     accel: Callable[[Any], Meta]
-    process: bool
     environ: Callable[[Any], dict[str, str]]
     assets: tuple[str, ...] = ()
     ranks: Callable[[Any], int] = lambda config: 1
+    resumable: bool = False
+    split: Callable[..., list[Part]] | None = None
+    part: Callable[..., Meta] | None = None
+    keep_parts: bool = False
 
 
 def identities(config: StageConfig, inputs: Keyed) -> Meta:
-    """The usual input part of a key: artifacts by digest, sources by identity."""
+    """Return the inputs as they enter a stage's key: the digest of each artifact, the identity of each source.
+
+    The default of `inputs` in `stage`.
+    """
     return {name: item.digest if isinstance(item, Artifact) else item.identity for name, item in inputs.items()}
 
 
 def stage(
     *,
     kind: str,
-    process: bool = False,
     params: Callable[[Any], Meta] = keyed_params,
     inputs: Callable[[Any, Keyed], Meta] = identities,
     accel: Callable[[Any], Meta] = lambda config: {},
     environ: Callable[[Any], dict[str, str]] = lambda config: {},
     assets: tuple[str, ...] = (),
     ranks: Callable[[Any], int] = lambda config: 1,
+    resumable: bool = False,
+    split: Callable[..., list[Part]] | None = None,
+    part: Callable[..., Meta] | None = None,
+    keep_parts: bool = False,
 ) -> Callable[[Function], Function]:
-    """Mark a function as a stage; the description is its attribute `stage` (see `of`)."""
+    """Mark a function as a stage: attach a `Stage` with these values, which `of` returns. See `Stage` for the arguments."""
 
     def mark(function: Function) -> Function:
-        described = Stage(function.__name__, kind, function, params, inputs, accel, process, environ, assets, ranks)
+        described = Stage(
+            function.__name__,
+            kind,
+            function,
+            params,
+            inputs,
+            accel,
+            environ,
+            assets,
+            ranks,
+            resumable,
+            split,
+            part,
+            keep_parts,
+        )
         function.stage = described  # type: ignore[attr-defined]
         return function
 
@@ -206,7 +261,11 @@ def stage(
 
 
 def of(function: Callable[..., Meta]) -> Stage:
-    """The description `@stage` left on a function."""
+    """Return the description that the decorator `stage` attached to a function.
+
+    Raises:
+        TypeError: The function is not decorated.
+    """
     described = getattr(function, "stage", None)
     if not isinstance(described, Stage):
         raise TypeError(f"{function!r} is not a stage: decorate it with @stage")
@@ -214,7 +273,7 @@ def of(function: Callable[..., Meta]) -> Stage:
 
 
 def write_json(path: Path, document: Json) -> None:
-    """Deterministic JSON, for files inside artifacts."""
+    """Write a file of an artifact as JSON whose bytes depend on the document alone: sorted keys, no NaN."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"

@@ -1,58 +1,61 @@
-"""Turn texts into token ids, with a mask of what is trained on; or train the tokenizer first.
+"""Tokenise texts, with a mask of what is trained on; optionally train the tokenizer first.
 
-A causal text has the ids of the whole, as at inference, and the mask follows from character offsets: a token is trained on
-if it holds a trained character. bos stands first if the tokenizer puts it there; eos is appended (a chat template writes both
-itself), neither twice. Special tokens count where a template wrote them; in a row's own text their letters are text. Rows
-without any supervised token teach nothing: dropped and counted. Rows are cut into shards of 2 MiB of text, each kept by
-itself, so that changed data tokenises only the shards it changed; memory is a few shards, of which the distinct words are
-tokenised over all cores. The bytes depend neither on the cuts nor on the number of cores. Keyed by the tokenizer's files and
-the size of a pretrained model's vocabulary, never by weights.
-Fails with DataError for an overlong row when `overlong` is "error", ModelError for an unreadable or padless tokenizer, or one
-with more ids than the model.
+The parts of a causal text are tokenised as one text, as at inference. A token is trained on if it holds a character that
+is. bos is added if the tokenizer adds it, eos is appended (a chat template writes both itself), neither twice. A special
+token counts where a template wrote it; in a row's own text its letters are read as text. Causal rows without a token to
+train on are dropped and counted. The work is done in shards of 2 MiB of text, which the store keeps, so changed data
+tokenises only the shards that it changed. The bytes depend neither on the shards nor on the number of cores. Memory: a few
+shards. The key holds the tokenizer's files and the vocabulary size of a pretrained model, not its weights. Fails with
+DataError for an overlong row when `overlong` is "error", ModelError for a tokenizer that can't be read, has no padding
+token or has more ids than the model.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from functools import lru_cache
+from contextlib import ExitStack
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import PositiveInt
-
 from tasks.artifact import Artifact, Input, Meta, Source
-from tasks.config import NOT_KEYED, StageConfig, keyed_params
+from tasks.config import NOT_KEYED, PositiveCount, StageConfig, Tokens, keyed_params
+from tasks.data.tables import read_rows
+from tasks.data.tokenization.arrays import GrowingArray
+from tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, Encoder, encoder_type, without_unsupervised
+from tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
+from tasks.data.tokenization.token_shards import content_digest, cut_shards
+from tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
+from tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
 from tasks.errors import ConfigError, DataError, ModelError
-from tasks.memo import sha256_file
-from tasks.model_source import tokenizer_folder
-from tasks.stage import Keyed, Part, Workdir, stage
-from tasks.text.arrays import GrowingArray
-from tasks.text.encoders import CausalEncoder, ClassEncoder, Encoder, encoder_type, without_unsupervised
-from tasks.text.shards import content_digest, cut_shards
-from tasks.text.tables import read_rows
-from tasks.text.tally import Count, Example, report, row_lengths
-from tasks.text.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
-from tasks.text.trainer import TrainTokenizer, train_tokenizer
+from tasks.keys.hash_cache import sha256_file
+from tasks.sources.model_source import tokenizer_folder
+from tasks.stage import Keyed, Part, Parts, Workdir, read_json, stage, write_json
+from tasks.system.threads import call_in_thread
 
 BATCH = 1024
 
 
 class TokenizeConfig(StageConfig):
-    """max_length: tokens a row, special ones included; overlong: what happens to longer rows (`split` only for causal
-    texts); add_eos: at the end of causal texts; train: a tokenizer of the recipe's own, on the train split; shard_bytes: of
-    text, on average, in what is tokenised and kept by itself: less is redone when data changes, and more files are kept."""
+    """Settings of `tokenize_text`."""
 
-    max_length: PositiveInt = 512
+    max_length: Tokens = 512
+    """The most tokens of a row, special tokens included."""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
+    """What happens to rows with more than `max_length` tokens. `split` is for language models only."""
     add_eos: bool = True
+    """Whether an end-of-sequence token follows each text of a language model."""
     train: TrainTokenizer | None = None
-    shard_bytes: Annotated[PositiveInt, NOT_KEYED] = 2 << 20
+    """Train a tokenizer on the train split, for models from scratch. Default: the model's own tokenizer."""
+    shard_bytes: Annotated[PositiveCount, NOT_KEYED] = 2 << 20
+    """The mean size, in bytes of text, of the shards that are cached one by one. Smaller shards redo less when data
+    changes, and make more files."""
 
 
 def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
-    """Of the model its tokenizer, and how many ids a pretrained one takes: it is checked here."""
+    """The key's inputs: the texts and, of the model, the tokenizer's files and the vocabulary size, which is checked."""
     texts, model = inputs["texts"], inputs["model"]
     assert isinstance(texts, Artifact) and isinstance(model, Source)
     most = _embeddings(model)
@@ -60,8 +63,18 @@ def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
     return {"texts": texts.digest, "model": {**keyed, **({"vocab_size": most} if most else {})}}
 
 
+def check_tokenizer(config: TokenizeConfig, model: Source) -> None:
+    """Raise ConfigError when the recipe trains a tokenizer for a pretrained model, whose embeddings have other ids."""
+    if config.train and model.location["model"] is not None:
+        raise ConfigError(
+            "tokenize.train makes a vocabulary of its own, and the embeddings of model.source know another: equal ids would mean "
+            "other words",
+            "set tokenize.train=null to take the model's tokenizer, or leave model.source out (model.config: from scratch)",
+        )
+
+
 def _embeddings(model: Source) -> int | None:
-    """The ids that a pretrained model takes, as its config says; None for one from scratch, which takes the tokenizer's."""
+    """The vocabulary size of a pretrained model, from its config; None for a model from scratch."""
     config = model.identity.get("config") or {}
     if not config.get("pretrained"):
         return None
@@ -70,21 +83,60 @@ def _embeddings(model: Source) -> int | None:
     return found if isinstance(found, int) else None
 
 
-@stage(kind="tokens", inputs=_inputs)
-def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> Meta:
-    """texts -> `<split>/input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], and `labels.npy` int32 [rows] or
-    `loss_mask.npy` uint8 [tokens]; `tokenizer/`.
-
-    meta: task, labels, splits {name: rows}, tokens {name: n}, longest (tokens of the longest row), vocab_size, pad_id,
-    bos_id, eos_id, max_length, overlong {name: rows that were too long}, dropped {reason: rows}, row_lengths {name:
-    percentiles and a histogram}, examples {what: the first row that was too long, or spelled a special token}."""
+def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> list[Part]:
+    """Read or train the tokenizer, which all parts share (`tokenizer/`, and `special.json`: its ids), and cut the splits."""
     causal = texts.meta["task"] == "causal_lm"
     if config.overlong == "split" and not causal:
         raise ConfigError("tokenize.overlong: a classified text can't be split", "use truncate, drop or error")
-    special = _tokenizer(config, texts, model, causal, out).meta()
+    write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out).meta())
     identity = _identity(config, texts, out)
-    inputs = {"texts": texts, "tokenizer": out.share(out.path / "tokenizer", "tokenizer")}
-    counts = {split: _tokenize_split(split, config, identity, inputs, out) for split in texts.meta["splits"]}
+    return [part for split in texts.meta["splits"] for part in _parts(split, texts, config, identity)]
+
+
+def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
+    """Tokenise a shard: `count` rows of a split from row `first` on. part: split, first, count.
+
+    Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], and `labels.npy` or `loss_mask.npy`; returns a Count
+    as JSON."""
+    import numpy as np
+
+    encoder = _encoder(shared.path / "tokenizer", config.model_dump_json(), json.dumps(texts.meta))
+    rows = read_rows(texts.path / f"{part['split']}.parquet", part["first"], part["count"])
+    made = encoder.encode(rows)
+    long = np.flatnonzero(made.lengths > config.max_length)
+    if len(long) and config.overlong == "error":
+        what = f"{made.lengths[long[0]]} tokens, more than tokenize.max_length {config.max_length}"
+        raise DataError(
+            Example.of(rows, int(long[0]), what).describe(part["split"], part["first"]),
+            "raise it, or set tokenize.overlong to truncate, split or drop",
+        )
+    count = Count(read=rows.num_rows, overlong=len(long), forged=len(made.forged))
+    if len(long):
+        count.first["overlong"] = Example.of(rows, int(long[0]), f"{made.lengths[long[0]]} tokens")
+    if made.forged:
+        count.first["forged"] = Example.of(rows, *made.forged[0])
+    if config.overlong == "drop":
+        count.dropped["overlong"] = len(long)
+    made = without_unsupervised(made) if encoder.extra == "loss_mask" else made
+    count.dropped["unsupervised"] = made.unsupervised
+    count.rows, count.tokens, count.longest = len(made.sizes), len(made.ids), int(made.sizes.max(initial=0))
+    np.save(out.path / "input_ids.npy", made.ids)
+    np.save(out.path / "lengths.npy", made.sizes.astype(np.int32))
+    np.save(out.path / f"{encoder.extra}.npy", made.extra)
+    return count.meta()
+
+
+@stage(kind="tokens", inputs=_inputs, split=split_texts, part=tokenize_rows, keep_parts=True)
+def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
+    """Write for each split `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1] and `labels.npy` int32 [rows]
+    (classification) or `loss_mask.npy` uint8 [tokens] (causal_lm); and `tokenizer/`.
+
+    Returns metadata: task, labels, splits {name: rows}, tokens {name: n}, longest (tokens of the longest row), vocab_size,
+    pad_id, bos_id, eos_id, max_length, overlong {name: rows that were too long}, dropped {reason: rows}, row_lengths {name:
+    percentiles and a histogram}, examples {kind: the first row that was too long, or whose text spells a special token}."""
+    special = read_json(parts.shared / "special.json")
+    shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
+    counts = {split: _gathered(split, texts, parts, out) for split in texts.meta["splits"]}
     dropped = {
         reason: total
         for reason in ("overlong", "unsupervised")
@@ -113,11 +165,12 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Work
 
 
 def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool, out: Workdir) -> FastTokenizer:
-    """Trained or read, and saved as `tokenizer/`."""
+    """Read or train the tokenizer, and save it as `tokenizer/`. Raises ModelError."""
     folder = None if config.train else tokenizer_folder(model)
     if config.train:
         out.info(f"training a {config.train.kind} tokenizer of {config.train.vocab_size} entries")
-        loaded = train_tokenizer(config.train, lambda: _texts(texts.path / "train.parquet"), causal)
+        rows = partial(_texts, texts.path / "train.parquet")
+        loaded = call_in_thread(partial(train_tokenizer, config.train, rows, causal))
     elif folder is None:
         raise ModelError(
             "the recipe's model brings no tokenizer", "set model.tokenizer, or train one: tokenize.train.kind"
@@ -134,7 +187,7 @@ def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool
 
 
 def _texts(path: Path) -> Iterator[str]:
-    """The texts of a split, causal ones with their parts joined."""
+    """The texts of a split, with the parts of causal texts joined."""
     import pyarrow.parquet as pq
 
     for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(BATCH):
@@ -143,7 +196,7 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
-    """What a shard's tokens depend on besides its rows. A trained tokenizer is what came of training, not how it was trained."""
+    """What a shard's tokens depend on besides its rows. Of a trained tokenizer its files count, not the settings of training."""
     shape: Meta = {name: texts.meta[name] for name in ("task", "framed", "templates") if name in texts.meta}
     params = {**shape, **keyed_params(config)}
     tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
@@ -151,12 +204,10 @@ def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
     return {"params": params, "inputs": {"tokenizer": tokenizer}}
 
 
-def _tokenize_split(
-    split: str, config: TokenizeConfig, identity: Meta, inputs: dict[str, Input], out: Workdir
-) -> Count:
+def _gathered(split: str, texts: Input, parts: Parts, out: Workdir) -> Count:
+    """Write one split. Returns the counts of its rows. DataError when none is left."""
     import numpy as np
 
-    texts = inputs["texts"]
     extra, extra_type = encoder_type(texts.meta["task"]).extra, encoder_type(texts.meta["task"]).extra_type
     folder, total, count = out.path / split, texts.meta["splits"][split], Count()
     with ExitStack() as stack:
@@ -164,8 +215,7 @@ def _tokenize_split(
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
         extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type))
         offsets.append(np.zeros(1, dtype=np.int64))
-        parts = _parts(split, texts, config, identity)
-        for here, meta in stack.enter_context(closing(out.parts(tokenize_rows, config, inputs, parts, keep=True))):
+        for _, here, meta in parts.of(split=split):
             offsets.append(np.cumsum(np.load(here / "lengths.npy"), dtype=np.int64) + ids.size)
             ids.append(np.load(here / "input_ids.npy"))
             extras.append(np.load(here / f"{extra}.npy"))
@@ -177,7 +227,7 @@ def _tokenize_split(
 
 
 def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> Iterator[Part]:
-    """The shards of a split, and the digest of what each holds."""
+    """The shards of a split, each with the digest of its rows."""
     import pyarrow.parquet as pq
 
     first = 0
@@ -188,41 +238,12 @@ def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> 
         first += rows.num_rows
 
 
-def tokenize_rows(config: TokenizeConfig, texts: Input, tokenizer: Input, part: Meta, out: Workdir) -> Meta:
-    """A shard: rows `first`..`first + count` of `split` -> `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows],
-    `labels.npy` or `loss_mask.npy`; meta: a Count."""
-    import numpy as np
-
-    encoder = _encoder(tokenizer.path, config.model_dump_json(), json.dumps(texts.meta))
-    rows = read_rows(texts.path / f"{part['split']}.parquet", part["first"], part["count"])
-    made = encoder.encode(rows)
-    long = np.flatnonzero(made.lengths > config.max_length)
-    if len(long) and config.overlong == "error":
-        what = f"{made.lengths[long[0]]} tokens, more than tokenize.max_length {config.max_length}"
-        raise DataError(
-            Example.of(rows, int(long[0]), what).told(part["split"], part["first"]),
-            "raise it, or set tokenize.overlong to truncate, split or drop",
-        )
-    count = Count(read=rows.num_rows, overlong=len(long), forged=len(made.forged))
-    if len(long):
-        count.first["overlong"] = Example.of(rows, int(long[0]), f"{made.lengths[long[0]]} tokens")
-    if made.forged:
-        count.first["forged"] = Example.of(rows, *made.forged[0])
-    if config.overlong == "drop":
-        count.dropped["overlong"] = len(long)
-    made = without_unsupervised(made) if encoder.extra == "loss_mask" else made
-    count.dropped["unsupervised"] = made.unsupervised
-    count.rows, count.tokens, count.longest = len(made.sizes), len(made.ids), int(made.sizes.max(initial=0))
-    np.save(out.path / "input_ids.npy", made.ids)
-    np.save(out.path / "lengths.npy", made.sizes.astype(np.int32))
-    np.save(out.path / f"{encoder.extra}.npy", made.extra)
-    return count.meta()
-
-
 @lru_cache(maxsize=2)
 def _encoder(folder: Path, config: str, texts: str) -> Encoder:
-    """Of a tokenizer's folder, a TokenizeConfig and the texts' metadata, both as JSON; once a process, for reading it takes as
-    long as tokenising thousands of rows, and the words it has met need not be tokenised again."""
+    """The encoder of a tokenizer's folder; config, texts: a TokenizeConfig and the texts' metadata, as JSON.
+
+    Cached in the process: reading a tokenizer takes as long as tokenising thousands of rows, and the encoder keeps known
+    words' ids."""
     settings, meta, loaded = TokenizeConfig.model_validate_json(config), json.loads(texts), read_tokenizer(folder)
     if encoder_type(meta["task"]) is ClassEncoder:
         return ClassEncoder(loaded, settings.max_length, settings.overlong)

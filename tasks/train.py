@@ -1,26 +1,30 @@
-"""Fine-tune a model on packed rows: one loop (`tasks.training.loop`) over an engine, `xla` or `native`.
+"""Stage `train`: fine-tune a model on packed rows, by the loop in `tasks.training.loop` on the engine `xla` or `native`.
 
-Promises: the losses depend on neither the mesh, ZeRO-1, FSDP, sequence parallelism, remat nor accumulation (to 1e-5 in fp32
-without dropout); a run killed and resumed on the same layout ends in the same bytes; no graph is compiled that
-`precompile` did not list; what `train.method` freezes stays as it was, to the bit. Costs: three copies in fp32 of what is
-trained beside its gradients, a fourth in bf16 (with `train.stochastic_rounding` two, and that one); one of what is frozen,
-in `train.dtype`.
-Fails with CompileError (a graph not listed), NonFiniteLoss (the weights are not touched), ModelError, MissingDependency,
-and Interrupted on SIGTERM or Ctrl-C, after saving its state.
+Promises: the losses do not depend on the mesh, ZeRO-1, FSDP, sequence parallelism, remat or accumulation (within 1e-5 in
+fp32 without dropout). A run that was killed and resumed on the same devices writes the same bytes as an uninterrupted run.
+Only graphs that `precompile` listed are compiled. Parameters that `train.method` freezes do not change.
+Memory with AdamW: the gradients, and for each trained parameter three fp32 numbers (weight and two moments). With
+`train.dtype=bfloat16` a bf16 copy of the weight is added, and with `train.stochastic_rounding` the fp32 weight is dropped.
+A frozen parameter takes one number of `train.dtype`.
+Fails with CompileError (a graph is not in precompile's list), NonFiniteLoss (the weights are unchanged), ModelError,
+MissingDependency, and, after saving its state, with Interrupted on SIGTERM or Ctrl-C.
 """
 
 from __future__ import annotations
 
 from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.stage import Keyed, Workdir, stage
-from tasks.training.config import TrainConfig, accelerator, environ, ranks
+from tasks.training.config import TrainConfig, ranks
+from tasks.training.environment import accelerator, environ
 
 SCHEMA = 1
 
 
 def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
-    """Packed rows by digest, the model by architecture and weights: its tokenizer is already in the packed rows. What training
-    starts from, if it is another model, by digest; of the graphs what they say of micro_batch auto."""
+    """Return the part of the stage's cache key that describes its inputs.
+
+    The packed rows and the model of a warm start count by digest. The model counts by architecture and weights; its
+    tokenizer is part of the packed rows. With `micro_batch: auto` the number that precompile found counts too."""
     model, packed, start = inputs["model"], inputs["packed"], inputs.get("warm_start")
     assert isinstance(model, Source) and isinstance(packed, Artifact)
     keyed = {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
@@ -30,16 +34,19 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     return {**keyed, "micro_batch": graphs.meta["micro_batch"]} if isinstance(graphs, Artifact) else keyed
 
 
-@stage(kind="checkpoint", process=True, inputs=train_inputs, accel=accelerator, environ=environ, ranks=ranks)
+@stage(kind="checkpoint", inputs=train_inputs, accel=accelerator, environ=environ, ranks=ranks, resumable=True)
 def train(
     config: TrainConfig, model: Source, packed: Input, warm_start: Input | None = None, *, out: Workdir, graphs: Input
 ) -> Meta:
-    """Train, and write what was trained in fp32, sharded as on the mesh: `shard-*.safetensors`, `index.json` (slices),
-    `config.json`, of LoRA `adapter_config.json`, and the tokenizer. warm_start: the model to start from instead of `model`'s
-    weights; graphs: the inventory of `precompile`, which need not be made again to reuse a result."""
+    """Train the model and write the trained parameters in fp32.
+
+    Files: `shard-*.safetensors`, `index.json` (where each slice of a tensor is), `config.json`, the tokenizer, and for
+    LoRA `adapter_config.json`. model: the model's source; packed: the artifact of `pack_chunks`; warm_start: the
+    artifact whose weights replace those of `model`, or None; graphs: precompile's artifact, which a cached result does
+    not need."""
+    from tasks.training.checkpoint.warm_start import starting_from
     from tasks.training.fit import fit
-    from tasks.training.warm_start import starting_from
 
     if config.micro_batch == "auto":
-        config = config.settled(graphs.meta["micro_batch"])
+        config = config.with_micro_batch(graphs.meta["micro_batch"])
     return fit(config, starting_from(model, warm_start), packed, graphs, out)

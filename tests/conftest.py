@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-PROJECT = Path(__file__).resolve().parent.parent
+from tests import suite
+from tests.suite import pytest_addoption, pytest_collection_modifyitems, pytest_runtest_protocol  # noqa: F401 - hooks
+
+if TYPE_CHECKING:
+    from tests.helpers.command_line import Shell
+    from tests.helpers.data_stages import Bench
+
+PROJECT = Path(__file__).resolve().parents[1]
 
 
-def pytest_configure() -> None:
-    """Under nohup, or in the background of a script, signals come ignored, and processes that tests start inherit that."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up tiers and measuring, and restore signals.
+
+    Under nohup, or in the background of a script, signals come ignored, and processes that tests start inherit that.
+    """
+    suite.configure(config)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def ordinary_floats() -> Iterator[None]:
+    """Training makes the processor take denormals for zero; a test that trains in this process must not leave that on."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +52,19 @@ def shared_folder() -> Path:
             pytest.fail(f"no shared data at {folder}: set TRNFLOW_SHARED")
         pytest.skip(f"no shared data at {folder}: set TRNFLOW_SHARED")
     return folder
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """The data stages, called one by one in a folder of their own."""
+    from tests.helpers.data_stages import new_bench
+
+    return new_bench(tmp_path)
+
+
+@pytest.fixture
+def trnflow(tmp_path: Path) -> Shell:
+    """The command line in a folder with rows and a recipe `mine.yaml`."""
+    from tests.helpers.command_line import Shell, write_project
+
+    return Shell(write_project(tmp_path))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[1]
 SMALL = ["data.limit={train: 96, validation: 32, test: 64}", "train.max_steps=3", "train.checkpoint_every=2"]
 UPPER = ["load_data", "format_prompts", "tokenize_text", "pack_chunks", "precompile"]
 LOWER = ["train", "consolidate", "export_neuron", "evaluate_model"]
@@ -75,7 +75,7 @@ def test_the_demo_runs_all_nine_stages_and_reports(done: tuple[Checkout, dict[st
 def test_the_second_run_runs_nothing_and_imports_nothing_heavy(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, first = done
     program = (
-        "import sys; from flows.__main__ import main; code = main(['run', 'demo', '--json', *sys.argv[1:]]);"
+        "import sys; from flows.cli.main import main; code = main(['run', 'demo', '--json', *sys.argv[1:]]);"
         "heavy = {'torch', 'prefect', 'mlflow', 'datasets', 'transformers', 'numpy'} & set(sys.modules);"
         "sys.exit(code or ','.join(heavy) or 0)"
     )
@@ -116,6 +116,32 @@ def test_training_starts_from_an_earlier_model(done: tuple[Checkout, dict[str, A
     assert "train" in [node["stage"] for node in checkout.json("lineage", digest)["down"]]
 
 
+def test_a_model_of_another_vocabulary_is_no_start(done: tuple[Checkout, dict[str, Any]]) -> None:
+    """Refused before anything runs: a tokenizer that is yet to be trained, and one whose ids mean other words."""
+    checkout, _ = done
+    attempts = checkout.folder / ".trnflow/store/attempts"
+    before = sorted(attempts.rglob("*.json"))
+    more = [*SMALL, "tokenize.train.lowercase=false", "train.warm_start_from=demo"]
+    for command in (("run", "demo", "--direct"), ("run", "demo", "--direct", "--force", "load_data"), ("plan", "demo")):
+        refused = checkout.run(*command, *more, check=False)
+        assert refused.returncode == 2, refused.stderr
+        assert "tokenize.train has yet to train this run's tokenizer" in refused.stderr
+        assert "model.tokenizer=DEST/tokenizer tokenize.train=null" in refused.stderr
+    assert sorted(attempts.rglob("*.json")) == before
+    checkout.run("prepare", "demo", *SMALL, "tokenize.train.lowercase=false")
+    prepared = sorted(attempts.rglob("*.json"))
+    for command in (("run", "demo", "--direct"), ("plan", "demo")):
+        refused = checkout.run(*command, *more, check=False)
+        assert refused.returncode == 2, refused.stderr
+        assert "has another vocabulary than this run's rows" in refused.stderr
+    assert sorted(attempts.rglob("*.json")) == prepared
+    fixed = ["model.tokenizer=tokens/tokenizer", "tokenize.train=null", "train.warm_start_from=demo"]
+    checkout.run("get", "demo", "tokenize_text", "tokens", *SMALL)
+    assert checkout.actions("plan", "demo", *SMALL, *fixed)["train"] == "maybe"
+    checkout.run("prepare", "demo", *SMALL, *fixed[:2])
+    assert checkout.actions("plan", "demo", *SMALL, *fixed)["train"] == "run"
+
+
 def test_intervals_change_nothing(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, _ = done
     assert set(checkout.actions("plan", "demo", *SMALL, "train.log_every=1", "train.keep_checkpoints=5").values()) == {
@@ -126,22 +152,26 @@ def test_intervals_change_nothing(done: tuple[Checkout, dict[str, Any]]) -> None
 def test_comments_docstrings_and_flow_wiring_rerun_nothing(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, _ = done
     checkout.edit("tasks/pack_chunks.py", "\nclass PackConfig", "\n# a remark\nclass PackConfig")
-    checkout.edit("tasks/training/loop.py", '"""Enqueue one update."""', '"""One update."""')
-    checkout.edit("flows/report.py", "def aligned", "UNUSED = 1\n\n\ndef aligned")
+    checkout.edit(
+        "tasks/training/loop.py",
+        '"""Read the next batch and start one update of the weights on the device, without waiting for its end."""',
+        '"""One update."""',
+    )
+    checkout.edit("flows/display/report.py", "def aligned", "UNUSED = 1\n\n\ndef aligned")
     assert set(checkout.actions("plan", "demo", *SMALL).values()) == {"hit"}
     assert checkout.json("explain", "demo", "pack_chunks", *SMALL)["action"] == "hit"
 
 
 def test_changed_code_reruns_its_stage_and_names_the_module(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, _ = done
-    helper = "tasks/text/arrays.py"
+    helper = "tasks/data/tokenization/arrays.py"
     original = (checkout.folder / helper).read_text()
     try:
         (checkout.folder / helper).write_text(f"{original}\nNEW = 1\n")
         plan = {stage["stage"]: stage for stage in checkout.json("plan", "demo", *SMALL)["stages"]}
         assert plan["load_data"]["action"] == "hit"
         assert plan["tokenize_text"]["action"] == "run"
-        assert plan["tokenize_text"]["why"] == "code of tasks.text.arrays changed"
+        assert plan["tokenize_text"]["why"] == "code of tasks.data.tokenization.arrays changed"
     finally:
         (checkout.folder / helper).write_text(original)
 

@@ -1,1 +1,1 @@
-"""What evaluate_model is made of: models, batches, metrics, pictures and generations."""
+"""The parts of the stage evaluate_model: load models, run forward passes, compute metrics, draw plots, generate texts."""

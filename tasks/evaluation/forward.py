@@ -1,7 +1,8 @@
-"""A split through a model in eager PyTorch, in order: class predictions, or the loss of each supervised token.
+"""Forward passes over a split in eager PyTorch: predicted classes, or the loss per supervised token.
 
-Masks, positions and targets of language models are those of training (tasks.training), so that a packed chunk loses
-exactly what its rows lose one by one. Classification uses the plain call that a user makes: ids and attention mask.
+A language model gets the same attention masks, position ids and targets as in training, so the loss of a packed chunk
+equals the loss of its rows computed one by one. A classifier gets only input ids and attention mask, as a user would call
+it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.training.batches import IGNORED, Batch, Split
-from tasks.training.model import Built, inputs_of
+from tasks.training.batches.sampler import IGNORED, Batch, Split
+from tasks.training.model.build import inputs_of
+from tasks.training.model.pretrained import first_position
+from tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,11 +21,13 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-Seen = Callable[[int], None]
+ReportRows = Callable[[int], None]
+"""Called with the number of rows done so far."""
 
 
 class Predictions(NamedTuple):
-    """expected, predicted: int64 [rows]; loss: mean cross entropy of a row."""
+    """The result of `classify`. expected, predicted: true and predicted classes, int64 [rows]; loss: mean cross entropy of
+    a row, in nats."""
 
     expected: Ints
     predicted: Ints
@@ -30,14 +35,15 @@ class Predictions(NamedTuple):
 
 
 class TokenLoss(NamedTuple):
-    """loss: mean over supervised tokens, in nats; tokens: how many these are."""
+    """The mean loss over supervised tokens, in nats, and the number of these tokens."""
 
     loss: float
     tokens: int
 
 
-def classify(model: Any, split: Split, batch: int, seen: Seen) -> Predictions:
-    """Every row once, `batch` at a time; `seen` is told how many rows are done."""
+def classify(model: Any, split: Split, batch: int, report: ReportRows) -> Predictions:
+    """Predict the class of every row of a split. batch: rows per forward pass; report: called with the number of rows
+    done."""
     import numpy as np
     import torch
 
@@ -51,15 +57,19 @@ def classify(model: Any, split: Split, batch: int, seen: Seen) -> Predictions:
             expected.append(part.targets.astype(np.int64))
             predicted.append(logits.argmax(-1).cpu().numpy())
             rows += part.samples
-            seen(rows)
+            report(rows)
     return Predictions(np.concatenate(expected), np.concatenate(predicted), total / rows)
 
 
-def token_loss(model: Any, split: Split, batch: int, seen: Seen) -> TokenLoss:
-    """Every chunk once. Sums run in double precision over chunks, whose own sums are single."""
+def token_loss(model: Any, split: Split, batch: int, report: ReportRows) -> TokenLoss:
+    """Return the loss of a language model over every chunk of a split. batch: chunks per forward pass; report: called with
+    the number of chunks done.
+
+    Losses of tokens are summed in single precision within a chunk and in double precision over chunks.
+    """
     import torch
 
-    built = Built(model, "causal_lm", causal=True, first_position=0, config={})
+    built = Built(model, "causal_lm", causal=True, first_position=first_position(model), config={})
     total, tokens, rows = 0.0, 0, 0
     with torch.inference_mode():
         for part in _batches(split, batch):
@@ -72,12 +82,12 @@ def token_loss(model: Any, split: Split, batch: int, seen: Seen) -> TokenLoss:
                 total += float(loss)
             tokens += part.supervised
             rows += part.samples
-            seen(rows)
+            report(rows)
     return TokenLoss(total / max(tokens, 1), tokens)
 
 
 def plain_inputs(part: Batch, device: Any = "cpu") -> tuple[Any, Any]:
-    """(input_ids, attention_mask), int64 [rows, length]."""
+    """Return (input_ids, attention_mask) of a batch, int64 [rows, length]."""
     import torch
 
     input_ids = torch.from_numpy(part.input_ids).long()
@@ -85,6 +95,6 @@ def plain_inputs(part: Batch, device: Any = "cpu") -> tuple[Any, Any]:
 
 
 def _batches(split: Split, rows: int) -> Iterator[Batch]:
-    """The split in order, without the masked rows that fill up a last batch for the accelerators' sake."""
+    """Yield the batches of a split in order, without the rows that only fill up the last batch to a static shape."""
     for address in split.in_order(rows):
         yield split.read(address._replace(rows=address.rows[address.rows >= 0]))

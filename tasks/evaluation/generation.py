@@ -1,4 +1,7 @@
-"""Sample generations for fixed prompts: the first rows of a split, up to where their supervised part begins."""
+"""Generate texts for the evaluation report. The prompts are the first rows of a split, each cut before its supervised part.
+
+Token ids and position ids are computed as in training.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +9,53 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
-
 from tasks.artifact import Meta
-from tasks.config import StageConfig
+from tasks.config import NonNegativeCount, Positive, PositiveCount, Seed, StageConfig, Tokens
+from tasks.training.model.pretrained import first_position
 
 if TYPE_CHECKING:
-    from tasks.text.tokenizer import FastTokenizer
+    import torch
+
+    from tasks.data.tokenization.encoders import CausalEncoder
+    from tasks.data.tokenization.tokenizer import FastTokenizer
 
 
 OPENING = re.compile(r"\s*(?:\S+\s+){1,8}")
-"""What serves as the prompt of a text that is supervised from its beginning: up to eight words."""
+"""The prompt of a text that is supervised from its beginning: up to eight words."""
 
 
 class GenerationConfig(StageConfig):
-    """prompts: how many (0: none); the rest as in Hugging Face's `generate`, sampling; seed: of each prompt anew."""
+    """Settings by which `evaluate_model` samples texts from a language model for its report."""
 
-    prompts: NonNegativeInt = 5
-    max_new_tokens: PositiveInt = 64
-    temperature: PositiveFloat = 0.9
-    top_k: PositiveInt = 50
-    top_p: PositiveFloat = 0.9
-    seed: NonNegativeInt = 0
+    prompts: NonNegativeCount = 5
+    """The number of prompts, taken from the evaluated split. 0 generates nothing."""
+    max_new_tokens: Tokens = 64
+    """The most tokens of a generated text."""
+    temperature: Positive = 0.9
+    """The temperature of sampling: lower is more predictable."""
+    top_k: PositiveCount = 50
+    """Sample from this many most likely tokens."""
+    top_p: Positive = 0.9
+    """Sample from the most likely tokens whose probabilities sum to this."""
+    seed: Seed = 0
+    """The seed of sampling. It is set again for each prompt."""
 
 
 class Prompt(NamedTuple):
-    """text: what the model is given; reference: what the data answers."""
+    """A prompt and the answer that the data has for it. parts: the prompt as a list of parts, as format_prompts writes
+    them; reference: the answer's text."""
 
-    text: str
+    parts: list[Meta]
     reference: str
+
+    @property
+    def text(self) -> str:
+        """The prompt as plain text."""
+        return "".join(part["text"] for part in self.parts)
 
 
 def prompts(texts: Path, count: int) -> list[Prompt]:
-    """The first `count` rows of a `parts` file that have something to go by and something to complete."""
+    """Return up to `count` prompts from a file of format_prompts: the first rows that have both a prompt and an answer."""
     from pyarrow.parquet import ParquetFile
 
     found: list[Prompt] = []
@@ -48,25 +65,33 @@ def prompts(texts: Path, count: int) -> list[Prompt]:
         for batch in file.iter_batches(batch_size=count, columns=["parts"]):
             if len(found) >= count:
                 break
-            found += [prompt for parts in batch.column("parts").to_pylist() if all(prompt := _prompt(parts))]
+            made = [_prompt(parts) for parts in batch.column("parts").to_pylist()]
+            found += [prompt for prompt in made if prompt.text and prompt.reference]
     return found[:count]
 
 
 def generate(
     model: Any,
     tokenizer: FastTokenizer,
+    encoder: CausalEncoder,
     prompt: Prompt,
     config: GenerationConfig,
     *,
     positions: int | None,
     ends: list[int],
 ) -> Meta:
-    """One sample. positions: what the model has, of which a long prompt keeps its last ones; ends: token ids that stop."""
+    """Generate a text for one prompt. Return a mapping with prompt, reference, generated text, token counts and whether an
+    end token came.
+
+    encoder: turns the prompt into token ids; positions: the number of tokens that the model has positions for, None for any
+    number (a prompt that leaves no room for the answer loses its first tokens); ends: ids of the tokens that end a text.
+    """
     import torch
 
     new = config.max_new_tokens if positions is None else min(config.max_new_tokens, max(positions // 2, 1))
-    ids = prompt_ids(tokenizer, prompt.text)
-    kept = ids if positions is None else shortened(ids, positions - new, len(tokenizer.prefix()))
+    ids, prefix = prompt_ids(encoder, prompt.parts), tokenizer.prefix()
+    opening = len(prefix) if ids[: len(prefix)] == prefix else 0
+    kept = ids if positions is None else shortened(ids, positions - new, opening)
     torch.manual_seed(config.seed)
     with torch.inference_mode():
         row = torch.tensor([kept], device=model.device)
@@ -81,6 +106,7 @@ def generate(
             max_new_tokens=new,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,
+            **_positions(model, row),
         )[0, len(kept) :].tolist()
     return {
         "prompt": prompt.text,
@@ -93,21 +119,40 @@ def generate(
     }
 
 
-def prompt_ids(tokenizer: FastTokenizer, text: str) -> list[int]:
-    """With the special tokens that stand before a row in training, without those that close it."""
-    ids: list[int] = tokenizer.tokenizer.encode(text, add_special_tokens=False).ids
-    return [*tokenizer.prefix(), *ids]
+def prompt_encoder(tokenizer: FastTokenizer, texts: Meta) -> CausalEncoder:
+    """Return an encoder that turns prompts into token ids as in training, but without an end token. texts: metadata of the
+    format_prompts artifact."""
+    from tasks.data.tokenization.encoders import CausalEncoder
+
+    framed, templates = texts.get("framed", False), tuple(texts.get("templates", ()))
+    return CausalEncoder(tokenizer, 0, "error", add_eos=False, framed=framed, templates=templates)
+
+
+def prompt_ids(encoder: CausalEncoder, parts: list[Meta]) -> list[int]:
+    """Return the token ids of a prompt, including the special tokens with which a row begins."""
+    import pyarrow as pa
+
+    ids: list[int] = encoder.encode(pa.table({"parts": [parts]})).ids.tolist()
+    return ids
+
+
+def _positions(model: Any, row: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The position ids for a model whose positions do not start at 0, as `generate` assumes."""
+    import torch
+
+    first = first_position(model)
+    return {"position_ids": torch.arange(first, first + row.shape[1], device=row.device)[None]} if first else {}
 
 
 def shortened(ids: list[int], room: int, opening: int) -> list[int]:
-    """`ids` cut to `room` tokens: its first `opening` ones and its last."""
+    """Cut a list of token ids to at most `room`: keep the first `opening` ids (special tokens) and the last ones."""
     return ids if len(ids) <= room else [*ids[:opening], *ids[len(ids) - room + opening :]]
 
 
-def _prompt(parts: list[dict[str, Any]]) -> Prompt:
+def _prompt(parts: list[Meta]) -> Prompt:
     """Up to the first supervised part; of a plain text, its first words."""
     first = next((index for index, part in enumerate(parts) if part["train"]), len(parts))
-    before, after = ("".join(part["text"] for part in some) for some in (parts[:first], parts[first:]))
-    if not before and (opening := OPENING.match(after)):
-        return Prompt(opening[0], after[opening.end() :])
-    return Prompt(before, after)
+    after = "".join(part["text"] for part in parts[first:])
+    if not any(part["text"] for part in parts[:first]) and (opening := OPENING.match(after)):
+        return Prompt([{**parts[first], "text": opening[0]}], after[opening.end() :])
+    return Prompt(parts[:first], after)

@@ -1,4 +1,5 @@
-"""Classification scores from labels, with numpy alone; the same numbers as scikit-learn's, tested against it."""
+"""Classification metrics, computed with numpy alone, since the import of scikit-learn takes a second. The tests compare
+both."""
 
 from __future__ import annotations
 
@@ -15,9 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scores:
-    """confusion: int64 [classes, classes], rows are the true class; precision, recall, f1: float64 [classes], 0 where
-    undefined; support: int64 [classes], true rows of each. Averages run over the classes that are true or predicted
-    somewhere; the weighted one by support."""
+    """The metrics of a classification; classes are numbered from 0.
+
+    Attributes:
+        confusion: int64 [classes, classes], numbers of rows; first index the true class, second the predicted one.
+        precision, recall, f1: float64 [classes], 0 where undefined.
+        support: int64 [classes], the number of rows of each true class.
+    """
 
     confusion: Ints
     precision: Floats
@@ -27,20 +32,23 @@ class Scores:
 
     @property
     def accuracy(self) -> float:
+        """The share of rows whose predicted class is the true one."""
         return float(self.confusion.trace() / self.confusion.sum())
 
     @property
     def f1_macro(self) -> float:
+        """The mean F1 of all classes that are true or predicted in some row."""
         seen = (self.support + self.confusion.sum(axis=0)) > 0
         return float(self.f1[seen].mean())
 
     @property
     def f1_weighted(self) -> float:
+        """The mean F1 of all classes, weighted by support."""
         return float((self.f1 * self.support).sum() / self.support.sum())
 
 
 def score(expected: Ints, predicted: Ints, classes: int) -> Scores:
-    """expected, predicted: int64 [rows], at least one, each in 0..classes-1."""
+    """Return the scores of predictions. expected, predicted: int64 [rows], at least one row, each value in 0..classes-1."""
     import numpy as np
 
     confusion = np.bincount(expected * classes + predicted, minlength=classes * classes).reshape(classes, classes)
@@ -55,7 +63,10 @@ def score(expected: Ints, predicted: Ints, classes: int) -> Scores:
 
 
 def majority(training: Ints, expected: Ints, classes: int) -> Scores:
-    """The scores of always answering the most frequent class of `training` (the lowest of several) to `expected`."""
+    """Return the scores of a baseline that predicts one class for every row: the most frequent class of `training`.
+
+    training, expected: true classes, int64 [rows]. Of equally frequent classes the one with the lowest index is predicted.
+    """
     import numpy as np
 
     answer = int(np.bincount(training, minlength=classes).argmax())

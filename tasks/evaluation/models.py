@@ -1,4 +1,4 @@
-"""Consolidated Hugging Face folders as PyTorch models, read from disk alone."""
+"""Load Hugging Face folders written by the stage consolidate as PyTorch models, without the network."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.errors import ModelError
+from tasks.training.model.pretrained import first_position
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 EAGER = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Of a process that runs models in eager PyTorch. Threads that wait by spinning starve each other on a busy machine: a
-small BERT on two busy cores did 163 rows a second, and 542 with passive waiting (the results are the same)."""
+"""The environment variables of a process that runs models in eager PyTorch. Threads wait passively: on two busy cores a small
+BERT does 542 rows a second, and 163 with threads that spin. Results are the same."""
 
 
 def load_model(folder: Path, task: str) -> PreTrainedModel:
-    """The model in `folder` with the head for `task` (`classification`, `causal_lm`), in its stored dtype, on the CPU,
-    for inference without a cache. ModelError when transformers can't load it."""
+    """Load a model from a Hugging Face folder, on the CPU, in its stored dtype, in inference mode and without a key-value
+    cache.
+
+    task: which head the model gets, `classification` or `causal_lm`. ModelError when transformers can't load the model.
+    """
     # the narrow import: `from transformers import ...` resolves the same class at the price of a lookup in every module
     from transformers.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -33,11 +37,7 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
     return model.eval()
 
 
-def longest_sequence(config: PretrainedConfig) -> int | None:
-    """Tokens the model has positions for, or None when it says nothing."""
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is None:
-        return None
-    # these count positions from the padding index on
-    offset = (config.pad_token_id or 0) + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
-    return int(positions) - offset
+def longest_sequence(model: PreTrainedModel) -> int | None:
+    """Return the number of tokens that the model has positions for, or None when its config does not give a limit."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    return None if positions is None else int(positions) - first_position(model)

@@ -1,4 +1,4 @@
-"""Pictures as PNG, the same bytes each time: drawn without a display, a date or the name of the program."""
+"""Draw plots as PNG files. The same data gives the same bytes: the file has no date and no program name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUMBERED = 20
-"""With more classes than this, the cells bear no numbers."""
+"""The largest number of classes for which the cells show numbers."""
 
 
 def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str, file: Path) -> None:
-    """confusion: int64 [classes, classes], rows are the true class. Colours show shares of a row, cells the counts."""
+    """Draw a confusion matrix. confusion: int64 [classes, classes], rows are the true class. Colours are shares of a row,
+    numbers are counts."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -38,6 +39,7 @@ def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str
 
 
 def shortened(label: str, length: int = 24) -> str:
-    """A label that fits an axis; `$` would start a formula."""
+    """Return a class's label for a plot: at most `length` characters, with `$` escaped, which matplotlib would take for a
+    formula."""
     text = label.replace("$", r"\$")
     return text if len(text) <= length else f"{text[: length - 1]}…"

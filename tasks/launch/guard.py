@@ -1,15 +1,20 @@
-"""A small process between the flow and a worker, so that nothing outlives the flow.
+"""The guard: a small process between the flow and a stage's worker process, which leaves no process behind when either one
+dies.
 
-    guard.py GRACE COMMAND...     stdin: lifeline from the parent; stdout: event pipe to it; stderr: the log
+    guard.py GRACE COMMAND...     stdin: the lifeline, a pipe from the parent; stdout: the event pipe to the parent; stderr:
+        the log
 
-It lives in a session of its own (the terminal's Ctrl-C does not reach it) and starts the worker in another. It ends the
-worker, and all that the worker started, when the lifeline closes (the parent died, however), when the parent's id
-changes, or on SIGTERM, SIGINT, SIGHUP: TERM to the worker's process group, KILL after GRACE seconds, or at once on a
-second signal. When the worker ends by itself, what it left behind gets TERM and a short grace. On Linux it also ends
-descendants that left the worker's group. Last, it writes `{"guard": {"exit": status}}` (negative: the signal's number)
-to the event pipe.
+The parent first writes one line to the lifeline: a JSON list of [pattern, replacement] for secrets that must not appear in
+the log. If the list is not empty, the worker's output passes through the guard, which replaces the patterns line by line.
 
-Standard library only, run as a file with `-I -S`: it starts in about 20 ms and must not fail for lack of a package.
+The guard has a session of its own (Ctrl-C in the terminal does not reach it) and starts the worker in another session. It
+ends the worker and all processes that the worker started if the lifeline closes (the parent died), if the parent's id
+changes, or on SIGTERM, SIGINT or SIGHUP. It sends SIGTERM to the worker's process group, and SIGKILL after GRACE seconds or
+on a second signal. If the worker ends by itself, processes that it left get SIGTERM and, a few seconds later, SIGKILL. On
+Linux, descendants outside the worker's process group are ended, too. Last, the guard writes `{"guard": {"exit": status}}`
+to the event pipe; a negative status is the number of the signal that killed the worker.
+
+Uses the standard library only and runs with `python -I -S`: it starts in about 20 ms and needs no installed package.
 """
 
 from __future__ import annotations
@@ -18,26 +23,41 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 
 LIFELINE, EVENTS, LOG = 0, 1, 2
 WORKER_EVENTS = 3  # the worker's copy of the event pipe
 LEFTOVER_GRACE = 3.0
+LONGEST_LINE = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
-def main(grace: float, command: list[str]) -> int:
+def main(grace: float, work: list[str] | Callable[[], None]) -> int:
+    """Start one worker, wait until it and all its descendants have ended, and return the guard's exit status.
+
+    Args:
+        grace: Seconds between SIGTERM and SIGKILL when the worker is stopped.
+        work: The worker's command line, or a function that the worker calls after a fork without exec.
+    """
     parent = os.getppid()
     wake = _wake_on_signals()
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    worker = _start(command)
+    hidden = _hidden()
+    read, write = os.pipe() if hidden else (None, LOG)
+    worker = _start(work, write, [wake] if read is None else [wake, read])
     _say({"worker": worker})
+    log = _copy_without(hidden, read, write) if read is not None else None
     status = _watch(worker, parent, wake, grace)
     _sweep(worker, min(grace, LEFTOVER_GRACE))
+    if log is not None:
+        log.join(LEFTOVER_GRACE)
     _say({"exit": status})
     return status if status >= 0 else 128 - status
 
@@ -64,8 +84,51 @@ def _watch(worker: int, parent: int, wake: int, grace: float) -> int:
             _signal(worker, signal.SIGKILL)
 
 
-def _start(command: list[str]) -> int:
-    """Fork and exec the worker: own session, no stdin, stdout and stderr to the log, the event pipe as descriptor 3."""
+def _hidden() -> list[tuple[re.Pattern[str], str]]:
+    """What the parent says of the log; nothing when it is gone already."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(LIFELINE, 1)):
+        line += byte
+    return [(re.compile(pattern), shown) for pattern, shown in json.loads(line or b"[]")]
+
+
+def _copy_without(hidden: list[tuple[re.Pattern[str], str]], read: int, write: int) -> threading.Thread:
+    """Copy the worker's output to the log in a thread, which ends when nobody can write to the pipe any more."""
+    os.close(write)
+
+    def copy() -> None:
+        rest = b""
+        while chunk := os.read(read, 1 << 16):
+            whole, end, rest = _parted(rest + chunk)
+            _log_without(hidden, whole + end)
+        _log_without(hidden, rest)
+
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    return thread
+
+
+def _parted(text: bytes) -> tuple[bytes, bytes, bytes]:
+    """(whole lines, the end of the last one, the rest); a rest that is too long for a line counts as one."""
+    for end in (b"\n", b"\r"):
+        if end in text:
+            return text.rpartition(end)
+    return (text, b"", b"") if len(text) > LONGEST_LINE else (b"", b"", text)
+
+
+def _log_without(hidden: list[tuple[re.Pattern[str], str]], line: bytes) -> None:
+    text = line.decode("utf-8", "surrogateescape")
+    for pattern, shown in hidden:
+        text = pattern.sub(shown, text)
+    written = memoryview(text.encode("utf-8", "surrogateescape"))
+    with contextlib.suppress(OSError):  # a full disk costs the log, not the stage
+        while written:
+            written = written[os.write(LOG, written) :]
+
+
+def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) -> int:
+    """Fork the worker, and exec its command if it has one: own session, no stdin, stdout and stderr to `output`, the event
+    pipe as descriptor 3. own: the guard's descriptors, closed in the worker."""
     guard = os.getpid()
     worker = os.fork()
     if worker:
@@ -73,13 +136,19 @@ def _start(command: list[str]) -> int:
     try:
         os.setsid()
         die_with_parent(guard)  # should the guard itself be killed
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
+        if isinstance(work, list):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
         os.dup2(EVENTS, WORKER_EVENTS)
-        os.dup2(LOG, 1)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.execv(command[0], command)
+        if isinstance(work, list):
+            os.execv(work[0], work)
+        for descriptor in (*own, signal.set_wakeup_fd(-1)):
+            os.close(descriptor)
+        work()
     except OSError as error:
-        os.write(LOG, f"can't start {command[0]}: {error}\n".encode())
+        os.write(LOG, f"can't start the worker: {error}\n".encode())
     os._exit(127)
 
 
@@ -164,14 +233,18 @@ def _say(fields: dict[str, int]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """For a process below the worker: end at once when its parent, of that id, does (Linux); now, if it already has."""
+    """Make this process end as soon as its parent process ends (Linux only). Ranks of a stage call this at their start.
+
+    Args:
+        parent: The id of the parent. If it is not the parent any more, this process exits at once with status 1.
+    """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux's prctl; elsewhere nothing, and the lifeline and the process group do the work."""
+    """Call Linux's prctl. On other systems this does nothing, and the lifeline and the process group alone end the child."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

@@ -1,8 +1,8 @@
-"""A job spec: one stage function, with all it needs, as a JSON file.
+"""A job spec: a JSON file that describes a call of a stage function to another process.
 
-It carries everything another process (or machine) needs to run a stage, as data: names of a function and of its config
-class, the config's JSON, inputs and folders. Nothing is pickled and nothing travels as an argument. `JobSpec.of` fails
-with TypeError when the function cannot be imported by name or the config does not survive the trip through JSON.
+It holds the names of the function and of its config class, the config as JSON, the inputs and the folders. Nothing is
+pickled. `JobSpec.of` raises TypeError if the function can't be imported by name, or if the config changes when it is
+written as JSON and read again.
 """
 
 from __future__ import annotations
@@ -11,25 +11,62 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tasks.artifact import Input, Json, Meta, Source
 from tasks.config import StageConfig
-from tasks.witness import Permit
+from tasks.keys.file_audit import Permit
 
 Inputs = Mapping[str, Input | Source]
 
 
 @dataclass(frozen=True)
-class JobSpec:
-    """function, config_type: "module:name"; config: its JSON; inputs, after (order-only): by parameter name.
+class Step:
+    """The step that a process runs of a stage that works in parts.
 
-    out: the folder that becomes the artifact; scratch: removed afterwards by the caller; beside it stand this spec and
-    the result. log: takes the process's stdout and stderr. partial: {"root", "home", "key"} of resumable state;
-    environ: variables of the process; permit: what it may read of the project (None: not watched); search: folders put
-    on its `sys.path`, where the function's package lies; ranks: processes that run it together.
+    Attributes:
+        name: `whole` (all of the stage); `split` (write the folder `shared` and list the parts); `part` (make one part); or
+            `gather` (make the missing parts and put all together).
+        shared: The folder that `split` wrote.
+        arguments: For `part`: tell which part it is.
+        todo: For `gather`: (arguments, metadata) of each part; the metadata is None if the part is missing.
+        folder: For `gather`: where the result of part N lies in the folder `N`.
+        keep: For `gather`: copy each part that is made to `N.kept` and report it in an event, so that it can be published.
+        threads: The number of threads that make parts.
+    """
+
+    name: str = "whole"
+    shared: str = ""
+    arguments: Meta = field(default_factory=dict)
+    todo: tuple[tuple[Meta, Meta | None], ...] = ()
+    folder: str = ""
+    keep: bool = False
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """All that a process needs to call a stage function.
+
+    Attributes:
+        function: The name of the function as "module:name".
+        config_type: The name of the config's class as "module:name".
+        config: The config as JSON.
+        out: The folder of the stage's files, which becomes the artifact.
+        scratch: A folder for temporary files, which the caller removes. This spec and the result lie beside it.
+        log: The file that takes the process's stdout and stderr.
+        inputs: The inputs by parameter name.
+        partial: {"root", "home", "key"}: the store, home and key of resumable state; None for a stage that can't resume.
+        environ: Environment variables of the process; not written to the file.
+        secret: Names of those variables whose values must not be shown.
+        permit: The project files that the stage may read; None: reads are not checked.
+        search: Folders to put on `sys.path`, in which the function's package lies.
+        ranks: The number of processes that run the stage together.
+        preload: Modules of the warm parent to fork the process from (`tasks.launch.warm_start`). Empty: start a new
+            interpreter.
+        step: The step to run, if the stage works in parts.
     """
 
     function: str
@@ -39,12 +76,14 @@ class JobSpec:
     scratch: Path
     log: Path
     inputs: dict[str, Input | Source] = field(default_factory=dict)
-    after: dict[str, Input | Source] = field(default_factory=dict)
     partial: dict[str, str] | None = None
-    environ: dict[str, str] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict, compare=False)
+    secret: tuple[str, ...] = ()
     permit: Permit | None = None
     search: tuple[str, ...] = ()
     ranks: int = 1
+    preload: tuple[str, ...] = field(default=(), compare=False)
+    step: Step = Step()
 
     @classmethod
     def of(
@@ -56,13 +95,23 @@ class JobSpec:
         out: Path,
         scratch: Path,
         log: Path | None = None,
-        after: Inputs | None = None,
         partial: dict[str, str] | None = None,
         environ: Mapping[str, str] | None = None,
+        secret: tuple[str, ...] = (),
         permit: Permit | None = None,
         ranks: int = 1,
+        preload: tuple[str, ...] = (),
+        step: Step | None = None,
     ) -> JobSpec:
-        """The spec of `function(config, **inputs, **after, out=Workdir(...))`; log: else beside scratch."""
+        """Make the spec of the call `function(config, **inputs, out=Workdir(...))`. Other arguments: see the
+        attributes.
+
+        Args:
+            log: None puts the log beside `scratch`.
+
+        Raises:
+            TypeError: The function can't be imported by name, or the config can't be written as JSON without a change.
+        """
         return cls(
             function=name_of(function),
             config_type=name_of(type(config)),
@@ -71,17 +120,19 @@ class JobSpec:
             scratch=scratch,
             log=log or scratch.with_name(f"{scratch.name}.log"),
             inputs=dict(inputs),
-            after=dict(after or {}),
             partial=partial,
             environ=dict(environ or {}),
+            secret=secret,
             permit=permit,
             search=_search(function),
             ranks=ranks,
+            preload=preload,
+            step=step or Step(),
         )
 
     @property
     def name(self) -> str:
-        """The stage's name, for messages."""
+        """Return the name of the stage function, for messages."""
         return self.function.rpartition(":")[2]
 
     @property
@@ -90,12 +141,12 @@ class JobSpec:
 
     @property
     def result(self) -> Path:
-        """Where the worker writes {"meta": ...} or {"error": ..., "details": traceback}."""
+        """Return the file to which the worker writes {"meta": metadata} or {"error": error, "details": traceback}."""
         return self.scratch.with_name(f"{self.scratch.name}.result.json")
 
     @property
     def ranks_folder(self) -> Path:
-        """Where the ranks meet, and say what came of them."""
+        """Return the folder through which the ranks find each other and to which each writes its result."""
         return self.scratch.with_name(f"{self.scratch.name}.ranks")
 
     def save(self) -> None:
@@ -109,12 +160,12 @@ class JobSpec:
             "scratch": str(self.scratch),
             "log": str(self.log),
             "inputs": {name: _encoded(item) for name, item in self.inputs.items()},
-            "after": {name: _encoded(item) for name, item in self.after.items()},
             "partial": self.partial,
-            "environ": self.environ,
+            "secret": list(self.secret),
             "permit": self.permit.to_json() if self.permit else None,
             "search": list(self.search),
             "ranks": self.ranks,
+            "step": asdict(self.step),
         }
         self.file.touch(mode=0o600)
         self.file.write_text(json.dumps(document, indent=1), encoding="utf-8")
@@ -129,21 +180,26 @@ class JobSpec:
                 "scratch": Path(document["scratch"]),
                 "log": Path(document["log"]),
                 "inputs": {name: _decoded(item) for name, item in document["inputs"].items()},
-                "after": {name: _decoded(item) for name, item in document["after"].items()},
                 "permit": Permit.from_json(document["permit"]) if document["permit"] else None,
                 "search": tuple(document["search"]),
+                "secret": tuple(document["secret"]),
+                "step": Step(**{**document["step"], "todo": tuple(map(tuple, document["step"]["todo"]))}),
             }
         )
 
 
 def resolve(name: str) -> Any:
-    """The object called "module:name"."""
+    """Import and return the object with the name "module:name", the inverse of `name_of`."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def name_of(thing: Any) -> str:
-    """`module:name`. TypeError for what can't be imported by it."""
+    """Return the name of a function or class as "module:name", by which another process can import it.
+
+    Raises:
+        TypeError: It can't be imported by this name: it is local, or defined in `__main__`.
+    """
     name = f"{thing.__module__}:{thing.__qualname__}"
     if thing.__module__ == "__main__" or getattr(sys.modules[thing.__module__], thing.__qualname__, None) is not thing:
         raise TypeError(f"{name} can't run in a process of its own: it is not at the top level of an importable module")
@@ -151,7 +207,11 @@ def name_of(thing: Any) -> str:
 
 
 def portable(config: StageConfig) -> Meta:
-    """The config as JSON. TypeError when it does not survive the trip."""
+    """Return the config as JSON.
+
+    Raises:
+        TypeError: The config read from this JSON would differ.
+    """
     document: Meta = config.model_dump(mode="json")
     if type(config).model_validate_json(json.dumps(document)) != config:
         raise TypeError(f"{type(config).__name__} changes when it is written as JSON and read again: {document}")

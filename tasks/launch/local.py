@@ -1,43 +1,58 @@
-"""Run a stage in a process of its own, on this machine, under a guard that leaves nothing behind.
+"""Run a stage in a process of its own on this machine, under a guard that leaves no process behind.
 
-`run_job` costs two interpreter starts (see `guard` and `worker`) and blocks, passing on what the stage says
-as it says it. Works from any thread. However the caller ends (Ctrl-C, SIGTERM, SIGKILL), the stage gets SIGTERM,
-`grace_seconds` to save, and SIGKILL, with everything it started.
+`run_job` blocks, passes on the stage's events as they come, and works in any thread. A new interpreter each for guard and
+worker is started, unless both are forked from a warm parent. However the caller ends (Ctrl-C, SIGTERM, SIGKILL), the stage
+gets SIGTERM, `grace_seconds` to save its state, and then SIGKILL, with all processes that it started. A stage that did not
+announce that it saves state (`Workdir.saves`) gets only STOP_SECONDS, since a compiler or another library may not react to
+SIGTERM for minutes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
 import os
 import selectors
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 from tasks.artifact import Meta
 from tasks.errors import Interrupted, ProcessFailed, TrnflowError, from_json
+from tasks.launch import GRACE_SECONDS
 from tasks.launch import guard as guard_module
 from tasks.launch.job import JobSpec
 from tasks.launch.python import python
-from tasks.lines import parsed
+from tasks.launch.warm_start import ForkedGuard, process_environ, start_guard
+from tasks.system.json_lines import parsed
+from tasks.system.redaction import substitutions
 
 Emit = Callable[[Meta], None]
 
-_running: set[Guarded] = set()
-_lock = threading.Lock()
+STOP_SECONDS = 3.0
+LEAST_SPACE = 1 << 16
+"""Bytes. If a process ended without a result and its disk has less free space, lack of space is reported as the cause."""
 
 
-def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = 30) -> Meta:
-    """Run `spec` and return the stage's metadata; `emit` gets each event while it runs, in this thread.
+def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) -> Meta:
+    """Run a job and return the stage's metadata. Blocks until the process has ended.
 
-    Raises the stage's own TrnflowError, with the traceback of its process as attribute `details`; ProcessFailed when
-    the process died without a word; Interrupted after Ctrl-C or `interrupt_jobs`. An exception raised in this thread
-    while it waits, or by `emit`, ends the stage first and then goes on.
+    Any exception that is raised in this thread meanwhile, also by `emit`, stops the stage before it is passed on.
+
+    Args:
+        emit: Called with each event of the stage, in this thread.
+        grace_seconds: How long the stage may save its state when it is stopped.
+
+    Raises:
+        TrnflowError: The stage's own error; its attribute `details` is the traceback in the stage's process.
+        ProcessFailed: The process died without a result.
+        Interrupted: The stage was stopped by Ctrl-C, or by a KeyboardInterrupt sent into this thread.
     """
     spec.result.unlink(missing_ok=True)
     spec.save()
@@ -54,71 +69,88 @@ def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = 30) -> Meta:
         return job.result()
 
 
-def interrupt_jobs() -> int:
-    """End every job of this process, from a signal handler or another thread; returns how many. Their `run_job` raises
-    Interrupted once the stage has saved. A second call ends them at once."""
-    with _lock:
-        jobs = list(_running)
-    for job in jobs:
-        job.interrupt()
-    return len(jobs)
-
-
 class Guarded:
-    """A guard process and the worker under it. As a context it is gone, with all its children, when left."""
+    """A guard process and the worker under it: a context that starts both, and on exit waits until both and all children
+    have ended.
+    """
 
     def __init__(self, spec: JobSpec, grace_seconds: float) -> None:
         self._spec = spec
         self._grace = grace_seconds
         self._interrupted = False
+        self._saves = False
+        self._deadline = math.inf
         self._worker: int | None = None
         self._status: int | None = None
 
     def __enter__(self) -> Guarded:
-        worker = python("tasks.launch.worker:run", str(self._spec.file))
         self._spec.log.parent.mkdir(parents=True, exist_ok=True)
-        with self._spec.log.open("wb") as log:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard_module.__file__, str(self._grace), *worker],
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **self._spec.environ},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                bufsize=0,
-            )
-        with _lock:
-            _running.add(self)
+        lifeline, self._lifeline = os.pipe()
+        self._events, events = os.pipe()
+        os.set_blocking(self._events, False)
+        with self._spec.log.open("ab") as log:
+            try:
+                self._guard = self._start([lifeline, events, log.fileno()])
+            except BaseException:
+                os.close(self._lifeline)
+                os.close(self._events)
+                raise
+            finally:
+                os.close(lifeline)
+                os.close(events)
+        with contextlib.suppress(BrokenPipeError):  # it died already: `result` says so
+            os.write(self._lifeline, json.dumps(substitutions()).encode() + b"\n")
         return self
 
+    def _start(self, descriptors: list[int]) -> subprocess.Popen[bytes] | ForkedGuard:
+        """Start the guard, which has the descriptors as its stdin, stdout and stderr."""
+        environ = process_environ(self._spec.environ)
+        entry, arguments = "tasks.launch.worker:run", [str(self._spec.file)]
+        if self._spec.preload:
+            forked = start_guard(entry, arguments, environ, self._spec.preload, self._grace, descriptors)
+            if forked is not None:
+                return forked
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", guard_module.__file__, str(self._grace), *python(entry, *arguments)],
+            env=environ,
+            stdin=descriptors[0],
+            stdout=descriptors[1],
+            stderr=descriptors[2],
+            start_new_session=True,
+        )
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with _lock:
-            _running.discard(self)
-        assert self._guard.stdin and self._guard.stdout
-        self._guard.stdin.close()
+        os.close(self._lifeline)
         self._guard.wait()
-        self._guard.stdout.close()
+        os.close(self._events)
         if self._status is None and self._worker is not None:  # the guard itself was killed
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._worker, signal.SIGKILL)
 
     def interrupt(self) -> None:
-        """Ask the stage to save and leave; asked twice, it is killed."""
+        """Send SIGTERM to the stage, so that it saves its state and ends.
+
+        A second call kills it. A stage that saves no state is killed after STOP_SECONDS.
+        """
         self._interrupted = True
+        self._deadline = math.inf if self._saves else time.monotonic() + STOP_SECONDS
         self._guard.terminate()
 
     def follow(self, emit: Emit) -> None:
-        """Pass events on until the guard is gone."""
+        """Pass the stage's events to `emit` until the guard has ended."""
         for line in self._lines():
             event = parsed(line)
             if event is not None and "guard" in event:
                 self._worker = event["guard"].get("worker", self._worker)
                 self._status = event["guard"].get("exit")
+            elif event is not None and "saves" in event:
+                self._saves = True
             elif event is not None:
                 emit(event)
 
     def drain(self, emit: Emit) -> None:
-        """`follow` to the end, though Ctrl-C be pressed again (then the stage is killed)."""
+        """Pass the stage's events to `emit` until its guard process has ended, which is after the stage. Ctrl-C stops the
+        stage; this goes on until the stage and its guard have ended."""
         while True:
             try:
                 return self.follow(emit)
@@ -126,7 +158,12 @@ class Guarded:
                 self.interrupt()
 
     def result(self) -> Meta:
-        """The stage's metadata, or its error."""
+        """Return the metadata of the stage that has ended.
+
+        Raises:
+            TrnflowError: The stage's own error; ProcessFailed if it died without a result, Interrupted if it was stopped.
+            OSError: The process ended without a result, and the disk is full.
+        """
         written = json.loads(self._spec.result.read_text(encoding="utf-8")) if self._spec.result.exists() else None
         if written is None:
             raise self._silent()
@@ -138,26 +175,35 @@ class Guarded:
         return meta
 
     def _lines(self) -> Iterator[bytes]:
-        pipe = self._guard.stdout
-        assert pipe
-        os.set_blocking(pipe.fileno(), False)
         rest = b""
         with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
+            selector.register(self._events, selectors.EVENT_READ)
             while True:
                 ended = self._guard.poll() is not None
+                if time.monotonic() > self._deadline:
+                    self.interrupt()
                 # bounded, so that an exception sent to this thread is raised soon
-                chunk = pipe.read(1 << 16) if ended or selector.select(0.2) else None
+                chunk = self._read() if ended or selector.select(0.2) else None
                 if chunk == b"" or (ended and not chunk):
                     break
                 *lines, rest = (rest + (chunk or b"")).split(b"\n")
                 yield from lines
         self._guard.wait()
 
+    def _read(self) -> bytes | None:
+        """What the event pipe holds: b"" at its end, None when it is empty."""
+        try:
+            return os.read(self._events, 1 << 16)
+        except BlockingIOError:
+            return None
+
     def _silent(self) -> TrnflowError:
         if self._interrupted:
             return self._stopped()
         name, log = self._spec.name, self._spec.log
+        place = os.statvfs(self._spec.file.parent)
+        if place.f_bavail * place.f_frsize < LEAST_SPACE:  # it could not even write what was wrong
+            raise OSError(errno.ENOSPC, "No space left on device", str(self._spec.file.parent))
         if self._status is None:
             return ProcessFailed(f"the guard of {name} was killed", f"run it again; its log is {log}")
         how = f"exit code {self._status}" if self._status >= 0 else f"signal {_signal_name(-self._status)}"
@@ -183,7 +229,7 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def _tail(log: Path, lines: int = 10) -> str:
+def _tail(log: Path, lines: int = 20) -> str:
     """The end of the log, for the message."""
     with log.open("rb") as handle:
         handle.seek(max(0, log.stat().st_size - 4096))

@@ -1,4 +1,4 @@
-"""The command line of a further process that runs this very code, wherever it was imported from."""
+"""Build the command line of a Python process that runs the same code as this one, wherever that was imported from."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ _BOOT = (
 
 
 def python(entry: str, *arguments: str) -> list[str]:
-    """`entry` is "module:function" of a first-party package; the arguments are its strings.
+    """Return the command line of a process that calls a function with strings as arguments.
 
-    -P: a file in the working folder must not shadow a module; first-party code comes from where this process has it.
+    The option -P keeps files in the working folder from being imported in place of modules.
+
+    Args:
+        entry: The function as "module:function".
+        arguments: The arguments of the function.
     """
     assert tasks.__file__
     return [sys.executable, "-P", "-c", _BOOT, str(Path(tasks.__file__).resolve().parents[1]), entry, *arguments]

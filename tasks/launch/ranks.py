@@ -1,10 +1,12 @@
-"""The processes that run one stage together, its *ranks*: started, watched and ended by the stage's worker.
+"""Start, watch and end the ranks of a stage: processes that run it together. The stage's worker process does this.
 
-They stay in the worker's process group, so the guard's TERM reaches them all and none outlives the worker. They meet
-through a file, so no port can be taken; torch_xla's processes alone through a port, which was free when they were started.
-Each writes `rank-K.json`: what came of it. When one fails, the others, which would wait for it, get a few seconds to fail
-by themselves; then each that is left writes its stack, and is killed. What is told is the failure that came first: an error
-that a rank understood, else a death without a word, else the earliest.
+Ranks stay in the worker's process group, so the guard's SIGTERM reaches all of them and none outlives the worker. torch's
+process groups are set up through a file, which needs no port. Only torch_xla needs a TCP port: one that was free at the
+start.
+
+Each rank writes its result to `rank-K.json`. If one fails, the others get LAST_WORDS seconds to fail too, since they would
+wait for it for ever; then each that still runs writes its stack and is killed. The error reported is that of the cause:
+first an error that a rank raised itself (a TrnflowError), then a death without a result, then the earliest of the others.
 """
 
 from __future__ import annotations
@@ -32,10 +34,19 @@ POLL = 0.05
 
 
 def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pass_fds: Sequence[int] = ()) -> Meta:
-    """Run `command(rank)` for each rank and wait for all; {"meta": ...} of rank 0, or {"error": ..., "details": ...}.
+    """Run all ranks and wait for them.
 
-    folder: theirs alone, made anew. pass_fds: descriptors that rank 0 inherits. SIGTERM is rank 0's to heed, and held back here
-    and in a rank until it is ready for it (see `enter`)."""
+    SIGTERM and SIGINT are blocked in this process, and in each rank until it calls `enter`; only rank 0 handles SIGTERM.
+
+    Args:
+        command: Returns the command line of a rank, given its number.
+        count: The number of ranks.
+        folder: A folder for their results that does not exist yet.
+        pass_fds: File descriptors that rank 0 inherits.
+
+    Returns:
+        {"meta": metadata} of rank 0, or {"error": error, "details": traceback}.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if signal.sigpending() & set(SIGNALS):
         return {"error": Interrupted("stopped before the ranks were started", "run the same command again").to_json()}
@@ -59,8 +70,16 @@ def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pas
 
 
 def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
-    """As torchrun names them (TORCHELASTIC_RUN_ID is what torch_xla knows its ranks by); and the file through which the ranks
-    meet. On one machine gloo needs no name of the host."""
+    """Return the environment variables of a rank: those that torchrun sets, and TRNFLOW_RENDEZVOUS.
+
+    TRNFLOW_RENDEZVOUS is the file through which the ranks find each other. torch_xla needs TORCHELASTIC_RUN_ID. gloo is
+    given the loopback interface, so that it does not look up the host's name.
+
+    Args:
+        count: The number of ranks.
+        folder: The folder of that file.
+        port: The TCP port for torch_xla.
+    """
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return {
         "RANK": str(rank),
@@ -76,8 +95,14 @@ def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
 
 
 def enter(rank: int, parent: int, folder: Path, interrupt: Callable[..., None]) -> None:
-    """First thing in a rank: end with the parent, write the stack when asked, and let signals in: rank 0 hears SIGTERM,
-    the others do as it says."""
+    """Set up a rank's process; called first in each rank.
+
+    The process ends with its parent, writes its stack on SIGUSR1, and from now on receives SIGTERM and SIGINT.
+
+    Args:
+        parent: The process id of the worker.
+        interrupt: Handles these two signals in rank 0. The other ranks ignore them and stop when rank 0 does.
+    """
     die_with_parent(parent)
     faulthandler.register(signal.SIGUSR1, file=_stack(folder, rank).open("w"), all_threads=True)
     for number in SIGNALS:
@@ -86,7 +111,11 @@ def enter(rank: int, parent: int, folder: Path, interrupt: Callable[..., None]) 
 
 
 def leave(rank: int, folder: Path, document: Meta) -> None:
-    """Last thing in a rank: what came of it, {"meta": ...} or {"error": ..., "details": ...}."""
+    """Write a rank's result to `rank-K.json`; called last in each rank.
+
+    Args:
+        document: {"meta": metadata} or {"error": error, "details": traceback}.
+    """
     aside = folder / f"rank-{rank}.part"
     aside.write_text(json.dumps({**document, "time": time.time()}), encoding="utf-8")
     aside.replace(folder / f"rank-{rank}.json")

@@ -1,8 +1,10 @@
-"""The process a stage runs in: `python -m tasks.launch.worker SPEC.json`, started by the guard.
+"""The worker: the process that a stage runs in, started by a guard with `tasks.launch.worker:run` and the path of a job
+spec.
 
-It calls the spec's function, sends what the stage says as JSON lines down descriptor 3, and writes the result beside
-the spec, atomically. SIGTERM raises Interrupted in the stage (which may install a handler of its own, to save first).
-A stage of several ranks is called in a process for each of them (`tasks.launch.ranks`), of which rank 0 speaks.
+It calls the spec's function, writes the stage's events as JSON lines to file descriptor 3, and writes the result atomically
+to a file beside the spec. SIGTERM raises Interrupted in the stage, unless the stage installs a handler of its own to save
+state first. A stage of several ranks runs in a process per rank (`tasks.launch.ranks`); only the events of rank 0 are
+passed on.
 """
 
 from __future__ import annotations
@@ -17,22 +19,30 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tasks.artifact import Meta
-from tasks.errors import Interrupted, ProcessFailed, TrnflowError
+from tasks.artifact import Input, Meta
+from tasks.errors import Interrupted, ProcessFailed, TrnflowError, of_machine
+from tasks.keys.file_audit import refuse_recorded, watch_process
+from tasks.launch import steps
 from tasks.launch.guard import WORKER_EVENTS
 from tasks.launch.job import JobSpec, resolve
 from tasks.launch.python import python
 from tasks.launch.ranks import enter, leave, run_ranks
-from tasks.stage import Partial, Workdir
-from tasks.witness import watch_process
+from tasks.launch.warm_start import PARTIAL_ROOT
+from tasks.stage import Partial, Workdir, of
+from tasks.system.redaction import know, learn, scrub, scrub_all
 
 
 def run(file: str) -> None:
-    """`main`, then leave at once: the result is on disk, and a runtime may hang or crash as it unloads."""
+    """Run the job in the file and exit the process at once, since some runtimes hang or crash when they unload.
+
+    file: the path of a job spec.
+    """
     status = main(file)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -40,25 +50,42 @@ def run(file: str) -> None:
 
 
 def main(file: str) -> int:
-    """0 when the stage succeeded, 1 when the result holds an error."""
+    """Run the job in the file and write its result. Return 0 if the stage succeeded, 1 if the result is an error."""
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
-    spec = JobSpec.load(Path(file))
+    spec = _spec(file)
+    if spec.ranks == 1:
+        Path(file).unlink()  # the config may hold a URL with credentials; ranks read the file, too
     document = _call(spec, Events(WORKER_EVENTS)) if spec.ranks == 1 else _lead(spec)
     _write(spec.result, json.dumps(document))
     return int("error" in document)
 
 
 def rank(file: str, number: str, parent: str) -> None:
-    """One rank of a stage, in a process that `main` started; it leaves as `run` does."""
+    """Run one rank of a stage, in a process that `main` started, and exit the process at once.
+
+    Args:
+        file: The path of the job spec.
+        number: The rank, as text.
+        parent: The process id of the worker that started it, as text.
+    """
     faulthandler.enable()
-    spec, me = JobSpec.load(Path(file)), int(number)
+    spec, me = _spec(file), int(number)
     enter(me, int(parent), spec.ranks_folder, _interrupt)
     document = _call(spec, Events(WORKER_EVENTS) if me == 0 else _unheard)
     leave(me, spec.ranks_folder, document)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(int("error" in document))
+
+
+def _spec(file: str) -> JobSpec:
+    """The job; what is secret of this process's variables is known from now on."""
+    spec = JobSpec.load(Path(file))
+    for name in spec.secret:
+        know(os.environ.get(name, ""))
+    learn(os.environ.get(PARTIAL_ROOT, ""))
+    return spec
 
 
 def _lead(spec: JobSpec) -> Meta:
@@ -83,18 +110,33 @@ def _call(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
         json.dumps(meta, allow_nan=False)
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        return {"error": _described(error, spec), "details": traceback.format_exc()}
+        return {"error": scrub_all(_described(error, spec)), "details": scrub(traceback.format_exc())}
     return {"meta": meta}
 
 
 def _run(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
     function = resolve(spec.function)
     config = resolve(spec.config_type).model_validate_json(json.dumps(spec.config))
+    inputs, step = spec.inputs, spec.step
+    out = Workdir(spec.out, spec.scratch, emit, _partial(spec))
+    shared = Input(Path(step.shared), "shared", {}, "")
+    if step.name == "part":
+        return steps.make_part(of(function), config, inputs, shared, step.arguments, out)
     spec.out.mkdir(parents=True, exist_ok=True)
     spec.scratch.mkdir(parents=True, exist_ok=True)
-    out = Workdir(spec.out, spec.scratch, emit, _partial(spec))
-    meta: Meta = function(config, **spec.inputs, **spec.after, out=out)
-    return meta
+    if step.name == "split":
+        return {"parts": [asdict(part) for part in steps.split(of(function), config, inputs, out)]}
+    if step.name == "gather":
+        made = partial(_keep, emit) if step.keep else lambda *result: None
+        return steps.gather(of(function), config, inputs, shared, step.todo, Path(step.folder), out, step.threads, made)
+    return steps.whole(function, config, inputs, out, step.threads)
+
+
+def _keep(emit: Callable[[Meta], None], number: int, folder: Path, meta: Meta) -> None:
+    """Copy a part's result for the store, which moves what it takes, and report it."""
+    refuse_recorded()
+    shutil.copytree(folder, folder.with_name(f"{number}.kept"))
+    emit({"part": number, "meta": meta})
 
 
 def _unheard(event: Meta) -> None:
@@ -106,11 +148,14 @@ def _partial(spec: JobSpec) -> Partial | None:
         return None
     from tasks.store import partial_state
 
-    return partial_state(spec.partial["root"], spec.partial["home"], spec.partial["key"])
+    return partial_state(os.environ.get(PARTIAL_ROOT, spec.partial["root"]), spec.partial["home"], spec.partial["key"])
 
 
 class Events:
-    """Writes one JSON line an event; safe from any thread, and silent once nobody listens any more."""
+    """Writes events as JSON lines to a file descriptor. Safe from any thread.
+
+    Once the reader has closed the pipe, events are dropped without an error.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -137,6 +182,8 @@ def _described(error: BaseException, spec: JobSpec) -> dict[str, Any]:
         return error.to_json()
     if isinstance(error, KeyboardInterrupt):
         return Interrupted(f"{spec.name} was interrupted", "run the same command again").to_json()
+    if (cause := of_machine(error)) is not None:
+        return cause.to_json()
     said = str(error).strip().partition("\n")[0] or "no message"
     return ProcessFailed(
         f"{spec.name} failed with {type(error).__name__}: {said}", f"see {spec.log}, or run again with --debug"

@@ -1,14 +1,17 @@
-"""The content store: blobs under their digest, artifacts as trees of blobs, create-only records that make results visible.
+"""The content store: blobs named by their digest, artifacts as lists of blobs, and records that make results visible.
+
+A store has the following files. Those marked create-only are created by one writer and then refused to others.
 
 <root>/FORMAT.json                       create-only: format version, hash name
-<root>/blobs/sha256/ab/<64 hex>          immutable bytes under their digest; manifests are blobs too
-<root>/records/<stage>/<key>.json        create-only; the only thing that makes a result visible
-<root>/attempts/<key>/<attempt>.json     journal: host, pid, start, end, outcome, figures, error
-<root>/partial/<key>/step-N/{...,COMMIT} resumable training state of that key; never an output
-<root>/leases/<key>/<fence>.json         create-only: who makes the key now; its heartbeat beside it
+<root>/blobs/sha256/ab/<64 hex>          immutable bytes named by their digest; also manifests (an artifact's list of files)
+<root>/records/<stage>/<key>.json        create-only: the result of a stage; without a record no result is visible
+<root>/attempts/<key>/<attempt>.json     journal of one try: host, pid, start, end, outcome, figures, error
+<root>/partial/<key>/step-N/{...,COMMIT} training state saved at a step, to resume from; never an output
+<root>/leases/<key>/<fence>.json         create-only: which run is making the key's result; its heartbeat is beside it
 <root>/runs/<run id>.json                recipe, stages, keys, attempts, outcome
-<root>/roots/<kind>/<name>.json          pins and whatever else garbage collection must keep
-<root>/quarantine/...  <root>/trash/...  what was corrupt; what was replaced or collected
+<root>/roots/<kind>/<name>.json          pins and other documents whose artifacts garbage collection must keep
+<root>/quarantine/...                    damaged files
+<root>/trash/...                         replaced or collected files, deleted after the grace period
 """
 
 from tasks.store.content import Store

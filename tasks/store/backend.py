@@ -1,7 +1,7 @@
-"""Named bytes on a filesystem: the few operations the store needs, on a local folder or over any fsspec filesystem.
+"""The file operations that a store needs, as an interface: `local.py` implements it for a folder, `remote.py` for fsspec.
 
-A missing name is FileNotFoundError; any other failure is a StoreError, never a miss. `create` is exclusive: of several
-writers of one name exactly one gets True, and no reader sees half of it. fsspec is imported for remote roots only.
+The name of a file is its path relative to the store's root. Every operation raises FileNotFoundError for a missing file and
+StoreError for any other failure, so that a failing disk or server is never mistaken for a missing file.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tasks.errors import ReadOnlyStore, StoreError
+from tasks.sources.remote_errors import credentials_fix
 
 WRITES = ("creating", "writing", "moving", "removing")
 
-Count = Callable[[int], None]
-"""Hears of bytes as they come, of any thread; what it raises ends the transfer."""
+CountBytes = Callable[[int], None]
+"""A function that a transfer calls with the number of bytes since its last call, in any thread. An exception ends the
+transfer."""
 
 
-def uncounted(size: int) -> None:
-    """For who does not ask."""
+def count_nothing(size: int) -> None:
+    """Ignore the number of bytes: the default of `count` for callers of `Backend.fetch` that do not count bytes."""
 
 
 class Entry(NamedTuple):
-    """size: bytes; time: of the last write, seconds since 1970 by the store's clock."""
+    """A file of a store, as a listing shows it. size: bytes; time: of the last write, in seconds since 1970 by the clock of
+    the store's machine."""
 
     name: str
     size: int
@@ -33,66 +36,89 @@ class Entry(NamedTuple):
 
 
 class Backend(Protocol):
-    """root: as the user wrote it; local: the folder of a local root, else None."""
+    """The file operations on one store. root: the store's folder or URL, as text; local: the folder of a local store, None
+    for a remote one."""
 
     root: str
     local: Path | None
 
-    def read(self, name: str) -> bytes: ...
-    def create(self, name: str, data: bytes) -> bool: ...
-    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None: ...
-    def size(self, name: str) -> int | None: ...
-    def adopt(self, name: str, path: str | Path) -> None: ...
-    def fetch(self, name: str, path: Path, count: Count = uncounted) -> None: ...
-    def names(self, prefix: str) -> list[str]: ...
-    def entries(self, prefix: str) -> list[Entry]: ...
-    def folders(self, prefix: str) -> list[str]: ...
-    def tidy(self, prefix: str, *, asides: bool = False) -> None: ...
-    def move(self, name: str, to: str) -> None: ...
-    def remove(self, prefix: str) -> None: ...
-    def sync(self) -> None: ...
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes."""
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Create a file and return True, or return False if the name is taken. Of several simultaneous writers one
+        succeeds; readers never see a part of the file."""
 
-def open_backend(root: str) -> Backend:
-    """A local folder (`path`, `file://path`) or any fsspec URL (`s3://bucket/prefix`, `memory://name`)."""
-    if "://" in root.removeprefix("file://"):
-        from tasks.store.remote import RemoteBackend
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Write a file, replacing an older one. durable: return only when the file would outlive a power cut."""
 
-        return RemoteBackend(root)
-    from tasks.store.local import LocalBackend
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, or None when there is no such file."""
 
-    return LocalBackend(root.removeprefix("file://"))
+    def move_in(self, name: str, path: str | Path) -> None:
+        """Move or copy the file at `path` on this machine into the store under `name`, read-only."""
+
+    def fetch(self, name: str, path: Path, count: CountBytes = count_nothing) -> None:
+        """Copy a file of the store to `path` on this machine. count: called with the size of each part that was copied, in
+        bytes."""
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names of all files below a folder, sorted. Files that are still being written are left out."""
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """Return all files below a folder, including files that are being written and unfinished files of killed
+        writers."""
+
+    def folders(self, prefix: str) -> list[str]:
+        """Return the names of the folders directly below a folder, sorted."""
+
+    def remove_empty(self, prefix: str, *, unfinished: bool = False) -> None:
+        """Remove a folder if it is empty. unfinished: also when it holds only unfinished files of killed writers, which are
+        removed too."""
+
+    def move(self, name: str, to: str) -> None:
+        """Rename a file of the store. A file that has the new name already is replaced."""
+
+    def remove(self, prefix: str) -> None:
+        """Remove a file, or a folder with everything below it. Do nothing if there is none."""
+
+    def sync(self) -> None:
+        """Wait until everything written so far would outlive a power cut."""
 
 
 @contextlib.contextmanager
-def trouble(root: str, name: str, doing: str) -> Iterator[None]:
-    """Turn what filesystems raise into StoreError; FileNotFoundError passes (it is a miss).
+def storage_errors(root: str, name: str, doing: str) -> Iterator[None]:
+    """Return a context manager that turns exceptions of a filesystem into StoreError, except FileNotFoundError.
 
-    Object stores' libraries raise what is no OSError too (a connection that drops, an answer that is none)."""
+    All subclasses of Exception are turned, since libraries of object stores raise more types than OSError, such as for a
+    lost connection. root, name: the store and the file, for the message; doing: what was tried, such as `reading`.
+    """
     try:
         yield
     except (FileNotFoundError, StoreError):
         raise
     except Exception as error:
-        raise _told(error, root, name, doing) from error
+        raise _store_error(error, root, name, doing) from error
 
 
-def _told(error: Exception, root: str, name: str, doing: str) -> StoreError:
+def _store_error(error: Exception, root: str, name: str, doing: str) -> StoreError:
     denied = isinstance(error, PermissionError)
-    said = str(error) or "no reason given"
+    reason = str(error) or "no reason given"
+    if fix := credentials_fix(error, root):
+        return StoreError(f"no credentials for the store {root} were found ({reason})", fix)
     if doing in WRITES and (denied or getattr(error, "errno", None) == errno.EROFS):
         return ReadOnlyStore(
-            f"no permission for {doing} {name} in the store {root}, which can only be read: {said}",
+            f"no permission for {doing} {name} in the store {root}, which can only be read: {reason}",
             "what is on record hits all the same; to run what is missing, check the folder's owner or the credentials, or "
             "choose another store: store.root=... or TRNFLOW_STORE",
         )
     if denied:
         return StoreError(
-            f"no permission for {doing} {name} in the store {root}: {said}",
+            f"no permission for {doing} {name} in the store {root}: {reason}",
             "check the folder's owner or the credentials (and the clock: S3 refuses requests that are 15 minutes off), or choose "
             "another store: store.root=... or TRNFLOW_STORE",
         )
     return StoreError(
-        f"{doing} {name} in the store {root} failed: {type(error).__name__}: {said}",
+        f"{doing} {name} in the store {root} failed: {type(error).__name__}: {reason}",
         "check the disk or the endpoint (AWS_ENDPOINT_URL), or choose another store: store.root=...",
     )

@@ -1,4 +1,4 @@
-"""A folder's files as names."""
+"""List the files below a folder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from tasks.errors import StoreError
 
 
 def files_below(folder: Path) -> list[str]:
-    """Paths of all files below, relative, with `/`, sorted folder by folder. A link to a file counts as one: its bytes are
-    taken. StoreError for what can't be kept: a link to a folder or to nothing, a socket, a device."""
-    return sorted(_files(str(folder), ""), key=lambda path: path.replace("/", "\0"))  # below all that a name may hold
+    """Return the paths of all files below a folder, relative to it and with `/`, in a fixed order. A symbolic link to a
+    file counts as a file.
+
+    Raises:
+        StoreError: there is a link to a folder, a broken link, a socket or a device, none of which a store can hold.
+    """
+    return sorted(
+        _files(str(folder), ""), key=lambda path: path.replace("/", "\0")
+    )  # "\0" sorts before all characters of a name
 
 
 def _files(folder: str, prefix: str) -> Iterator[str]:

@@ -1,14 +1,15 @@
-"""Who makes a key now: leases with fencing numbers, over any backend, without locks, compare-and-swap or a common clock.
+"""Leases, by which of several runs that need one key a single run makes it: fencing numbers over any backend.
 
 <root>/leases/<key>/<fence>.json     create-only: owner, since, ttl
 <root>/leases/<key>/<fence>.<token>  its heartbeat, rewritten every ttl/3
 
-The newest fence holds. It is over when it is released, when its process is certainly dead (seen on its own machine only), or when
-a waiter saw it unchanged for its ttl by the waiter's own monotonic clock; then whoever creates fence + 1 holds. A holder that
-was paused meanwhile finds a newer fence, or its own gone, when it checks. Released leases are removed, folder and all.
+The lease with the highest fencing number is valid. It ends when its holder releases it, when the process of its holder is
+seen dead on its own machine, or when a waiter saw no heartbeat for its ttl by the waiter's monotonic clock. The run that then
+creates the next number has the lease. A holder that was paused finds the newer number when it checks. Released leases are
+removed.
 
-Correctness never rests on a lease: two holders at once cost work, and the create-only record decides between them. No lock ever
-needs a human. Taking and releasing costs four small requests, a look while waiting three.
+No locks, compare-and-swap or common clock are needed. Results do not depend on leases: if two runs hold one at once, work is done
+twice, and the create-only record decides. Taking and releasing costs four small requests, each look of a waiter three.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from typing import Any
 
 from tasks.errors import StoreError
 from tasks.store.backend import Backend
-from tasks.store.process import Process, lives_on, this_process
+from tasks.system.process import Process, lives_on, this_process
 
 FORGOTTEN_SECONDS = 86400.0
-"""A lease whose last sign of life is so old, by wall clocks, is over without being watched for its ttl."""
+"""A lease whose last heartbeat is older than this, by wall clocks, has ended: no waiter needs to watch it for its ttl."""
 
 FALLBACK_TTL = 60.0
 SWEEP_SECONDS = 10.0
@@ -37,13 +38,24 @@ NOBODY = Process("?", "?", "?", 0, 0)
 
 
 class LeaseLost(Exception):
-    """Another process took over while this one was paused or cut off: what it makes counts."""
+    """Another run took over the lease while this one was paused or could not reach the store. The result of the other run
+    counts."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A lease as it stands in the store. token: of this taking; at: its last sign of life, UTC by its holder's clock;
-    beat: changes as long as the holder lives; ttl in seconds."""
+    """A lease as it is written in the store: who makes the result of a key.
+
+    Attributes:
+        fence: the fencing number; of several leases of a key the highest is valid.
+        token: random text, different for each lease.
+        process: the process that holds the lease.
+        run, attempt: the ids of its run and attempt.
+        since: when the lease was taken, UTC.
+        ttl: seconds without a heartbeat after which others may take over.
+        at: the last heartbeat, UTC by the holder's clock; empty before the first.
+        beat: the number of heartbeats.
+    """
 
     fence: int
     token: str
@@ -57,7 +69,8 @@ class Holder:
 
     @property
     def is_over(self) -> bool:
-        """True only when its process and those of its stage certainly ended, or it was silent for a day."""
+        """Whether the lease has certainly ended: the processes of its run and its stage are dead, or its last heartbeat is
+        a day old."""
         return (self.process.is_dead() and not lives_on(self.attempt)) or self._is_forgotten()
 
     def _is_forgotten(self) -> bool:
@@ -72,7 +85,11 @@ class Holder:
 
 
 class Waiter:
-    """One process's turn at a key: `take` until it gives a lease. holder: who held it at the last look, or None."""
+    """A run that needs the lease of a key. Call `take` again and again until it returns the lease.
+
+    run, attempt: the ids that the lease will name; ttl: its time to live in seconds. holder: the lease of another run when
+    `take` last looked, or None.
+    """
 
     def __init__(self, backend: Backend, key: str, *, run: str, attempt: str, ttl: float) -> None:
         self.holder: Holder | None = None
@@ -84,7 +101,7 @@ class Waiter:
         self._unchanged_since = 0.0
 
     def take(self) -> Lease | None:
-        """The lease, or None while another holds it or was faster."""
+        """Try once to take the lease. Return the lease, or None while another run has it."""
         newest = newest_holder(self._backend, self._key)
         if newest is not None and not self._is_over(newest):
             return None
@@ -108,7 +125,8 @@ class Waiter:
 
 
 class Lease:
-    """A lease that this process took. As a context: beats while inside, and is released when left."""
+    """A lease that this process holds. Used as a context manager, it sends heartbeats until the context ends and is then
+    released."""
 
     def __init__(self, backend: Backend, key: str, mine: Holder) -> None:
         self._backend = backend
@@ -128,15 +146,18 @@ class Lease:
 
     @property
     def attempt(self) -> str:
+        """The id of the attempt for which the lease was taken."""
         return self._mine.attempt
 
     def heed(self) -> None:
-        """Raise LeaseLost if the heartbeat noticed that another took over. Costs nothing."""
+        """Raise LeaseLost if an earlier check, such as that of a heartbeat, found that another run took over the lease.
+        Makes no request."""
         if self._lost:
             raise LeaseLost(self._lost)
 
     def check(self) -> None:
-        """Ask the store whether this lease is the newest; LeaseLost when it is not. Two or three requests."""
+        """Ask the store whether this lease is the newest of its key; raise LeaseLost when it is not. Costs two or three
+        requests."""
         newest = newest_holder(self._backend, self._key)
         if newest is None or newest.token != self._mine.token:
             who = newest or "another run"
@@ -144,7 +165,11 @@ class Lease:
         self.heed()
 
     def release(self) -> None:
-        """Remove this lease and older ones, its own last: an older holder that wakes meanwhile still sees a newer one."""
+        """Give up the lease: remove its file and those of older leases of the key.
+
+        The file of this lease is removed last, so that a paused holder of an older lease still finds a newer one when it
+        checks.
+        """
         self._left.set()
         if self._thread.is_alive():
             self._thread.join(LAST_BEAT_SECONDS)
@@ -157,7 +182,7 @@ class Lease:
                 if name != own:
                     self._backend.remove(name)
             self._backend.remove(own)
-        self._backend.tidy(_folder(self._key))
+        self._backend.remove_empty(_folder(self._key))
 
     def _beat(self) -> None:
         count = 0
@@ -174,21 +199,23 @@ class Lease:
 
 
 def newest_holder(backend: Backend, key: str) -> Holder | None:
-    """Who holds a key, or held it last without releasing it; with its heartbeat."""
+    """Return the newest lease of a key with its last heartbeat, also if the lease has ended; None when the key has no
+    lease."""
     names = backend.names(_folder(key))
     for fence in sorted(_fences(names), reverse=True):
         holder = _holder(backend, key, fence)
         if holder is not None:  # else released since it was listed
             beat = _beat_name(key, holder)
-            said = _read(backend, beat) if beat in names else None
-            return replace(holder, beat=said.get("beat", 0), at=str(said.get("at", ""))) if said else holder
+            found = _read(backend, beat) if beat in names else None
+            return replace(holder, beat=found.get("beat", 0), at=str(found.get("at", ""))) if found else holder
     return None
 
 
 def sweep_leases(backend: Backend) -> int:
-    """Remove what dead holders left of keys that nobody waits for; returns how many. One listing when there are none.
+    """Remove the leases of dead processes from a store; return how many were removed. Costs one listing when there are
+    none.
 
-    Each is taken over before it is removed, so that no living holder's is.
+    Each lease is taken over before it is removed, so that a lease in use is never removed.
     """
     swept = 0
     for key in backend.folders("leases"):
@@ -197,27 +224,27 @@ def sweep_leases(backend: Backend) -> int:
             lease = Waiter(backend, key, run="sweep", attempt="sweep", ttl=SWEEP_SECONDS).take()
             if lease is not None:
                 lease.release()
-                backend.tidy(_folder(key), asides=True)
+                backend.remove_empty(_folder(key), unfinished=True)
                 swept += 1
     return swept
 
 
 def now() -> str:
-    """UTC, ISO 8601."""
+    """Return the present time in UTC as ISO 8601 text to the second, such as `2026-01-31T12:00:00Z`."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _holder(backend: Backend, key: str, fence: int) -> Holder | None:
-    """What a lease says, without its heartbeat; None when there is none."""
-    said = _read(backend, _name(key, fence))
-    if said is None:
+    """The lease of a fencing number, without its heartbeat; None when there is none."""
+    found = _read(backend, _name(key, fence))
+    if found is None:
         return None
     try:
-        process = Process(**said["process"])
-        token, run, attempt, since = (str(said[name]) for name in ("token", "run", "attempt", "since"))
-        return Holder(fence, token, process, run, attempt, since, float(said["ttl"]))
+        process = Process(**found["process"])
+        token, run, attempt, since = (str(found[name]) for name in ("token", "run", "attempt", "since"))
+        return Holder(fence, token, process, run, attempt, since, float(found["ttl"]))
     except (KeyError, TypeError, ValueError):
-        return Holder(fence, "", NOBODY, "?", "?", "?", FALLBACK_TTL)  # unreadable: waited for all the same
+        return Holder(fence, "", NOBODY, "?", "?", "?", FALLBACK_TTL)  # damaged: it ends like any other
 
 
 def _without_beat(holder: Holder) -> Holder:
@@ -225,19 +252,19 @@ def _without_beat(holder: Holder) -> Holder:
 
 
 def _to_json(holder: Holder) -> bytes:
-    said = asdict(_without_beat(holder)) | {"process": holder.process._asdict()}
-    return json.dumps(said, indent=1, sort_keys=True).encode()
+    document = asdict(_without_beat(holder)) | {"process": holder.process._asdict()}
+    return json.dumps(document, indent=1, sort_keys=True).encode()
 
 
 def _read(backend: Backend, name: str) -> dict[str, Any] | None:
     """The object under a name; empty when it is no JSON object, None when there is nothing."""
     try:
-        said = json.loads(backend.read(name))
+        found = json.loads(backend.read(name))
     except FileNotFoundError:
         return None
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _folder(key: str) -> str:

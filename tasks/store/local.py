@@ -1,4 +1,4 @@
-"""A store in a local folder: files appear whole or not at all, read-only."""
+"""The backend of a store in a local folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tasks.store.backend import Count, Entry, trouble, uncounted
+from tasks.store.backend import Backend, CountBytes, Entry, count_nothing, storage_errors
 
-PLACINGS = 16
-"""How often a file is written anew when its folder vanishes under the writer."""
+ATTEMPTS = 16
+"""How often a write is tried while other processes remove the empty folder that the file belongs in."""
 
 
-class LocalBackend:
-    """A folder. Files appear complete or not at all: written aside, then linked (create) or renamed (replace, adopt)."""
+class LocalBackend(Backend):
+    """The file operations on a store in a local folder (see `Backend`). Files are written under a hidden name and then
+    linked (`create`) or renamed to their own, so that readers never see a part of a file."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -26,31 +27,29 @@ class LocalBackend:
         self._folder = self.local
 
     def read(self, name: str) -> bytes:
-        with trouble(self.root, name, "reading"):
+        with storage_errors(self.root, name, "reading"):
             return (self._folder / name).read_bytes()
 
     def create(self, name: str, data: bytes) -> bool:
-        with trouble(self.root, name, "creating"):
+        with storage_errors(self.root, name, "creating"):
             return self._place(name, data, _linked)
 
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """durable: whether it must outlive a power cut."""
-        with trouble(self.root, name, "writing"):
+        with storage_errors(self.root, name, "writing"):
             self._place(name, data, _renamed, durable=durable)
 
     def size(self, name: str) -> int | None:
-        with trouble(self.root, name, "looking at"):
+        with storage_errors(self.root, name, "looking at"):
             try:
                 return os.stat(f"{self._folder}/{name}").st_size
             except FileNotFoundError:
                 return None
 
-    def adopt(self, name: str, path: str | Path) -> None:
-        """Move a finished file to its name (a rename where the filesystem is the same), read-only."""
-        with trouble(self.root, name, "writing"):
+    def move_in(self, name: str, path: str | Path) -> None:
+        with storage_errors(self.root, name, "writing"):
             target = f"{self._folder}/{name}"
             if os.path.islink(path):
-                self._adopt_copy(path, target)
+                self._copy_in(path, target)
                 return
             _finish(path)
             try:
@@ -58,32 +57,32 @@ class LocalBackend:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                self._adopt_copy(path, target)
+                self._copy_in(path, target)
 
-    def _adopt_copy(self, path: str | Path, target: str) -> None:
+    def _copy_in(self, path: str | Path, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         aside = _copied(path, f"{os.path.dirname(target)}/.{uuid.uuid4().hex}")
         _finish(aside)
         os.replace(aside, target)
 
     def _rename(self, path: str | Path, target: str) -> None:
-        """Folders are made when they are missed, and anew when another process tidied them away meanwhile."""
-        for chance in range(PLACINGS):
+        """Rename, and make the target's folder where it is missing: another process may remove it while it is empty."""
+        for attempt in range(ATTEMPTS):
             try:
                 return os.replace(path, target)
             except FileNotFoundError:
-                if chance == PLACINGS - 1 or not os.path.exists(path):
+                if attempt == ATTEMPTS - 1 or not os.path.exists(path):
                     raise
                 os.makedirs(os.path.dirname(target), exist_ok=True)
         raise AssertionError("unreachable")
 
-    def fetch(self, name: str, path: Path, count: Count = uncounted) -> None:
-        with trouble(self.root, name, "reading"):
+    def fetch(self, name: str, path: Path, count: CountBytes = count_nothing) -> None:
+        with storage_errors(self.root, name, "reading"):
             shutil.copyfile(self._folder / name, path)
             count(os.stat(path).st_size)
 
     def names(self, prefix: str) -> list[str]:
-        with trouble(self.root, prefix, "listing"):
+        with storage_errors(self.root, prefix, "listing"):
             found = []
             for folder, _, files in os.walk(self._folder / prefix):
                 inside = os.path.relpath(folder, self._folder)
@@ -91,38 +90,35 @@ class LocalBackend:
             return sorted(found)
 
     def entries(self, prefix: str) -> list[Entry]:
-        """All that lies below, what killed writers left aside too."""
-        with trouble(self.root, prefix, "listing"):
+        with storage_errors(self.root, prefix, "listing"):
             return [
                 Entry(path[len(str(self._folder)) + 1 :], size, written)
                 for path, size, written in _walk(self._folder / prefix)
             ]
 
     def folders(self, prefix: str) -> list[str]:
-        """Names of the folders directly below, empty ones too."""
-        with trouble(self.root, prefix, "listing"):
+        with storage_errors(self.root, prefix, "listing"):
             try:
                 return sorted(entry.name for entry in os.scandir(self._folder / prefix) if entry.is_dir())
             except FileNotFoundError:
                 return []
 
-    def tidy(self, prefix: str, *, asides: bool = False) -> None:
-        """Remove an empty folder; with `asides` also what killed writers left in it aside (a living one writes anew)."""
+    def remove_empty(self, prefix: str, *, unfinished: bool = False) -> None:
         folder = self._folder / prefix
-        with contextlib.suppress(OSError):  # not empty, gone, or another's business
+        with contextlib.suppress(OSError):  # not empty, gone, or no permission
             for entry in os.scandir(folder):
-                if asides and entry.name.startswith("."):
+                if unfinished and entry.name.startswith("."):
                     os.unlink(entry)
             os.rmdir(folder)
 
     def move(self, name: str, to: str) -> None:
-        with trouble(self.root, name, "moving"):
+        with storage_errors(self.root, name, "moving"):
             target = self._folder / to
             target.parent.mkdir(parents=True, exist_ok=True)
             (self._folder / name).replace(target)
 
     def remove(self, prefix: str) -> None:
-        with trouble(self.root, prefix, "removing"):
+        with storage_errors(self.root, prefix, "removing"):
             path = self._folder / prefix
             while path.is_dir():
                 with contextlib.suppress(FileNotFoundError):  # another removes it too
@@ -130,8 +126,9 @@ class LocalBackend:
             path.unlink(missing_ok=True)
 
     def sync(self) -> None:
-        """One barrier for all files written so far (an fsync each is five times slower for many small files)."""
-        with trouble(self.root, "", "syncing"):
+        """Wait until all files are on disk, by one `syncfs`: an fsync of each file takes five times as long for many small
+        files."""
+        with storage_errors(self.root, "", "syncing"):
             handle = os.open(self._folder, os.O_RDONLY)
             try:
                 if ctypes.CDLL(None, use_errno=True).syncfs(handle) != 0:
@@ -142,16 +139,16 @@ class LocalBackend:
                 os.close(handle)
 
     def _place(self, name: str, data: bytes, put: Callable[[Path, Path], bool], *, durable: bool = True) -> bool:
-        """Write aside, then `put` under its name; anew when another process tidied the folder away meanwhile."""
+        """Write under a hidden name, then `put`; try again where another process removed the empty folder."""
         target = self._folder / name
-        for chance in range(PLACINGS):
+        for attempt in range(ATTEMPTS):
             aside = target.with_name(f".{uuid.uuid4().hex}")
             try:
                 os.makedirs(target.parent, exist_ok=True)
                 _write(aside, data, durable=durable)
                 return put(aside, target)
             except (FileNotFoundError, FileExistsError):
-                if chance == PLACINGS - 1:
+                if attempt == ATTEMPTS - 1:
                     raise
             finally:
                 aside.unlink(missing_ok=True)
@@ -168,7 +165,7 @@ def _copied(path: str | Path, aside: str) -> str:
 
 
 def _finish(path: str | Path) -> None:
-    """Read-only; its age in the store counts from now, whatever it was elsewhere."""
+    """Make a file read-only, and now the time of its last write: its age in the store counts from now."""
     os.utime(path)
     os.chmod(path, 0o444)
 
@@ -182,7 +179,7 @@ def _write(path: Path, data: bytes, *, durable: bool) -> None:
 
 
 def _linked(aside: Path, target: Path) -> bool:
-    """Exclusive: False when the name is taken."""
+    """Give the file its name; False when the name is taken."""
     try:
         os.link(aside, target)
     except FileExistsError:

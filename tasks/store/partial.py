@@ -1,8 +1,11 @@
-"""Resumable training state under `<root>/partial/<key>/step-N/`. A step counts once its COMMIT exists; written last.
+"""The saved states from which an interrupted training resumes, one folder for each saved step:
+`<root>/partial/<key>/step-N/`.
 
-COMMIT holds the files' digests: a step that is no longer what was written goes to quarantine, and the one before it counts.
-A local store takes the folder by rename; a remote one by upload, and hands it back through the local cache. What a full disk
-or a dropped connection cuts short is taken back at once; what a kill cuts short, by whoever goes on.
+A step is complete when its file COMMIT exists. COMMIT is written last and holds the digests of the other files. When the
+files of a step do not have these digests, the step is moved to quarantine, and the step before it is used. In a local store
+the folder of a step is moved in by a rename. To a remote store it is uploaded, and it is read through a local cache. An
+incomplete step is removed: at once after a full disk or a lost connection, after a kill by the next training with the same
+key.
 """
 
 from __future__ import annotations
@@ -16,28 +19,38 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from tasks.memo import sha256_files
-from tasks.store.backend import Backend, open_backend, trouble
+from tasks.keys.hash_cache import sha256_files
+from tasks.store.backend import Backend, storage_errors
 from tasks.store.folders import files_below
-from tasks.store.names import read_object
+from tasks.store.layout import read_object
+from tasks.store.location import open_backend
 
 
 def partial_state(root: str, home: str | Path, key: str) -> PartialState:
-    """The state of `key` in the store at `root`; home: the project's local state, for downloads."""
+    """Return the saved training states of `key` in the store at `root`. home: the project's local state, where downloaded
+    states are cached."""
     return PartialState(open_backend(root), Path(home) / "cache" / "partial" / key[:16], key)
 
 
 class PartialState:
-    """See `tasks.stage.Partial`."""
+    """The saved training states of one key in a store. Implements `tasks.stage.Partial`."""
 
     def __init__(self, backend: Backend, cache: Path, key: str) -> None:
         self._backend = backend
         self._cache = cache
         self._prefix = f"partial/{key}"
 
-    def newest(self, warn: Callable[[str], None]) -> tuple[int, Path] | None:
-        """As promised; and what killed writers left is gone: who asks is about to go on, and writes alone."""
+    def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
+        """Return (step, folder) of the newest complete and undamaged step, None when there is none. Training resumes from
+        that step.
+
+        warn: called with a message for each damaged step; upto: the last step that is of use. Later steps and incomplete
+        steps are removed, so no other process may write states of this key meanwhile.
+        """
         self._sweep()
+        for step in self.steps():
+            if upto is not None and step > upto:
+                self._remove(step)
         for step in reversed(self.steps()):
             folder = self.sound(step, warn)
             if folder is not None:
@@ -45,6 +58,8 @@ class PartialState:
         return None
 
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
+        """Return the folder of a step if the step is complete and its files have their digests, else None. A damaged step
+        is moved to quarantine, and `warn` is called with a message."""
         if step not in self.steps():
             return None
         local = self._backend.local
@@ -59,6 +74,9 @@ class PartialState:
         return None
 
     def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
+        """Move the files below `folder` into the store as a complete step. digests: {file name: digest} of files whose
+        digests are known already. If the step is complete already, `folder` is only deleted. If writing fails, nothing of
+        the step stays, and the error is raised."""
         target = self._folder(step)
         if self._committed(step):
             shutil.rmtree(folder)  # the same key and step: the same state
@@ -69,7 +87,7 @@ class PartialState:
         marks = {**known, **dict(found)}
         try:
             if self._backend.local is not None:
-                with trouble(self._backend.root, target, "writing"):
+                with storage_errors(self._backend.root, target, "writing"):
                     self._move_in(folder, self._backend.local / target)
                 self._backend.sync()
             else:
@@ -84,7 +102,7 @@ class PartialState:
         return self._backend.size(f"{self._folder(step)}/COMMIT") is not None
 
     def _damaged(self, step: int, folder: Path) -> str | None:
-        """What is wrong with a step's files, or None. Costs reading them: they are about to be loaded."""
+        """What is wrong with a step's files, or None. All files are read: they are about to be loaded."""
         try:
             digests = read_object(self._backend.read(f"{self._folder(step)}/COMMIT"))
             found = sha256_files([folder / name for name in digests])
@@ -95,14 +113,14 @@ class PartialState:
         return next((name for name, digest in zip(digests, found, strict=True) if digest != digests[name]), None)
 
     def _quarantine(self, step: int) -> None:
-        """COMMIT first: a step that is taken away by halves is none."""
+        """Move a step to quarantine, COMMIT first, so that half a step is no step."""
         folder = self._folder(step)
         for name in [f"{folder}/COMMIT", *self._backend.names(folder)]:
             with contextlib.suppress(FileNotFoundError):
                 self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
 
     def _move_in(self, folder: Path, destination: Path) -> None:
-        """All of it at once, so that a superseded run that still writes, or a kill, leaves no mixture."""
+        """Rename the whole folder at once, so that neither a kill nor another writer leaves a mixture of two steps."""
         destination.parent.mkdir(parents=True, exist_ok=True)
         aside = destination.with_name(f".{uuid.uuid4().hex}")
         try:
@@ -118,21 +136,27 @@ class PartialState:
         for left in set(self._backend.names(target)) - files.keys():
             self._backend.remove(left)
         for name, path in sorted(files.items()):
-            self._backend.adopt(name, path)
+            self._backend.move_in(name, path)
         shutil.rmtree(folder)
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
+        """Remove all steps but the newest `keep` ones and those in `protect`. With `keep` 0 all steps are removed, and the
+        local cache too."""
         steps = self.steps()
         old = [step for step in steps[:-keep] if step not in protect] if keep else steps
         for step in old:
-            self._backend.remove(f"{self._folder(step)}/COMMIT")
-            self._backend.remove(self._folder(step))
+            self._remove(step)
         if not keep:
             self._backend.remove(self._prefix)
             shutil.rmtree(self._cache, ignore_errors=True)
 
+    def _remove(self, step: int) -> None:
+        """Remove a step, COMMIT first, so that half a step is no step."""
+        self._backend.remove(f"{self._folder(step)}/COMMIT")
+        self._backend.remove(self._folder(step))
+
     def _sweep(self) -> None:
-        """Remove what is no complete step: COMMIT was not written, or the folder did not even have its name yet."""
+        """Remove folders that are no complete step: without COMMIT, or not yet renamed to their step."""
         complete = {f"step-{step:09d}" for step in self.steps()}
         for name in set(self._backend.folders(self._prefix)) - complete:
             self._backend.remove(f"{self._prefix}/{name}")
@@ -141,7 +165,7 @@ class PartialState:
         return f"{self._prefix}/step-{step:09d}"
 
     def steps(self) -> list[int]:
-        """Those that are complete, ascending."""
+        """Return the numbers of the complete steps, ascending."""
         marks = [name.split("/") for name in self._backend.names(self._prefix) if name.endswith("/COMMIT")]
         return sorted(int(parts[2].removeprefix("step-")) for parts in marks)
 
@@ -156,7 +180,7 @@ class PartialState:
 
 
 def _moved(folder: Path, aside: Path) -> None:
-    """By rename; file by file from another filesystem."""
+    """Rename a folder, or copy its files from another filesystem."""
     try:
         folder.rename(aside)
     except OSError as error:

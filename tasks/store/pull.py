@@ -1,42 +1,44 @@
-"""Bringing blobs to this machine in threads, while the thread that asked says how far they are and can end it.
-
-What is asked for is told in bytes: those pulled from a remote store, or read to check them in a local one.
-"""
+"""Fetch or verify blobs in several threads, while the calling thread reports the progress in bytes."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 
 from tasks.artifact import File
-from tasks.memo import in_threads
-from tasks.store.backend import Count
+from tasks.keys.hash_cache import in_threads
+from tasks.store.backend import CountBytes
+from tasks.system.threads import ThreadPool
 
 THREADS = 8
-EVERY = 0.2
-"""Seconds between two words on how far it is."""
+REPORT_SECONDS = 0.2
+"""Seconds between two progress reports."""
 
-Told = Callable[[int, int], None]
-"""(bytes done, bytes in all), in the thread that asked. What it raises ends the pulling."""
+ReportBytes = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), in the thread that called `pull_all`. An exception ends the work."""
 
 
-def pull_all(pull: Callable[[File, Count], None], files: Sequence[File], told: Told) -> None:
-    """`pull` each file; it counts the bytes as they come, and may be ended where it counts."""
+def pull_all(pull: Callable[[File, CountBytes], None], files: Sequence[File], report: ReportBytes) -> None:
+    """Call `pull` for each file, in up to THREADS threads at a time, and report progress from the calling thread.
+
+    pull: fetches or verifies a file; it gets the file and a function to call with each number of bytes done; report: called
+    with (bytes done, bytes in all). If the calling thread is interrupted, each `pull` ends when it next counts bytes.
+    """
     if not files:
         return
     counter = _Counter()
     total = sum(file.size for file in files)
-    with ThreadPoolExecutor(1) as pool:
-        work = pool.submit(in_threads, lambda file: pull(file, counter.count), files, THREADS)
+    with ThreadPool(1, "pull") as pool:
+        work = pool.submit(lambda: in_threads(lambda file: pull(file, counter.count), files, THREADS))
         try:
-            while not wait([work], timeout=EVERY).done:
-                told(min(counter.done, total), total)
+            while not wait([work], timeout=REPORT_SECONDS).done:
+                report(min(counter.done, total), total)
         except BaseException:
             counter.is_ended = True
             raise
     work.result()
-    told(total, total)
+    report(total, total)
 
 
 class _Counter:
@@ -46,7 +48,7 @@ class _Counter:
         self._lock = threading.Lock()
 
     def count(self, size: int) -> None:
-        """Of the files' threads."""
+        """Add bytes; InterruptedError once the calling thread was interrupted."""
         if self.is_ended:
             raise InterruptedError("nobody waits for this file any longer")
         with self._lock:

@@ -1,4 +1,4 @@
-"""A store over an fsspec filesystem: S3, GCS, memory ..."""
+"""The backend (file operations) of a store on an fsspec filesystem, such as S3 or GCS."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tasks.errors import ConfigError, MissingDependency, StoreError
-from tasks.store.backend import Count, Entry, trouble, uncounted
+from tasks.store.backend import Backend, CountBytes, Entry, count_nothing, storage_errors
 
 
-class RemoteBackend:
-    """Any fsspec filesystem; exclusive creation is tried when the store is opened. Credentials and endpoint come from the usual
-    environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL ...)."""
+class RemoteBackend(Backend):
+    """The file operations on a store at an fsspec URL (see `Backend`).
+
+    Credentials and endpoint come from the usual environment variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL ...). `create`
+    needs a filesystem that creates files exclusively, which `Store.prepare` tests.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
@@ -21,11 +24,11 @@ class RemoteBackend:
         self._fs, self._base = _filesystem(self.root)
 
     def read(self, name: str) -> bytes:
-        with trouble(self.root, name, "reading"):
+        with storage_errors(self.root, name, "reading"):
             return bytes(self._fs.cat_file(self._path(name)))
 
     def create(self, name: str, data: bytes) -> bool:
-        with trouble(self.root, name, "creating"):
+        with storage_errors(self.root, name, "creating"):
             try:
                 self._fs.pipe_file(self._path(name), data, mode="create")
             except FileExistsError:
@@ -37,80 +40,80 @@ class RemoteBackend:
             return True
 
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        with trouble(self.root, name, "writing"):
+        with storage_errors(self.root, name, "writing"):
             self._fs.pipe_file(self._path(name), data)
 
     def size(self, name: str) -> int | None:
-        with trouble(self.root, name, "looking at"):
+        with storage_errors(self.root, name, "looking at"):
             try:
                 return int(self._fs.info(self._path(name))["size"])
             except FileNotFoundError:
                 return None
 
-    def adopt(self, name: str, path: str | Path) -> None:
-        with trouble(self.root, name, "writing"):
+    def move_in(self, name: str, path: str | Path) -> None:
+        with storage_errors(self.root, name, "writing"):
             self._fs.put_file(str(path), self._path(name))
 
-    def fetch(self, name: str, path: Path, count: Count = uncounted) -> None:
-        with trouble(self.root, name, "reading"):
+    def fetch(self, name: str, path: Path, count: CountBytes = count_nothing) -> None:
+        with storage_errors(self.root, name, "reading"):
             self._fs.get_file(self._path(name), str(path), callback=_counting(count))
 
     def names(self, prefix: str) -> list[str]:
-        with trouble(self.root, prefix, "listing"):
+        with storage_errors(self.root, prefix, "listing"):
             try:
                 found = self._fs.find(self._path(prefix), detail=True)
             except FileNotFoundError:
                 return []
-            return sorted(path.removeprefix(self._base).lstrip("/") for path, told in found.items() if _is_file(told))
+            return sorted(path.removeprefix(self._base).lstrip("/") for path, info in found.items() if _is_file(info))
 
     def entries(self, prefix: str) -> list[Entry]:
-        with trouble(self.root, prefix, "listing"):
+        with storage_errors(self.root, prefix, "listing"):
             try:
                 found = self._fs.find(self._path(prefix), detail=True)
             except FileNotFoundError:
                 return []
             return [
-                Entry(path.removeprefix(self._base).lstrip("/"), int(told["size"]), _written(told, self.root))
-                for path, told in sorted(found.items())
-                if _is_file(told)
+                Entry(path.removeprefix(self._base).lstrip("/"), int(info["size"]), _written(info, self.root))
+                for path, info in sorted(found.items())
+                if _is_file(info)
             ]
 
     def folders(self, prefix: str) -> list[str]:
-        with trouble(self.root, prefix, "listing"):
+        with storage_errors(self.root, prefix, "listing"):
             try:
                 found = self._fs.ls(self._path(prefix), detail=False)
             except FileNotFoundError:
                 return []
             return sorted(path.rstrip("/").rsplit("/", 1)[1] for path in found)
 
-    def tidy(self, prefix: str, *, asides: bool = False) -> None:
-        """Object stores have no folders."""
+    def remove_empty(self, prefix: str, *, unfinished: bool = False) -> None:
+        """Do nothing: object stores have no folders."""
 
     def move(self, name: str, to: str) -> None:
-        with trouble(self.root, name, "moving"):
+        with storage_errors(self.root, name, "moving"):
             self._fs.copy(self._path(name), self._path(to))
             self._fs.rm_file(self._path(name))
 
     def remove(self, prefix: str) -> None:
-        with trouble(self.root, prefix, "removing"), contextlib.suppress(FileNotFoundError):
+        with storage_errors(self.root, prefix, "removing"), contextlib.suppress(FileNotFoundError):
             self._fs.rm(self._path(prefix), recursive=True)
 
     def sync(self) -> None:
-        """Object stores acknowledge durable writes."""
+        """Do nothing: object stores acknowledge a write once it is durable."""
 
     def _path(self, name: str) -> str:
         return f"{self._base}/{name}"
 
 
-def _is_file(told: dict[str, Any]) -> bool:
-    """s3fs finds the prefix itself, as a folder, when nothing lay below it and then something did."""
-    return bool(told["type"] == "file")
+def _is_file(info: dict[str, Any]) -> bool:
+    """Whether an fsspec listing entry is a file: s3fs lists the prefix itself, as a folder, when it was empty before."""
+    return bool(info["type"] == "file")
 
 
-def _written(told: dict[str, Any], root: str) -> float:
-    """When an object was written last; filesystems name it differently."""
+def _written(info: dict[str, Any], root: str) -> float:
+    """The time of an object's last write, in seconds since 1970; filesystems name the entry differently."""
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
-        value = told.get(name)
+        value = info.get(name)
         if value is not None:
             with contextlib.suppress(ValueError):
                 value = datetime.fromisoformat(value) if isinstance(value, str) else value
@@ -118,8 +121,8 @@ def _written(told: dict[str, Any], root: str) -> float:
     raise StoreError(f"the store {root} does not say when its objects were written", "use S3, GCS or a local folder")
 
 
-def _counting(count: Count) -> Any:
-    """What fsspec tells of a transfer's bytes."""
+def _counting(count: CountBytes) -> Any:
+    """An fsspec callback that passes the bytes of a transfer on to `count`."""
     from fsspec.callbacks import Callback
 
     class Counting(Callback):  # type: ignore[misc]

@@ -1,8 +1,9 @@
-"""Read everything in a store and say what is wrong: every blob is hashed, whatever the memo says, every document parsed.
+"""Check a whole store and list the damaged files: hash each blob, parse each document.
 
-Costs the bytes of the store, hashed in parallel (remote blobs pass through a temporary folder). With `repair`, what is corrupt
-goes to quarantine, what is missed and lies in the trash comes back, and records whose artifact can't be read go to quarantine
-too, so that the next run makes it anew. Blobs that nothing refers to are counted, not wrong: garbage collection is for them.
+All bytes of the store are read, in parallel. Blobs of a remote store are downloaded to a temporary folder. With `repair`,
+damaged files, and records whose artifact can't be read, are moved to quarantine, so that the next run makes their results
+again; missing blobs that are in the trash are brought back. Blobs that nothing refers to are counted but are no problem:
+garbage collection removes them.
 """
 
 from __future__ import annotations
@@ -12,26 +13,34 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.artifact import Json, Meta
 from tasks.errors import StoreError
-from tasks.memo import sha256_file
+from tasks.keys.hash_cache import sha256_file
 from tasks.store.backend import Backend, Entry
-from tasks.store.names import blob_name, checked_record, is_aside, read_manifest, read_object
-from tasks.store.roots import references
-from tasks.store.trash import THREADS, bring_back
+from tasks.store.garbage.roots import references
+from tasks.store.garbage.trash import THREADS, bring_back
+from tasks.store.layout import blob_name, checked_record, is_unfinished, read_manifest, read_object
 
 DOCUMENTS = ("records", "attempts", "runs", "roots")
 
 
 @dataclass
 class Problem:
-    """what: `corrupt` (a blob or document that is not what its name says), `unusable` (a record or root whose artifact can't be
-    read), or `missing` (a blob that had to be brought back)."""
+    """A damaged file of a store.
+
+    Attributes:
+        what: `corrupt` (a blob whose bytes have another digest, or a malformed document), `unusable` (a record or root
+            whose artifact can't be read or is of a wrong kind), or `missing` (a blob that was in the trash and was brought
+            back).
+        name: of the file.
+        detail: what is wrong.
+        repaired: whether the problem is solved.
+    """
 
     what: str
     name: str
@@ -41,7 +50,14 @@ class Problem:
 
 @dataclass
 class Verified:
-    """checked: {kind: number}; bytes: hashed; unreferenced: blobs that no record and no root leads to."""
+    """The result of verifying a store.
+
+    Attributes:
+        checked: {kind of file: number of files}.
+        bytes: how many bytes were hashed.
+        problems: the damaged files.
+        unreferenced, unreferenced_bytes: number and size of the blobs that no record and no root leads to.
+    """
 
     checked: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
@@ -51,10 +67,11 @@ class Verified:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong, or all that was is repaired."""
+        """Whether the store has no problem, or all its problems are repaired."""
         return all(problem.repaired for problem in self.problems)
 
     def to_json(self) -> dict[str, Json]:
+        """Return the result as `trnflow verify --json` prints it."""
         return {
             "ok": self.ok,
             "checked": self.checked,
@@ -64,18 +81,30 @@ class Verified:
         }
 
 
-def verify(backend: Backend, *, repair: bool = False, cache: Path | None = None) -> Verified:
-    """Check a store, and the cache of its blobs on this machine. A backend's failure is a StoreError, not a finding."""
-    found = _Verifier(backend, repair).verify()
+def verify(
+    backend: Backend, *, repair: bool = False, cache: Path | None = None, kinds: Mapping[str, str] | None = None
+) -> Verified:
+    """Check every file of a store and return what was found.
+
+    Args:
+        repair: move damaged files to quarantine and bring back missing blobs from the trash.
+        cache: the folder with this machine's copies of a remote store's blobs, which is then checked too.
+        kinds: {stage: kind of its artifacts}; artifacts of other stages may be of any kind.
+
+    Raises:
+        StoreError: the disk or the server fails.
+    """
+    found = _Verifier(backend, repair, kinds or {}).verify()
     if cache is not None:
         _verify_cache(cache, found, repair=repair)
     return found
 
 
 class _Verifier:
-    def __init__(self, backend: Backend, repair: bool) -> None:
+    def __init__(self, backend: Backend, repair: bool, kinds: Mapping[str, str]) -> None:
         self._backend = backend
         self._repair = repair
+        self._kinds = kinds
         self._found = Verified()
         self._blobs: dict[str, int] = {}
         self._manifests: dict[str, Meta | None] = {}
@@ -94,7 +123,7 @@ class _Verifier:
         return self._found
 
     def _documents(self, kind: str) -> Iterator[tuple[str, Meta]]:
-        """Those that can be read; the others are problems."""
+        """Yield the documents that can be read; the others become problems."""
         names = [entry.name for entry in _named(self._backend.entries(kind))]
         self._found.checked[kind] = len(names)
         with ThreadPoolExecutor(THREADS) as pool:
@@ -106,7 +135,7 @@ class _Verifier:
                     yield name, json.loads(data)
 
     def _hash(self, entries: list[Entry]) -> None:
-        """Fill `_blobs` with what is sound."""
+        """Hash all blobs and put the sound ones into `_blobs`."""
         self._found.checked["blobs"] = len(entries)
         with tempfile.TemporaryDirectory() as folder:
             workers = (os.cpu_count() or 1) if self._backend.local else THREADS
@@ -120,7 +149,7 @@ class _Verifier:
                         self._corrupt(entry.name, f"its bytes are {digest[:19]}")
 
     def _digest(self, name: str, folder: Path) -> str | None:
-        """None: gone since it was listed."""
+        """The digest of a blob's bytes; None when the blob was removed since it was listed."""
         try:
             if self._backend.local is not None:
                 return sha256_file(self._backend.local / name)
@@ -135,13 +164,13 @@ class _Verifier:
             raise StoreError(f"reading {name} failed: {error}", "check the disk the store lies on") from error
 
     def _record(self, name: str, document: Meta) -> None:
-        why = self._lacks(document["artifact"])
+        why = self._lacks(document["artifact"]) or self._is_another_kind(document)
         if why and self._backend.size(name) is not None:  # not collected while this was reading
             repaired = self._repair and self._quarantine(name)
             self._found.problems.append(Problem("unusable", name, why, repaired))
 
     def _root(self, name: str, document: Meta) -> None:
-        """A root that leads nowhere is for a person to mend: only they know what was meant."""
+        """A root is never repaired: only the person who made it knows what it should keep."""
         for kind, value in references(document):
             if kind == "run" and self._backend.size(f"runs/{value}.json") is None:
                 self._found.problems.append(Problem("unusable", name, f"there is no run {value}"))
@@ -150,7 +179,7 @@ class _Verifier:
                 self._found.problems.append(Problem("unusable", name, why))
 
     def _lacks(self, artifact: str) -> str:
-        """What is wrong with an artifact, or nothing; follows it."""
+        """What is wrong with an artifact, or ""; marks its blobs as reached."""
         manifest = self._manifest(artifact)
         if manifest is None:
             return f"its manifest {artifact[:19]} is missing, corrupt or forged"
@@ -158,6 +187,14 @@ class _Verifier:
             if self._blob(digest) != size:
                 return f"{path} ({digest[:19]}) is missing or corrupt"
         return ""
+
+    def _is_another_kind(self, record: Meta) -> str:
+        manifest, makes = self._manifest(record["artifact"]), self._kinds.get(record["stage"])
+        if manifest is None or makes in (None, manifest["kind"]):
+            return ""
+        return (
+            f"its artifact {record['artifact'][:19]} is of kind {manifest['kind']}, and {record['stage']} makes {makes}"
+        )
 
     def _manifest(self, artifact: str) -> Meta | None:
         if artifact not in self._manifests:
@@ -167,7 +204,7 @@ class _Verifier:
         return self._manifests[artifact]
 
     def _blob(self, digest: str) -> int | None:
-        """The size of a sound blob; None when there is none, not even in the trash (looked for when repairing)."""
+        """The size of a sound blob in bytes, or None; with `repair` a blob in the trash is brought back first."""
         name = blob_name(digest)
         if name not in self._reached:
             self._reached.add(name)
@@ -200,7 +237,7 @@ class _Verifier:
 
 
 def _fault(name: str, data: bytes) -> str:
-    """Why the bytes can't be those of a document of this name, or nothing."""
+    """Why the bytes are no document of this name, or ""."""
     try:
         checked_record(name, data) if name.startswith("records/") else read_object(data)
     except ValueError as error:
@@ -209,7 +246,7 @@ def _fault(name: str, data: bytes) -> str:
 
 
 def _named(entries: list[Entry]) -> list[Entry]:
-    return [entry for entry in entries if not is_aside(entry.name)]
+    return [entry for entry in entries if not is_unfinished(entry.name)]
 
 
 def _digest_in(name: str) -> str:
@@ -217,7 +254,7 @@ def _digest_in(name: str) -> str:
 
 
 def _verify_cache(cache: Path, found: Verified, *, repair: bool) -> None:
-    """Blobs of a remote store that lie on this machine: corrupt ones are fetched again when needed."""
+    """Hash the blobs in the cache; with `repair` remove the corrupt ones, which are then fetched again when needed."""
     paths = sorted(path for path in cache.glob("blobs/sha256/??/*") if not path.name.startswith("."))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, digest in zip(paths, pool.map(sha256_file, paths), strict=True):

@@ -1,7 +1,7 @@
-"""MLflow, at arm's length: a run appends what it has to say to a spool on disk; another process uploads it.
+"""Tracking in MLflow: a run writes events to a file on disk (its *spool*), and another process uploads the events.
 
-So a run never waits for MLflow, nothing is lost or doubled when the server is down or somebody is killed, and importing MLflow
-(5 s) costs the run nothing. See `spool`, `shipper` and `upload`.
+So a run never waits for MLflow's server or its import (5 s), and no event is lost or recorded twice when the server is down
+or a process is killed. See the modules `spool`, `uploader` and `mlflow_runs`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,30 @@ from pathlib import Path
 from types import TracebackType
 
 from tasks.artifact import Meta
+from tasks.errors import is_interruption
 from tasks.launch.python import python
-from tasks.tracking.redact import redact
-from tasks.tracking.shipper import URI, ship_pending
+from tasks.system.redaction import hide, redact
 from tasks.tracking.spool import Spool
+from tasks.tracking.uploader import ADDRESS, RECORDED_ADDRESS, upload_left
 
-__all__ = ["Spool", "Tracker", "absolute_uri", "ship_pending", "tracking_page"]
+__all__ = ["Spool", "Tracker", "absolute_uri", "tracking_page", "upload_left"]
 
 
 class Tracker(Spool):
-    """A run's spool, with the process that uploads it. As a context: left without `finish`, the run FAILED.
+    """Record one run in MLflow: write its events to a spool and start the process that uploads them.
 
-    recipe: its name; settings: the resolved recipe (secrets are taken out here); tags: such as the git commit; uri: of the
-    tracking server. Must be finished by the process that started it; if that dies, MLflow shows the run as KILLED.
+    Used as a context manager, it ends the run in MLflow when an exception leaves the context: as KILLED after an
+    interruption, else as FAILED. If this process dies, MLflow shows the run as KILLED.
+
+    Args:
+        home: the project's local state, which holds the spools.
+        run: the id of the run.
+        recipe: the recipe's name.
+        settings: the resolved recipe; secrets are removed before it is written.
+        tags: further tags, such as the git commit.
+        experiment: the name of the MLflow experiment.
+        uri: the address of the tracking server; None stands for a sqlite file in `home`.
+        written: the address as the recipe has it, with `${NAME}` for secret parts; recorded in place of `uri`.
     """
 
     def __init__(
@@ -38,56 +49,60 @@ class Tracker(Spool):
         tags: dict[str, str],
         experiment: str,
         uri: str | None,
+        written: str | None = None,
     ) -> None:
         super().__init__(home, run)
         address = absolute_uri(uri or f"sqlite:///{home / 'mlflow.db'}")
         local = address.startswith("sqlite:")
+        recorded = str(redact(written if written and "${" in written else address))
         self.run_started(
             recipe,
             settings=redact(settings),
             tags={name: redact(value) for name, value in tags.items()},
             experiment=experiment,
-            uri=redact(address),
+            uri=recorded,
             artifacts=(home / "mlartifacts").resolve().as_uri() if local else None,
         )
-        self._shipper = self._start(address)
+        self._uploader = self._start(address, recorded)
 
     def finish(self, status: str, wait_seconds: float = 20.0) -> str | None:
-        """End the run (FINISHED, FAILED, KILLED) and wait a while for the upload, which goes on by itself if it takes longer.
+        """End the run in MLflow and wait at most `wait_seconds` for the upload, which continues after that time.
 
-        Returns a line for the user when MLflow did not take everything.
+        status: FINISHED, FAILED or KILLED. Returns: None, or a message for the user when MLflow does not have all events
+        yet.
         """
         self.run_ended(status)
         deadline = time.monotonic() + wait_seconds
-        while time.monotonic() < deadline and self._shipper.poll() is None and not self.paths.done.exists():
+        while time.monotonic() < deadline and self._uploader.poll() is None and self.files.events.exists():
             time.sleep(0.05)
-        self._shipper.returncode = self._shipper.poll() or 0  # it may outlive us, which `Popen` would warn about
+        self._uploader.returncode = self._uploader.poll() or 0  # it may outlive us, which `Popen` would warn about
         if self.lost:
-            return f"{self.lost} entries for MLflow could not be written below {self.paths.folder}: is the disk full?"
-        if self.paths.warning.exists():
-            return self.paths.warning.read_text(encoding="utf-8").strip()
+            return f"{self.lost} entries for MLflow could not be written below {self.files.folder}: is the disk full?"
+        if self.files.warning.exists():
+            return self.files.warning.read_text(encoding="utf-8").strip()
         return None
 
     def __enter__(self) -> Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.open:
-            self.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        if self.is_open:
+            self.finish("KILLED" if is_interruption(error) else "FAILED")
 
-    def _start(self, address: str) -> subprocess.Popen[bytes]:
+    def _start(self, address: str, recorded: str) -> subprocess.Popen[bytes]:
         environ = {
             **os.environ,
-            URI: address,
+            ADDRESS: address,
+            RECORDED_ADDRESS: recorded,
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
             "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
             "DO_NOT_TRACK": "1",
         }
-        with (self.paths.folder / "shipper.log").open("wb") as log:
+        with (self.files.folder / "uploader.log").open("wb") as log:
             return subprocess.Popen(
-                python("tasks.tracking.shipper:follow", str(self.paths.home), self.paths.run),
+                python("tasks.tracking.uploader:follow_run", str(self.files.home), self.files.run),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -97,7 +112,8 @@ class Tracker(Spool):
 
 
 def absolute_uri(uri: str) -> str:
-    """`uri`, a sqlite file in it by its absolute path: who uploads later may stand in another folder."""
+    """Return an MLflow URI in which the path of a sqlite file is absolute, since a later upload may run in another working
+    directory. Other URIs are returned unchanged."""
     scheme, _, path = uri.partition(":///")
     if scheme != "sqlite" or path.startswith("/") or not path:
         return uri
@@ -105,12 +121,13 @@ def absolute_uri(uri: str) -> str:
 
 
 def tracking_page(home: Path, uri: str | None) -> str:
-    """The address of a tracking server's page, or the command that opens a local database's.
+    """Return the address of the tracking server's web page, or for a local database the command that serves its page.
 
-    One worker and no job runners: two processes instead of fifteen (2 GB), for one reader.
+    uri: the address of the server; None stands for a sqlite file in `home`. The command starts two processes; MLflow's
+    default would be fifteen (2 GB).
     """
     address = absolute_uri(uri or f"sqlite:///{home / 'mlflow.db'}")
     if address.startswith("http"):
-        return str(redact(address))
+        return str(hide(address))
     command = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --host 127.0.0.1 --workers 1"
-    return f"{command} --backend-store-uri {address}"
+    return f"{command} --backend-store-uri {hide(address)}"

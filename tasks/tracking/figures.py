@@ -1,4 +1,4 @@
-"""Pictures of what is logged, drawn by the process that uploads: a run does not wait for matplotlib."""
+"""Draw figures for MLflow. The uploading process draws them, so that a run does not wait for the import of matplotlib."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 def lengths_figure(lengths: dict[str, dict[str, int]]) -> Figure:
-    """Bars: the share of each split's rows by their number of tokens. lengths: {split: {"<most tokens>": rows}}."""
+    """Draw how long the rows of each split are: a bar chart of the share of rows by their number of tokens.
+
+    lengths: {split: {"<upper bound of the tokens>": number of rows}}.
+    """
     from matplotlib.figure import Figure
 
     bins = sorted({int(most) for rows in lengths.values() for most in rows})

@@ -1,12 +1,12 @@
-"""The spool: what a run has to say to MLflow, one JSON line an event, on disk before anything is sent.
+"""The spool: the events of one run for MLflow, one JSON line each, on disk before anything is sent.
 
-    <home>/tracking/<run>.jsonl         the events; locked by the run that writes them, for as long as it lives
-    <home>/tracking/<run>.state.json    how far they are in MLflow, and the ids of the runs there; locked by who uploads
+    <home>/tracking/<run>.jsonl         the events; locked by the run that writes them, as long as it lives
+    <home>/tracking/<run>.lock          locked by the process that uploads them
+    <home>/tracking/<run>.state.json    how many bytes of them are in MLflow, and the ids of the runs there
     <home>/tracking/<run>.warning       one line for the user, while MLflow does not take them
     <home>/tracking/<run>.files/        plots
-    <home>/tracking/done/<run>.jsonl    all of it is in MLflow
 
-Both locks are flock's, which vanish with their process. An event is written in about 20 us.
+A spool that is uploaded is removed. Both locks are flock's, which end with their process. Writing an event takes about 20 us.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -23,22 +22,28 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tasks.artifact import Json, Meta
-from tasks.lines import parsed
-from tasks.tracking.redact import redact
+from tasks.system.json_lines import parsed
+from tasks.system.private_files import make_home
+from tasks.system.redaction import redact
 
-KEPT = 100  # finished spools
 PLOT_BYTES = 20_000_000
-CHUNK = 1 << 20
+READ_BYTES = 1 << 20
 
 
 class Spool:
-    """One run's events, written by the one who made it; losing the disk loses events, never the run."""
+    """Write the events of one run to its spool, for a later upload to MLflow. While it is open, its lock shows that the run
+    is alive.
+
+    lost: the number of events and plots that could not be written, such as on a full disk. A failed write raises no error,
+    so that it never ends a run.
+    """
 
     def __init__(self, home: Path, run: str) -> None:
-        self.paths = Paths(home, run)
-        self.paths.folder.mkdir(parents=True, exist_ok=True)
+        self.files = SpoolFiles(home, run)
+        make_home(home)
+        self.files.folder.mkdir(exist_ok=True)
         self.lost = 0
-        self._handle: BinaryIO | None = self.paths.events.open("ab", buffering=0)
+        self._handle: BinaryIO | None = self.files.events.open("ab", buffering=0)
         fcntl.flock(self._handle, fcntl.LOCK_EX)
 
     def run_started(
@@ -51,23 +56,30 @@ class Spool:
         uri: str,
         artifacts: str | None = None,
     ) -> None:
-        """settings: the resolved recipe without secrets; artifacts: the URI a new experiment keeps its files under."""
+        """Write the first event of the run.
+
+        settings: the resolved recipe without secrets; uri: the text recorded as the server's address; artifacts: the URI
+        under which a new experiment stores files, None for the server's default.
+        """
         self.append(
             "run_started",
-            run=self.paths.run, recipe=recipe, settings=settings, tags=tags, experiment=experiment, uri=uri,
+            run=self.files.run, recipe=recipe, settings=settings, tags=tags, experiment=experiment, uri=uri,
             artifacts=artifacts,
         )  # fmt: skip
 
     def dataset(self, name: str, digest: str, note: str = "", context: str = "") -> None:
-        """Lineage. digest: of the data or of the artifact; note: where it came from; context: such as `training`."""
+        """Write that the run used a data set. digest: of the data or of the artifact made of it; note: where it came from;
+        context: what it was used for, such as `training`."""
         self.append("dataset", name=name, digest=digest, note=note, context=context)
 
     def stage_started(self, stage: str, key: str, settings: Meta | None = None) -> None:
-        """settings: the stage's own, shown as parameters of its nested run."""
+        """Write that a stage begins. key: the stage's key; settings: those of the stage alone, shown as parameters of its
+        nested run."""
         self.append("stage_started", stage=stage, key=key, settings=redact(settings or {}))
 
     def metrics(self, stage: str, step: int, values: dict[str, float], at: float | None = None) -> None:
-        """Values of a curve at a step. at: seconds since the epoch, now when not given."""
+        """Write the values of a stage's metrics at a step. values: {metric: value}; at: the time in seconds since 1970,
+        None for now."""
         self.append("metrics", stage=stage, step=step, values=values, **({} if at is None else {"time": at}))
 
     def stage_ended(
@@ -83,8 +95,18 @@ class Spool:
         plots: tuple[Path, ...] = (),
         lengths: Meta | None = None,
     ) -> None:
-        """action: `ran` or `hit`; artifact: its digest; plots: files, copied here since they may be gone when they are sent;
-        lengths: {split: {"<most tokens>": rows}}, of which MLflow gets a picture."""
+        """Write how a stage ended.
+
+        Args:
+            action: `ran`, or `hit` when a cached result was used.
+            key: the stage's key.
+            artifact: the digest of the stage's artifact.
+            seconds: how long the stage took.
+            metrics: the stage's results; recorded in the parent run and the nested run.
+            figures: measurements such as speed; recorded in the nested run.
+            plots: files, copied into the spool, since they may be deleted before the upload.
+            lengths: {split: {"<upper bound of the tokens>": number of rows}}, which the upload draws as a bar chart.
+        """
         self.append(
             "stage_ended",
             stage=stage, action=action, key=key, artifact=artifact, seconds=seconds, metrics=metrics or {},
@@ -92,11 +114,13 @@ class Spool:
         )  # fmt: skip
 
     def run_ended(self, status: str) -> None:
-        """FINISHED, FAILED or KILLED; nothing is written after it."""
+        """Write the last event of the run and close the spool. status: FINISHED, FAILED or KILLED."""
         self.append("run_ended", status=status)
         self.close()
 
     def append(self, event: str, **fields: Json) -> None:
+        """Write an event with the present time. event: its type; fields: its content. If the write fails, only `lost` is
+        increased."""
         line = json.dumps({"event": event, "time": time.time(), **fields}) + "\n"
         try:
             if self._handle:
@@ -105,16 +129,18 @@ class Spool:
             self.lost += 1
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
+        """Whether events can still be written: True until `run_ended` or `close` is called."""
         return self._handle is not None
 
     def close(self) -> None:
+        """Close the file of events, which releases the lock that shows that the run is alive."""
         if self._handle:
             self._handle.close()
             self._handle = None
 
     def _keep(self, stage: str, plot: Path) -> str | None:
-        kept = self.paths.files / stage / plot.name
+        kept = self.files.plots / stage / plot.name
         try:
             if plot.stat().st_size > PLOT_BYTES:
                 return None
@@ -123,42 +149,44 @@ class Spool:
         except OSError:
             self.lost += 1
             return None
-        return kept.relative_to(self.paths.files).as_posix()
+        return kept.relative_to(self.files.plots).as_posix()
 
 
 @dataclass(frozen=True)
-class Paths:
-    """The files of one run's spool."""
+class SpoolFiles:
+    """The files of one run's spool, as the uploading process uses them. home: the project's local state; run: the run's
+    id."""
 
     home: Path
     run: str
 
     @property
     def folder(self) -> Path:
+        """The folder that holds the spools of all runs of `home`."""
         return self.home / "tracking"
 
     @property
     def events(self) -> Path:
+        """The file of the events, one JSON line each."""
         return self.folder / f"{self.run}.jsonl"
 
     @property
     def state(self) -> Path:
+        """The file that records how many bytes of the events are uploaded, and the ids of the MLflow runs."""
         return self.folder / f"{self.run}.state.json"
 
     @property
     def warning(self) -> Path:
+        """The file that holds the reason why the last upload failed. It does not exist when the last upload succeeded."""
         return self.folder / f"{self.run}.warning"
 
     @property
-    def files(self) -> Path:
+    def plots(self) -> Path:
+        """The folder with the run's plots that are to be uploaded."""
         return self.folder / f"{self.run}.files"
 
-    @property
-    def done(self) -> Path:
-        return self.folder / "done" / f"{self.run}.jsonl"
-
-    def written_now(self) -> bool:
-        """Whether the run that writes the events still lives."""
+    def has_writer(self) -> bool:
+        """Return whether the run is still writing events: its process is alive and the run has not ended."""
         with contextlib.suppress(FileNotFoundError), self.events.open("rb") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -167,8 +195,9 @@ class Paths:
         return False
 
     @contextlib.contextmanager
-    def uploading(self) -> Iterator[bool]:
-        """Holds the right to upload; False when another process has it, or when all is uploaded."""
+    def upload_lock(self) -> Iterator[bool]:
+        """Return a context manager that locks the spool for uploading. Its value is True if this process may upload, False
+        if another process is uploading or there is nothing to upload."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{self.run}.lock").open("wb") as handle:
             try:
@@ -181,22 +210,24 @@ class Paths:
                 Path(handle.name).unlink(missing_ok=True)
 
     def read(self, offset: int) -> tuple[list[Meta], int]:
-        """Whole events from `offset` on, about a MiB of them, and the offset behind them."""
+        """Read events from byte `offset` on, about 1 MiB of whole lines. Return the events and the offset after them."""
         with self.events.open("rb") as handle:
             handle.seek(offset)
-            chunk = handle.read(CHUNK)
+            chunk = handle.read(READ_BYTES)
             if chunk and b"\n" not in chunk:
                 chunk += handle.readline()
         whole = chunk[: chunk.rfind(b"\n") + 1]
         return [event for line in whole.splitlines() if (event := parsed(line))], offset + len(whole)
 
-    def abandoned(self) -> None:
-        """Say for a run that was killed that it was; the half line it may have left is ended first."""
+    def append_killed(self) -> None:
+        """Write the last event of a run that was killed: the end of the run with the status KILLED. It is written on a new
+        line, since the run may have left an incomplete one."""
         with self.events.open("ab") as handle:
             handle.write(b"\n" + json.dumps({"event": "run_ended", "time": time.time(), "status": "KILLED"}).encode())
             handle.write(b"\n")
 
     def load_state(self) -> Meta:
+        """Return the saved state of the upload, {"offset": bytes uploaded, ...}; {"offset": 0} when none is saved."""
         try:
             state: Meta = json.loads(self.state.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -204,16 +235,14 @@ class Paths:
         return state
 
     def save_state(self, state: Meta) -> None:
+        """Save the state of the upload, so that another process can continue it."""
         aside = self.state.with_suffix(".part")
         aside.write_text(json.dumps(state), encoding="utf-8")
         aside.replace(self.state)
 
-    def retire(self) -> None:
-        """All is uploaded: keep the events among the newest finished ones, drop the rest."""
-        self.done.parent.mkdir(exist_ok=True)
-        self.events.replace(self.done)
-        shutil.rmtree(self.files, ignore_errors=True)
-        self.state.unlink(missing_ok=True)
-        self.warning.unlink(missing_ok=True)
-        for old in sorted(self.done.parent.glob("*.jsonl"), key=os.path.getmtime)[:-KEPT]:
-            old.unlink(missing_ok=True)
+    def remove(self) -> None:
+        """Remove all files of the spool once they are uploaded. The file of events is removed last: without it the spool
+        does not exist."""
+        shutil.rmtree(self.plots, ignore_errors=True)
+        for file in (self.state, self.warning, self.events):
+            file.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""The training loop and what it stands on: model, plan, engines, batches, optimizer, checkpoints."""
+"""Training: the loop, the model, the two engines, batches, optimizers, checkpoints and the memory estimate."""

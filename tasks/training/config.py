@@ -1,215 +1,88 @@
-"""What a training run is asked for, which compilers and flags decide its graphs, and what its process needs around it.
+"""`TrainConfig`: all settings of training, joined from their groups, and the checks across groups.
 
-Apart from `tasks.train`, so that `precompile`, which shares it, is not keyed by the code of the loop.
+This is not part of `tasks.train`, because `precompile` uses the config too and its cache key should not contain the
+loop's code.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import platform
-from pathlib import Path
-from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import model_validator
 
-from tasks.artifact import Meta, Source
-from tasks.compilers import flags_around
-from tasks.config import GRAPH, NOT_KEYED, StageConfig
+from tasks.artifact import Source
 from tasks.errors import ModelError
-from tasks.training.lora import LoraConfig
-from tasks.training.plan import SHARED, STYLES, check_heads
+from tasks.training.partition_specs import check_heads
+from tasks.training.settings.batch import BatchSettings
+from tasks.training.settings.computation import ComputationSettings
+from tasks.training.settings.evaluation import EvaluationSettings, SavingSettings
+from tasks.training.settings.method import LossSettings, MethodSettings
+from tasks.training.settings.optimization import OptimizerSettings, ScheduleSettings
+from tasks.training.settings.parallel import ParallelSettings
 
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 
+class TrainConfig(
+    SavingSettings,  # pydantic lists the fields of the last base first
+    EvaluationSettings,
+    LossSettings,
+    ScheduleSettings,
+    OptimizerSettings,
+    ComputationSettings,
+    BatchSettings,
+    ParallelSettings,
+    MethodSettings,
+):
+    """The settings below `train:` in a recipe.
 
-class TrainConfig(StageConfig):
-    """method: what is trained: all weights; LoRA's, which `lora` sets up, and a classifier's head; or the head alone, which is a
-    classifier's, or a language model's output layer where that has weights of its own. All else is frozen: it has no gradient,
-    no optimizer state and no fp32 master, and is read from model.source again. remat of a frozen body saves nothing.
-    devices: in all, data parallel x tensor_parallel_size; global_batch: sequences per update; micro_batch: sequences per
-    replica and forward pass (None: all of a replica's share at once; auto: as many as fit the device's memory, found by
-    precompile); the rest of a global batch is accumulated.
-
-    xla_processes: of engine xla: one process drives all devices (SPMD); or one each, data parallel alone, as torchrun starts them
-    on device neuron (`replicas`).
-    tensor_parallel_rules: layer ("*" for a number) -> style, such as "model.layers.*.self_attn.q_proj: colwise", instead of the
-    model's own plan. zero1: the optimizer's state is sharded over the data axis; fsdp: parameters and gradients as well,
-    gathered a layer at a time (fully sharded data parallel, engine native). remat: activations are computed again in the
-    backward pass: of no layer (false), of each (true), or of every n-th (a number).
-    max_steps: updates, instead of `epochs`. max_grad_norm: of all gradients together (None: no clipping).
-    class_weights: what a target of each label counts in the loss: by its name (others 1), or "balanced": rows in all / (classes x
-    rows of the class). Evaluation's loss is plain, without weights and smoothing.
-    eval_every: evaluate after so many steps as well. keep_best: the result is the weights of the evaluation with the best
-    `best_metric` (of the validation split, never of test), not the last. early_stopping_patience: stop after so many evaluations
-    in a row that were not better than the best by more than `early_stopping_threshold`; it keeps the best.
-    dtype: of the forward and backward pass; the weights that are updated, and their state, are fp32. stochastic_rounding: in
-    bfloat16, no fp32 weights beside those that compute: an update is computed in fp32 and its result rounded to bfloat16, up or
-    down with the odds of the distance, so that small updates are not lost. It saves 4 bytes a trained parameter; the state
-    stays fp32. On device neuron the device itself rounds, which was never run here: see `environ`.
-    learning_rate_batch: the global batch that `learning_rate` is for: it is scaled linearly to this one's (None: as it is).
-    decay_ratio: the share of the steps after warm-up in which warmup_stable_decay falls, linearly, to 0. Adafactor takes neither
-    betas nor eps.
-    threads: of the CPU, per process (None: every core this one may use, shared among the ranks); another
-    number changes the last bit.
-    attention: how packed rows keep their documents apart: by a mask (sdpa), by attending to each document alone (documents,
-    engine native on the CPU), or by a mask of blocks (flex: PyTorch's flex_attention, device cuda, never run yet). auto:
-    documents for the families that are known to take it, else sdpa.
-    compile: torch.compile, engine native alone. compile_cache: precompile keeps what it makes, and train takes it; PyTorch
-    pickles it, so only in a store whose writers you trust.
-    last_batch: what happens to an epoch's last rows, if they fill no batch: "pad" trains on them in a smaller one, "drop" leaves
-    them out of that epoch. group_by_length: rows of about as many tokens share a batch, so that engine native, which without
-    `compile` takes batches of any shape, pads less; the batches, which are the same on engine xla, are less random, and a short
-    training ends worse (the demo's F1 0.50 instead of 0.58). Packed rows are all of a length.
-    warm_start_from: begin with the weights of an earlier model in the store, of model.source's architecture: a digest of what
-    `consolidate` or `train` made, or a recipe's name, of which the newest completed run counts.
-    log_every, checkpoint_every: in steps. allow_recompile: go on with a graph that precompile did not list;
-    allow_overcommit: go on though the memory estimate says that it does not fit. device_memory_gib: 2^30 bytes of each device
-    (None: the hardware's `memory_gib`, else what is found).
-    collective_timeout_seconds: how long a rank's host waits for the others; saving must take less.
-    """
-
-    method: Annotated[Literal["full", "lora", "head"], GRAPH] = "full"
-    lora: Annotated[LoraConfig | None, GRAPH] = None
-    engine: Annotated[Literal["xla", "native"], GRAPH] = "xla"
-    device: Annotated[Literal["cpu", "cuda", "neuron"], GRAPH] = "cpu"
-    devices: Annotated[PositiveInt, GRAPH] = 1
-    xla_processes: Annotated[Literal["one", "per_device"], GRAPH] = "one"
-    tensor_parallel_size: Annotated[PositiveInt, GRAPH] = 1
-    tensor_parallel_rules: Annotated[dict[str, str], GRAPH] = {}
-    zero1: Annotated[bool, GRAPH] = False
-    fsdp: Annotated[bool, GRAPH] = False
-    sequence_parallel: Annotated[bool, GRAPH] = False
-    remat: Annotated[bool | PositiveInt, GRAPH] = False
-    global_batch: Annotated[PositiveInt, GRAPH] = 32
-    micro_batch: Annotated[PositiveInt | Literal["auto"] | None, GRAPH] = None
-    dtype: Annotated[Literal["float32", "bfloat16"], GRAPH] = "float32"
-    stochastic_rounding: Annotated[bool, GRAPH] = False
-    attention: Annotated[Literal["auto", "sdpa", "documents", "flex"], GRAPH] = "auto"
-    compile: Annotated[bool, GRAPH] = False
-    compile_cache: Annotated[bool, GRAPH, NOT_KEYED] = False
-    epochs: PositiveInt = 3
-    max_steps: PositiveInt | None = None
-    optimizer: Annotated[Literal["adamw", "adafactor"], GRAPH] = "adamw"
-    learning_rate: PositiveFloat = 5e-5
-    learning_rate_batch: PositiveInt | None = None
-    schedule: Literal["linear", "cosine", "constant", "warmup_stable_decay"] = "linear"
-    warmup_ratio: Fraction = 0.0
-    decay_ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
-    weight_decay: NonNegativeFloat = 0.01
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
-    eps: PositiveFloat = 1e-8
-    max_grad_norm: PositiveFloat | None = 1.0
-    label_smoothing: Annotated[Fraction, GRAPH] = 0.0
-    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = None
-    seed: NonNegativeInt = 0
-    last_batch: Literal["drop", "pad"] = "pad"
-    group_by_length: bool = False
-    eval_every_epoch: bool = True
-    eval_every: PositiveInt | None = None
-    best_metric: Literal["eval_loss", "eval_accuracy"] = "eval_loss"
-    keep_best: bool = False
-    early_stopping_patience: PositiveInt | None = None
-    early_stopping_threshold: NonNegativeFloat = 0.0
-    warm_start_from: Annotated[str | None, NOT_KEYED] = None  # the artifact it names is an input
-    threads: Annotated[PositiveInt | None, NOT_KEYED] = None  # its resolved value is keyed, through `accelerator`
-    log_every: Annotated[PositiveInt, NOT_KEYED] = 10
-    checkpoint_every: Annotated[PositiveInt, NOT_KEYED] = 500
-    keep_checkpoints: Annotated[PositiveInt, NOT_KEYED] = 2
-    allow_recompile: Annotated[bool, NOT_KEYED] = False
-    allow_overcommit: Annotated[bool, NOT_KEYED] = False
-    device_memory_gib: Annotated[PositiveFloat | None, NOT_KEYED] = None  # decides `auto`, whose result is keyed
-    collective_timeout_seconds: Annotated[PositiveInt, NOT_KEYED] = 600
-
-    @property
-    def data_parallel(self) -> int:
-        return self.devices // self.tensor_parallel_size
+    The base classes are groups of settings. All names are on one level, such as `train.learning_rate`."""
 
     @property
     def share(self) -> int:
-        """Sequences per replica and update."""
+        """The number of rows that one replica trains on in each update."""
         return self.global_batch // self.data_parallel
-
-    def settled(self, micro_batch: int) -> TrainConfig:
-        """With what precompile found for auto; what a recipe says itself stays."""
-        return self.model_copy(update={"micro_batch": micro_batch}) if self.micro_batch == "auto" else self
 
     @property
     def replica_batch(self) -> int:
-        """Sequences per replica and forward pass; of micro_batch auto not known before precompile (see `settled`)."""
-        assert self.micro_batch != "auto", "precompile says what auto is"
+        """The number of rows in one forward pass of one replica. `micro_batch: auto` must be resolved first
+        (`with_micro_batch`)."""
+        assert self.micro_batch != "auto", "precompile decides what auto is"
         return self.micro_batch or self.share
 
     @property
     def micro_rows(self) -> int:
-        """Sequences per forward pass, all replicas together."""
+        """The number of rows in one forward pass, over all replicas."""
         return self.replica_batch * self.data_parallel
 
     @property
     def accumulation(self) -> int:
-        """Forward passes per update."""
+        """The number of forward passes whose gradients are summed for one update."""
         return self.global_batch // self.micro_rows
+
+    def with_micro_batch(self, micro_batch: int) -> TrainConfig:
+        """Return the config with `micro_batch: auto` replaced by the number that precompile found. Any other config is
+        returned as it is."""
+        return self.model_copy(update={"micro_batch": micro_batch}) if self.micro_batch == "auto" else self
 
     @property
     def shape_unit(self) -> tuple[int, int] | None:
-        """(rows, positions) of which batches may be any multiple; None where graphs fix their shapes. Tensor cores take positions
-        by eights."""
+        """(rows, positions), to multiples of which a batch may be trimmed; None where compiled graphs fix the shape of
+        batches.
+
+        On cuda positions are a multiple of 8, because tensor cores work on positions by eights."""
         if self.engine == "xla" or self.compile:
             return None
         positions = self.tensor_parallel_size if self.sequence_parallel else 1
         return self.data_parallel, math.lcm(positions, 8 if self.device == "cuda" else 1)
 
     @property
-    def keeps_masters(self) -> bool:
-        """Whether the updated weights are kept in fp32, beside those that compute."""
-        return self.dtype == "bfloat16" and not self.stochastic_rounding
-
-    @property
-    def keeps_best(self) -> bool:
-        return self.keep_best or self.early_stopping_patience is not None
-
-    @property
     def resolved_threads(self) -> int:
+        """The number of CPU threads of each process: `threads`, or the available cores divided by the number of
+        processes."""
         return self.threads or max(1, _cores() // ranks(self))
 
-    @field_validator("tensor_parallel_rules")
-    @classmethod
-    def _knows_styles(cls, value: dict[str, str]) -> dict[str, str]:
-        for pattern, style in value.items():
-            if style not in STYLES or style == SHARED:
-                known = sorted(STYLES.keys() - {SHARED})
-                raise ValueError(f"{style!r} of {pattern} is no style: it is one of {', '.join(known)}")
-        return value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spells_out_lora(cls, values: Any) -> Any:
-        """LoRA without settings has their defaults, so that both ways of writing it are one key."""
-        if isinstance(values, dict) and values.get("method") == "lora" and values.get("lora") is None:
-            return {**values, "lora": {}}
-        return values
-
     @model_validator(mode="after")
-    def _lora_is_meant(self) -> TrainConfig:
-        if self.lora is not None and self.method != "lora":
-            raise ValueError(f"lora is set, and method is {self.method}: set method=lora, or lora=null")
-        return self
-
-    @model_validator(mode="after")
-    def _divides(self) -> TrainConfig:
-        if self.devices % self.tensor_parallel_size:
-            raise ValueError(
-                f"devices ({self.devices}) must be a multiple of tensor_parallel_size ({self.tensor_parallel_size})"
-            )
+    def _check_batch(self) -> TrainConfig:
         micro = self.micro_batch if isinstance(self.micro_batch, int) else 1
         unit = micro * self.data_parallel
         if self.global_batch % unit:
@@ -220,19 +93,18 @@ class TrainConfig(StageConfig):
         return self
 
     @model_validator(mode="after")
-    def _fits_engine(self) -> TrainConfig:
-        if self.sequence_parallel and self.tensor_parallel_size == 1:
-            raise ValueError(
-                "sequence_parallel shards activations over the tensor parallel axis: set tensor_parallel_size > 1"
-            )
+    def _check_engine(self) -> TrainConfig:
+        """Refuse what the engine or the device does not do."""
         if self.engine == "native" and self.compile and self.devices > 1:
-            raise ValueError("compile is for one device as yet: set devices=1, or compile=false")
+            raise ValueError("compile works on one device: set devices=1, or compile=false")
         if self.compile_cache and not self.compile:
-            raise ValueError("compile_cache is of torch.compile: set compile=true")
-        if self.engine == "native" and self.device == "neuron":
-            raise ValueError("engine native does not drive device neuron: set engine=xla")
-        if self.engine == "xla" and self.device == "cuda":
-            raise ValueError("engine xla drives cpu and neuron here: set engine=native for device cuda")
+            raise ValueError("compile_cache keeps torch.compile's cache: set compile=true")
+        if self.engine != "xla" and self.compiler_flags:
+            raise ValueError("compiler_flags is for engine xla: set compiler_flags=[], or engine=xla")
+        if self.engine == "xla" and not self.deterministic:
+            raise ValueError(
+                "deterministic=false is for engine native: leave train.deterministic out, or set engine=native"
+            )
         if self.engine == "xla" and self.compile:
             raise ValueError("compile is torch.compile, for engine native; engine xla always compiles")
         if self.attention == "documents" and (self.engine == "xla" or self.device != "cpu" or self.compile):
@@ -241,66 +113,21 @@ class TrainConfig(StageConfig):
             )
         if self.attention == "flex" and self.device != "cuda":
             raise ValueError("attention=flex is for device cuda: set attention=sdpa")
-        return self
-
-    @model_validator(mode="after")
-    def _rounds_what_is_narrow(self) -> TrainConfig:
-        if self.stochastic_rounding and self.dtype != "bfloat16":
-            raise ValueError(
-                f"stochastic_rounding keeps the weights in bfloat16, and dtype is {self.dtype}: set dtype=bfloat16, or "
-                "stochastic_rounding=false"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _spreads_processes(self) -> TrainConfig:
-        if self.xla_processes == "one":
-            return self
-        if self.engine != "xla":
-            raise ValueError(
-                "xla_processes is of engine xla; engine native has a process a device anyway: leave it out"
-            )
-        if self.device != "neuron":
-            raise ValueError(
-                "xla_processes=per_device is for device neuron: on XLA's CPU client each process is a world of one; set "
-                "xla_processes=one, or engine=native"
-            )
-        if self.tensor_parallel_size > 1 or self.sequence_parallel:
-            raise ValueError(
-                "xla_processes=per_device is data parallel alone, and layers are split by SPMD: set tensor_parallel_size=1 "
-                "and sequence_parallel=false, or xla_processes=one"
-            )
-        if self.stochastic_rounding:
-            raise ValueError(
-                "xla_processes=per_device rounds on each device for itself, and copies would drift apart: set "
-                "stochastic_rounding=false and zero1=true, with which the fp32 masters are shared out"
-            )
-        if self.zero1 and self.optimizer == "adafactor":
-            raise ValueError(
-                "xla_processes=per_device splits AdamW's state; Adafactor's is a row and a column of each matrix: set "
-                "zero1=false, or xla_processes=one"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _shards_once(self) -> TrainConfig:
-        if self.fsdp and self.engine == "xla":
-            raise ValueError("fsdp is for engine native: set engine=native, or zero1 instead")
-        if self.fsdp and self.zero1:
-            raise ValueError("fsdp shards the optimizer's state too: set zero1=false")
-        if self.fsdp and self.data_parallel == 1:
-            raise ValueError("fsdp shards over the data axis, which has one device here: set devices higher")
+        check_processes(self)
         return self
 
 
 def ranks(config: TrainConfig) -> int:
-    """Processes that train together: engine native takes one a device, engine xla as `xla_processes` says."""
+    """Return the number of processes that train together: one for each device, or one in all with engine xla and
+    `xla_processes: one`."""
     return config.devices if config.engine == "native" or config.xla_processes == "per_device" else 1
 
 
 def check_model(config: TrainConfig, model: Source) -> None:
-    """ModelError where the method or the layout can be seen not to fit the model, long before training: what its config
-    leaves to defaults is looked at when it is built."""
+    """Raise ModelError when `train.method` or `tensor_parallel_size` does not fit the model.
+
+    Only the model's config file is read, so this runs before any stage. A field that the file leaves to its default is
+    checked when the model is built."""
     known = model.identity["config"]
     if config.method != "full" and model.identity["weights"] is None and config.warm_start_from is None:
         raise ModelError(
@@ -310,61 +137,35 @@ def check_model(config: TrainConfig, model: Source) -> None:
     check_heads({**(known["pretrained"] or {}), **known["overrides"]}, config.tensor_parallel_size)
 
 
-def compiler(config: TrainConfig) -> Meta:
-    """What decides a graph besides config and shapes: the device's kind, what traces and compiles (the key document takes
-    their versions), and flags."""
-    packages = ["torch", "transformers"]
-    if config.engine == "xla":
-        packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])
-    return {
-        "device": _device_kind(config),
-        "versions": packages,
-        "flags": flags_around() if config.engine == "xla" else {},
-    }
-
-
-def accelerator(config: TrainConfig) -> Meta:
-    """What decides the last bit of a result besides config and inputs."""
-    return {**compiler(config), "threads": config.resolved_threads}
-
-
-def environ(config: TrainConfig) -> dict[str, str]:
-    """Variables that torch, XLA and malloc read as they start.
-
-    Of stochastic rounding on device neuron: `NEURON_RT_STOCHASTIC_ROUNDING_EN=1` makes the device round each of its casts from
-    fp32 so, those of the forward and backward pass too, and the graph has a plain cast. The seed is set for repeats; the device
-    does not tell how many bits it has drawn, so a resumed run is not the same to the bit, nor is it known whether copies of a
-    weight on several cores stay alike: with `zero1` each part of most weights is rounded on one core and sent to the others. As
-    AWS documents it (PyTorch Neuron environment variables); never run here."""
-    threads = str(config.resolved_threads)
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    variables = {**dict.fromkeys(names, threads), "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
-    if config.engine == "native":
-        # short spins: on a machine that others use too, waiting for a descheduled thread costs four times the work;
-        # and activations come and go by the megabyte: keep the pages rather than fault them in again at every step
-        memory = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-        if config.device == "cuda":
-            memory["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else its products may differ from run to run
-        return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
-    if config.device == "neuron":
-        variables |= {"PJRT_DEVICE": "NEURON", "MALLOC_ARENA_MAX": "64"}
-        if config.stochastic_rounding:
-            variables["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"
-            variables["NEURON_RT_STOCHASTIC_ROUNDING_SEED"] = str(config.seed % 2**32)
-        # each of several processes has its own core, by its LOCAL_RANK: torch_xla sees to it
-        return {**variables, "NEURON_RT_NUM_CORES": str(config.devices)} if ranks(config) == 1 else variables
-    return {**variables, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(config.devices)}
+def check_processes(config: TrainConfig) -> None:
+    """Raise ValueError when `xla_processes: per_device` (one process for each device) is combined with a setting that it
+    does not support, such as tensor parallelism."""
+    if config.xla_processes == "one":
+        return
+    if config.engine != "xla":
+        raise ValueError("xla_processes is for engine xla; engine native always has one process a device: leave it out")
+    if config.device != "neuron":
+        raise ValueError(
+            "xla_processes=per_device is for device neuron: XLA's CPU client does not connect processes; set "
+            "xla_processes=one, or engine=native"
+        )
+    way = "xla_processes=per_device, the default on device neuron,"
+    spmd = "xla_processes=one (SPMD, experimental there)"
+    if config.tensor_parallel_size > 1 or config.sequence_parallel:
+        raise ValueError(
+            f"{way} is data parallel only, and only SPMD splits layers: set tensor_parallel_size=1 and "
+            f"sequence_parallel=false, or {spmd}"
+        )
+    if config.stochastic_rounding:
+        raise ValueError(
+            f"{way} rounds on each device separately, and copies of a weight would differ: set stochastic_rounding=false and "
+            f"zero1=true, which splits the fp32 masters over the devices, or {spmd}"
+        )
+    if config.zero1 and config.optimizer == "adafactor":
+        raise ValueError(
+            f"{way} splits AdamW's state; Adafactor's is a row and a column of each matrix: set zero1=false, or {spmd}"
+        )
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _device_kind(config: TrainConfig) -> str:
-    if config.device != "cuda":
-        return f"{config.device} {platform.machine()}"
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        return next(
-            (line.partition(":")[2].strip() for line in file.read_text().splitlines() if "Model:" in line), "cuda"
-        )
-    return "cuda"

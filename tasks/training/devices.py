@@ -1,17 +1,26 @@
-"""Whether the device that a recipe names is there, and what it is."""
+"""The devices that a recipe names: whether they are present, their name, and their memory."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tasks.errors import MissingDependency, ModelError
 from tasks.training.config import TrainConfig
 
+NEURON_PACKAGES = ("libneuronxla", "neuronx-cc", "torch-neuronx")
+INSTALL_NEURON = (
+    "install neuronx-cc, libneuronxla and torch-neuronx from AWS's Neuron package index (Neuron SDK 2.28 or 2.29)"
+)
+NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")
+"""Where Neuron's driver describes its devices (AWS Neuron, "Neuron Sysfs User Guide")."""
+
 
 def check_device(config: TrainConfig) -> None:
-    """MissingDependency without the Neuron compiler, ModelError without the device."""
+    """Raise an error when the machine cannot run `config`: MissingDependency when a package for the device or
+    torch.compile is missing, ModelError when there are too few devices."""
     if config.device == "cuda":
         import torch
 
@@ -22,24 +31,29 @@ def check_device(config: TrainConfig) -> None:
         if torch.cuda.device_count() < config.devices:
             raise ModelError(
                 f"train.devices is {config.devices}, and torch finds {torch.cuda.device_count()} GPUs here",
-                "set train.devices to what is there",
+                "lower train.devices",
             )
     if config.compile and importlib.util.find_spec("setuptools") is None:
         raise MissingDependency(
             "train.compile is set, and torch.compile needs setuptools (and a C++ compiler), which is not installed",
             "pip install setuptools, or set train.compile=false",
         )
-    if config.device == "neuron" and importlib.util.find_spec("libneuronxla") is None:
-        raise MissingDependency(
-            "train.device is neuron, and the Neuron compiler and runtime are not installed",
-            "on a trn1 or trn2 instance install neuronx-cc, libneuronxla and torch-neuronx from AWS's Neuron package index "
-            "(Neuron SDK 2.28 or 2.29), or set train.device=cpu",
-        )
+    if config.device == "neuron":
+        _check_neuron(config)
+
+
+def cautions(config: TrainConfig) -> list[str]:
+    """Return the warnings to show before training on the devices of `config`; [] if there are none."""
+    if config.engine == "xla" and config.device == "neuron" and config.xla_processes == "one" and config.devices > 1:
+        return ["train.xla_processes=one drives all NeuronCores by SPMD, which is experimental and was never run there"]
+    return []
 
 
 def known_memory(config: TrainConfig) -> int | None:
-    """Bytes each device has, as far as it can be told without torch: as the recipe says; of the CPU's devices each one's share of
-    what this machine, or its control group, has."""
+    """Return the bytes of memory of each device, or None where that is unknown without torch.
+
+    Sources: the recipe's device_memory_gib; for device cpu this machine's memory, or its cgroup's limit, divided by the
+    devices."""
     if config.device_memory_gib is not None:
         return int(config.device_memory_gib * 2**30)
     if config.device != "cpu":
@@ -49,7 +63,7 @@ def known_memory(config: TrainConfig) -> int | None:
 
 
 def device_memory(config: TrainConfig) -> int | None:
-    """`known_memory`, and of a GPU what torch finds."""
+    """Return the bytes of memory of one device: `known_memory`, else what torch reports for a GPU, else None."""
     known = known_memory(config)
     if known is not None or config.device != "cuda":
         return known
@@ -59,7 +73,8 @@ def device_memory(config: TrainConfig) -> int | None:
 
 
 def device_name(config: TrainConfig) -> str:
-    """What the device calls itself, such as "NVIDIA H200"; for neuron the machine's kind, such as "trn1.2xlarge"."""
+    """Return the device's name, such as "NVIDIA H200" or "cpu"; for neuron the EC2 instance type, such as
+    "trn1.2xlarge"."""
     if config.device == "neuron":
         return _product() or config.device
     if config.device != "cuda":
@@ -69,16 +84,64 @@ def device_name(config: TrainConfig) -> str:
     return str(torch.cuda.get_device_name())
 
 
+def _check_neuron(config: TrainConfig) -> None:
+    versions = {name: _version(name) for name in NEURON_PACKAGES}
+    for name, found in versions.items():
+        if found is not None and (found == "1.0" or found.startswith("1.0.post")):
+            raise MissingDependency(
+                f"train.device is neuron, and {name} {found} is PyPI's empty placeholder package, not AWS's",
+                f"pip uninstall {name}, and {INSTALL_NEURON}",
+            )
+    lacking = [name for name, found in versions.items() if found is None]
+    if lacking:
+        raise MissingDependency(
+            "train.device is neuron, and the Neuron compiler and runtime are incomplete: "
+            f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not installed",
+            f"on a trn1 or trn2 instance {INSTALL_NEURON}, or set train.device=cpu",
+        )
+    there = _neuron_cores()
+    if there is not None and there < config.devices:
+        raise ModelError(
+            f"train.devices is {config.devices}, and there are {there} NeuronCores here ({NEURON_DEVICES})",
+            "lower train.devices, or check Neuron's driver" if there else "set train.device=cpu",
+        )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _neuron_cores() -> int | None:
+    """Return the number of logical NeuronCores of this machine, or None where the driver does not say.
+
+    A logical core of Trn2 and Trn3 has two physical cores unless NEURON_LOGICAL_NC_CONFIG gives another number."""
+    cores = 0
+    for device in NEURON_DEVICES.glob("neuron[0-9]*"):
+        count = _line(device / "core_count")
+        if not count.isdecimal():
+            return None
+        paired = _line(device / "info" / "architecture" / "instance_type").lower().startswith(("trn2", "trn3"))
+        cores += int(count) // int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", 2 if paired else 1))
+    return cores
+
+
+def _line(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
 def _group_limits() -> list[int]:
-    """Bytes, of control groups of either version."""
+    """Return the cgroup's memory limits in bytes (cgroup v1 or v2); [] where there is none."""
     files = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
     found = [file.read_text().strip() for file in files if file.is_file()]
     return [int(text) for text in found if text.isdecimal()]
 
 
 def _product() -> str:
-    """What the firmware says that this machine is: on EC2 the instance type."""
-    try:
-        return Path("/sys/devices/virtual/dmi/id/product_name").read_text().strip()
-    except OSError:
-        return ""
+    """Return the product name that the firmware reports: on EC2 the instance type."""
+    return _line(Path("/sys/devices/virtual/dmi/id/product_name"))

@@ -1,70 +1,48 @@
-"""The seam between the loop and what computes: a few calls, none of which waits for the device but `fetch` and `boxes`.
+"""The interface between the training loop and the engines that compute: native and xla.
 
-`native` drives one device a process, eagerly; `xla` a mesh from one process, or one device a process, by compiled graphs.
-Both take the same batches and scalars, hold parameters and optimizer state by the same names, and meet each graph through
-the same `Ledger`.
+Engine native drives one device a process and runs eagerly. Engine xla runs compiled graphs, over all devices from one
+process or over one device a process. Both take the same batches and scalars, name parameters and optimizer state alike, and
+register each graph in a `GraphRegistry`. Only `fetch` and `slices` wait for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from tasks.training.batches import Batch
-from tasks.training.config import TrainConfig
-from tasks.training.inventory import Ledger
-from tasks.training.model import Built
-from tasks.training.optim import Scalars
-from tasks.training.plan import check_heads
-from tasks.training.ranks import ALONE, World
+from tasks.training.batches.sampler import Batch
+from tasks.training.optim.optimizer import Scalars
+from tasks.training.shared_types import TensorSlice
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from tasks.training.checkpoint import Reader
-
-Handle = Any  # numbers on the device, not waited for
-
-
-class Box(NamedTuple):
-    """A part of a stored tensor. device: who writes it, from 0; start: its place in each dimension; whole: the shape of all."""
-
-    name: str
-    device: int
-    start: tuple[int, ...]
-    whole: tuple[int, ...]
-    value: Tensor
+Handle = Any
+"""Numbers on the device that the host has not waited for."""
 
 
 class Engine(Protocol):
+    """Interface of the engines: an engine holds the model and the optimizer's state on the devices, and runs the training
+    steps.
+
+    Every rank makes the same calls in the same order."""
+
     def train(self, batch: Batch, at: Scalars, seed: int) -> Handle:
-        """Enqueue one update on a global batch -> [mean loss, gradient norm, 1 if finite]. An update that is not finite
-        changes nothing. seed: of this step's dropout."""
+        """Enqueue one update. Return a handle of [mean loss, gradient norm, 1 if both are finite else 0].
+
+        batch: the rows of all replicas; at: the learning rate and the other numbers of the update; seed: the seed of the
+        update's dropout. An update whose loss or gradient norm is not finite changes nothing."""
 
     def evaluate(self, batch: Batch) -> Handle:
-        """Enqueue a forward pass -> [summed loss, correct targets]."""
+        """Enqueue a forward pass over the rows of all replicas. Return a handle of [summed loss, number of correct
+        targets]."""
 
     def fetch(self, handles: Sequence[Handle]) -> list[list[float]]:
-        """Wait for the numbers."""
+        """Wait for the device and return the numbers of each handle that `train` or `evaluate` returned."""
 
-    def boxes(self, *, state: bool) -> Iterator[Box]:
-        """The parameters in fp32 and, with `state`, both moments, on the CPU, in memory that no later step changes: those that
-        this process writes, so that among all processes each box is there once."""
+    def slices(self, *, state: bool) -> Iterator[TensorSlice]:
+        """Copy the parameters to the CPU in fp32, with `state` also the optimizer's state, and yield the slices of a
+        checkpoint.
+
+        Each process yields the slices that it writes; over all processes every slice occurs once. Later steps do not
+        change the copies."""
 
     def peak_memory(self) -> int | None:
-        """Bytes on the device at most, where it tells."""
-
-
-def make_engine(
-    config: TrainConfig, built: Built, ledger: Ledger, stored: Reader | None = None, world: World = ALONE
-) -> Engine:
-    """stored: a checkpoint to start from, of any layout; world: the processes that train together, each making the same calls.
-    On a `built` that is only traced, every call meets its graphs in the ledger and runs nothing."""
-    check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
-    if config.engine == "native":
-        from tasks.training.native import NativeEngine
-
-        return NativeEngine(config, built, ledger, stored, world)
-    from tasks.training.xla import XlaEngine
-
-    return XlaEngine(config, built, ledger, stored, world)
+        """Return the largest number of bytes that was allocated on the device, or None where it is not known."""

@@ -1,4 +1,4 @@
-"""Training as a stage: what the loop needs is set up, or taken from the newest checkpoint, and the result is written."""
+"""The train stage's work: build model, engine and schedule, resume from the newest checkpoint, train, write the result."""
 
 from __future__ import annotations
 
@@ -10,50 +10,82 @@ from typing import Any
 from tasks.artifact import Input, Meta, Source
 from tasks.errors import StoreError
 from tasks.stage import Workdir, write_json
-from tasks.training import checkpoint, compile_cache, neuron
-from tasks.training.adapters import adapter_document, prepared
-from tasks.training.batches import Schedule, Split
+from tasks.training.batches.sampler import Schedule, Split
+from tasks.training.checkpoint import shards
+from tasks.training.checkpoint.saving import Saver
+from tasks.training.checkpoint.warm_start import load_start
+from tasks.training.choose_engine import join_ranks, make_engine
 from tasks.training.config import TrainConfig
-from tasks.training.devices import check_device
-from tasks.training.engine import Box, make_engine
-from tasks.training.inventory import Ledger
+from tasks.training.devices import cautions, check_device
+from tasks.training.graph_registry import GraphRegistry
+from tasks.training.graphs import compile_cache
+from tasks.training.graphs import neuron_precompile as neuron
 from tasks.training.loop import Progress, Run, stop_signals
-from tasks.training.lora import CONFIG
-from tasks.training.model import Built, build
-from tasks.training.names import PARAMETER
-from tasks.training.ranks import World, joined
-from tasks.training.saving import Saver
+from tasks.training.model.adapters import adapter_document, prepared
+from tasks.training.model.build import build
+from tasks.training.model.lora import CONFIG
+from tasks.training.optim.optimizer import check_learning_rates
+from tasks.training.ranks import World
 from tasks.training.selection import check_selection
-from tasks.training.warm_start import load_start
+from tasks.training.shared_types import PARAMETER, Built, TensorSlice
 
 
 def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
-    """Train from the newest state in `out.partial`, or the start; write the artifact; return its metadata."""
+    """Run the stage `train`: train from the newest checkpoint in `out.partial`, or from the start, and write the result to
+    `out`.
+
+    model: the model's source, perhaps with the weights of a warm start; packed: the packed rows; graphs: precompile's
+    artifact. Return the metadata of the artifact."""
     check_device(config)
+    for text in cautions(config):
+        out.warn(text)
     if config.device == "neuron":
         neuron.use_cache(graphs, out)
     compile_cache.use_cache(config, graphs, out)
-    with joined(config) as world:
+    with join_ranks(config) as world:
         if config.device == "neuron":
-            world.first(lambda: neuron.copy_cache(graphs, out))
+            world.on_first(lambda: neuron.copy_cache(graphs, out))
         return _fit(config, model, packed, graphs, out, world)
 
 
 def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Meta:
+    run = _prepare(config, model, packed, graphs, out, world)
+    document = adapter_document(run.built) if config.method == "lora" else None
+    with stop_signals() as stopped, run.saver:
+        run.loop(stopped)
+    _write_weights(run)
+    if world.rank == 0:
+        write_json(out.path / "config.json", run.built.config)
+        if document:
+            write_json(out.path / CONFIG, document)
+        _copy_tokenizer(packed, out)
+    return {
+        "task": run.built.task,
+        "labels": packed.meta["labels"],
+        "lengths": packed.meta["lengths"],
+        "method": config.method,
+        "steps": run.progress.step,
+        "metrics": run.summary(),
+        **({"best_step": run.progress.best.step} if config.keeps_best else {}),
+    }
+
+
+def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Run:
+    """Build the model, read the newest state, and place both on the engine's devices."""
     check_selection(config, packed.meta)
     train, validation = (Split(packed, name, config.shape_unit) for name in ("train", "validation"))
     schedule = make_schedule(config, packed.meta, train)
+    check_learning_rates(config, config.updates(schedule.steps_per_epoch))
     built = _built(config, model, packed, train)
-    ledger = Ledger.of(graphs, allow=config.allow_recompile)
-    newest = world.first(lambda: newest_state(out))
-    stored = checkpoint.Reader(newest[1]) if newest else None
+    registry = GraphRegistry.from_artifact(graphs, allow_unlisted=config.allow_recompile)
+    newest = world.on_first(lambda: newest_state(out))
+    stored = shards.Reader(newest[1]) if newest else None
     if stored:
         stored.check_model(PARAMETER, {name: tuple(p.shape) for name, p in built.trained().items()})
-    engine = make_engine(config, built, ledger, stored, world)
+    engine = make_engine(config, built, registry, stored, world)
     progress = Progress.of(stored.state) if stored else Progress()
     if stored:
         out.info(f"resumes at step {progress.step}")
-    document = adapter_document(built) if config.method == "lora" else None
     if built.frozen:
         out.info(f"trains {_count(built.trained()):,} of {_count(built.parameters()):,} parameters")
     saver = Saver(
@@ -63,42 +95,32 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
         timeout_seconds=config.collective_timeout_seconds,
         kept=newest[0] if newest else None,
     )
-    run = Run(config, built, engine, ledger, schedule, train, validation, progress, out, world, saver)
-    with stop_signals() as stopped, saver:
-        run.loop(stopped)
-    _write_weights(run)
-    if world.rank == 0:
-        write_json(out.path / "config.json", built.config)
-        if document:
-            write_json(out.path / CONFIG, document)
-        _copy_tokenizer(packed, out)
-    return {
-        "task": built.task,
-        "labels": packed.meta["labels"],
-        "lengths": packed.meta["lengths"],
-        "method": config.method,
-        "steps": progress.step,
-        "metrics": run.summary(),
-        **({"best_step": progress.best.step} if config.keeps_best else {}),
-    }
+    return Run(config, built, engine, registry, schedule, train, validation, progress, out, world, saver)
 
 
 def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
-    """The same for every engine and layout. packed: the rows' metadata."""
+    """Return which rows each update trains on; the order is the same for every engine and mesh. packed: the metadata of
+    the packed rows; train: their train split."""
     sizes = train.sizes() if config.group_by_length and packed.get("strategy") not in ("bfd", "concat") else None
     return Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch, sizes=sizes)
 
 
 def newest_state(out: Workdir) -> tuple[int, Path] | None:
-    """(step, folder) of the state to go on from; None to begin."""
-    found = out.partial.newest(out.warn) if out.partial else None
-    if found is None or out.partial is None:
+    """Return (step, folder) of the checkpoint to resume from, or None to start anew.
+
+    A checkpoint names the step of the best evaluation so far, and the checkpoint of that step must be there too, because
+    its weights may become the result. If it is gone, the newest checkpoint before that step is taken, with a warning."""
+    if out.partial is None:
         return None
-    best = checkpoint.Reader(found[1]).state["best"]["step"]
-    if best not in (0, found[0]) and out.partial.sound(best, out.warn) is None:
-        out.warn(f"the state of step {best}, whose evaluation was the best, is gone: training begins anew")
-        return None
-    return found
+    found = out.partial.newest(out.warn)
+    while found is not None:
+        best = shards.Reader(found[1]).state["best"]["step"]
+        if best in (0, found[0]) or out.partial.sound(best, out.warn) is not None:
+            return found
+        found = out.partial.newest(out.warn, upto=best)
+        on = f"goes on from step {found[0]}" if found else "begins anew"
+        out.warn(f"the state of step {best}, whose evaluation was the best, is gone: training {on}")
+    return None
 
 
 def _built(config: TrainConfig, model: Source, packed: Input, train: Split) -> Built:
@@ -108,25 +130,25 @@ def _built(config: TrainConfig, model: Source, packed: Input, train: Split) -> B
 
 
 def _write_weights(run: Run) -> None:
-    """As they are, or those of the best evaluation, which its checkpoint holds."""
+    """Write the last step's weights, or with keep_best those of the best evaluation's checkpoint."""
     best, states, out = run.progress.best.step, run.out.partial, run.out
     if not run.config.keeps_best or best in (0, run.progress.step) or states is None:
-        checkpoint.write(out.path, run.engine.boxes(state=False), {}, run.world.gather)
+        shards.write(out.path, run.engine.slices(state=False), {}, run.world.gather)
     elif run.world.rank == 0:
         found = states.sound(best, out.warn)
         if found is None:
             raise StoreError(
                 f"the checkpoint of step {best}, whose evaluation was the best, could not be kept",
-                "make room, and run the same command again: it trains from the start",
+                "make room, and run the same command again: it goes on from the newest checkpoint before that",
             )
-        checkpoint.write(out.path, _parameters(checkpoint.Reader(found)), {})
+        shards.write(out.path, _parameters(shards.Reader(found)), {})
 
 
-def _parameters(stored: checkpoint.Reader) -> Iterator[Box]:
+def _parameters(stored: shards.Reader) -> Iterator[TensorSlice]:
     for name in stored.names:
         if name.startswith(PARAMETER):
             value = stored.tensor(name)
-            yield Box(name, 0, (0,) * value.dim(), tuple(value.shape), value)
+            yield TensorSlice(name, 0, (0,) * value.dim(), tuple(value.shape), value)
 
 
 def _count(parameters: dict[str, Any]) -> int:

@@ -1,9 +1,9 @@
-"""The loop: schedule, step, log, evaluate, checkpoint; the same for every engine and layout.
+"""The training loop: step, log, evaluate and save; the same for every engine and mesh.
 
-Host and device meet only at log points: until then losses stay on the device, and a thread reads the next batch. What is
-reported does not depend on how often it is: the mean training loss sums every step's in order. A loss or gradient that is
-not finite has changed nothing (the update is gated on the device); it is found at the next log, and always before anything
-is written.
+The host waits for the device only when it logs, evaluates or saves: until then losses stay on the device, while a thread
+reads the next batch. The reported mean training loss does not depend on how often is logged, because it sums every
+step's loss in order. The device skips an update whose loss or gradient is not finite, so the weights stay as they were;
+the host finds this when it next reads the losses, before anything is written.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ from typing import Any
 from tasks.artifact import Meta
 from tasks.errors import Interrupted, NonFiniteLoss
 from tasks.stage import Workdir
-from tasks.training.adapters import passes
-from tasks.training.ahead import ahead
-from tasks.training.batches import Batch, Schedule, Split
+from tasks.training.batches.prefetch import prefetch
+from tasks.training.batches.sampler import Batch, Schedule, Split
+from tasks.training.checkpoint.saving import Saver
 from tasks.training.config import TrainConfig
 from tasks.training.devices import device_name
 from tasks.training.engine import Engine, Handle
-from tasks.training.flops import flops_per_row, mfu
-from tasks.training.inventory import Ledger
+from tasks.training.graph_registry import GraphRegistry
+from tasks.training.graphs.flops import flops_per_row, mfu
 from tasks.training.meter import Meter, Meters, host_memory
-from tasks.training.model import Built
+from tasks.training.model.adapters import forward_passes
 from tasks.training.objective import target_weight
-from tasks.training.optim import scalars
+from tasks.training.optim.optimizer import scalars
 from tasks.training.ranks import World
-from tasks.training.saving import Saver
 from tasks.training.selection import Best
+from tasks.training.shared_types import Built
 
 SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 
 
 @dataclass
 class Progress:
-    """What a checkpoint holds beside tensors. step: updates done, and the whole state of the data; loss: summed over
-    them; before, after: evaluation before the first step and the newest, made at step `evaluated`; best: of the evaluations
-    since the first step."""
+    """The state of a training that a checkpoint holds besides tensors.
+
+    step: updates done, from which the position in the data follows; loss: the sum of the losses of all updates; before:
+    metrics of the evaluation before the first step; after: metrics of the newest evaluation; evaluated: the step of that
+    evaluation, -1 before the first; best: the best evaluation since the first step."""
 
     step: int = 0
     loss: float = 0.0
@@ -54,45 +56,50 @@ class Progress:
 
     @classmethod
     def of(cls, state: Meta) -> Progress:
+        """Return the progress that is stored in a checkpoint. state: `Reader.state`."""
         return cls(**{**state, "best": Best(**state["best"])})
 
 
+@dataclass
 class Run:
-    """From where the engine stands to the last step."""
+    """One process's training, from the step in `progress` to the last one. Every rank makes one and makes the same
+    calls."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        built: Built,
-        engine: Engine,
-        ledger: Ledger,
-        schedule: Schedule,
-        train: Split,
-        validation: Split,
-        progress: Progress,
-        out: Workdir,
-        world: World,
-        saver: Saver,
-    ) -> None:
-        self.config, self.built, self.engine, self.ledger = config, built, engine, ledger
-        self.schedule, self.train, self.validation = schedule, train, validation
-        self.progress, self.out, self.world, self.saver, self.meters = progress, out, world, saver, Meters()
-        self.total = config.max_steps or config.epochs * schedule.steps_per_epoch
-        self.pending: list[tuple[int, Handle]] = []
-        self.shown: dict[str, float] = {}
-        self.row_flops = cache(partial(flops_per_row, built))
-        self.passes = passes(built)
+    config: TrainConfig
+    built: Built
+    engine: Engine
+    registry: GraphRegistry
+    schedule: Schedule
+    train: Split
+    validation: Split
+    progress: Progress
+    out: Workdir
+    world: World
+    saver: Saver
+
+    def __post_init__(self) -> None:
+        self.meters = Meters()
+        self.total = self.config.updates(self.schedule.steps_per_epoch)
+        self.pending: list[tuple[int, Handle]] = []  # steps whose numbers are still on the device
+        self.shown: dict[str, float] = {}  # the newest loss and gradient norm
+        self.saving = False  # before the first step there is no state to save
+        self.row_flops = cache(partial(flops_per_row, self.built))
+        self.passes = forward_passes(self.built)
 
     def loop(self, stopped: list[int]) -> None:
+        """Train to the last step, or until early stopping, and report. Raise Interrupted when a signal stops the training.
+
+        stopped: the signals caught so far, from `stop_signals`; training stops after the step in which the first one
+        arrives."""
         at = self.progress
         if at.evaluated < 0:
             at.before = self.evaluate()
         self.meters = Meters()
         addresses = map(self.schedule.address, range(at.step, self.total))
-        with closing(ahead(self.train.read, addresses)) as batches:
+        with closing(prefetch(self.train.read, addresses)) as batches:
             self.steps(batches, stopped)
-        with self.meters.pausing():
-            self.saver.wait()
+        with self.meters.pause():
+            self.saver.finish(at.best.step if at.best.step != at.step else 0)
         if at.step < self.total:
             self.out.info(
                 f"stopped early at step {at.step} of {self.total}: {self.config.best_metric} was best at step {at.best.step}"
@@ -100,46 +107,51 @@ class Run:
         self.report()
 
     def steps(self, batches: Iterator[Batch], stopped: list[int]) -> None:
+        """Run the steps on `batches`; log, evaluate, save and stop after a step where each is due."""
         at, config = self.progress, self.config
         while at.step < self.total and not at.best.exhausted(config):
             self.step(batches)
+            if not self.saving:
+                self.saving = True
+                self.out.saves()
             last = at.step == self.total
             if at.step % config.log_every == 0 or last:
                 self.log()
-            best = self.due() and self.assess()
-            stopping = not last and self.world.agree(bool(stopped))
+            best = self.must_evaluate() and self.is_new_best()
+            stopping = not last and self.world.broadcast_flag(bool(stopped))
             if not last and (best or stopping or at.step % config.checkpoint_every == 0):
                 self.save()
             if stopping:
                 raise self.stopped()
 
-    def due(self) -> bool:
-        """Whether to evaluate after this step."""
+    def must_evaluate(self) -> bool:
+        """Return whether an evaluation is due after the current step, by `eval_every_epoch` or `eval_every`, or because
+        it is the last."""
         at, config = self.progress, self.config
         epoch = at.step % self.schedule.steps_per_epoch == 0 and config.eval_every_epoch
         often = config.eval_every is not None and at.step % config.eval_every == 0
         return epoch or often or at.step == self.total
 
-    def assess(self) -> bool:
-        """Evaluate; whether it was the best so far, on every rank alike."""
+    def is_new_best(self) -> bool:
+        """Evaluate, and return, on every rank alike, whether this evaluation is the best so far."""
         at = self.progress
         at.after = self.evaluate()
         if not self.config.keeps_best:
             return False
-        at.best = self.world.share(at.best.after(self.config, at.step, at.after))
+        at.best = self.world.broadcast(at.best.after(self.config, at.step, at.after))
         return at.best.step == at.step
 
     def step(self, batches: Iterator[Batch]) -> None:
-        """Enqueue one update."""
-        at, compiled = self.progress, self.ledger.compile_seconds
-        with self.meters.waiting():
+        """Read the next batch and start one update of the weights on the device, without waiting for its end."""
+        at, compiled = self.progress, self.registry.compile_seconds
+        with self.meters.wait_for_data():
             batch = next(batches)
         targets = target_weight(batch, self.built.class_weights)
         handle = self.engine.train(
             batch, scalars(self.config, at.step, self.total, targets), self.config.seed * SEED_STRIDE + at.step
         )
-        compiling = self.ledger.compile_seconds - compiled
-        if compiling:  # a step of another kind: neither its tokens nor its time count
+        compiling = self.registry.compile_seconds - compiled
+        if compiling:  # the rates leave out steps that compile
             self.meters.add_elsewhere(compiling)
         else:
             rows, positions = batch.input_ids.shape
@@ -149,29 +161,31 @@ class Run:
         self.out.progress(at.step, self.total, "steps", **self.shown)
 
     def log(self) -> None:
-        """Wait for the device, and say how the steps since the last log went."""
-        self.settle()
+        """Wait for the device and report loss, learning rate and speed since the last log."""
+        self.read_losses()
         self.saver.check()
         lr = scalars(self.config, self.progress.step - 1, self.total, 1).lr
         self.out.metrics(self.progress.step, **self.shown, learning_rate=lr, **self.measured(self.meters.lap))
         self.meters.lap = Meter()
 
-    def settle(self) -> None:
-        """Read the pending losses. NonFiniteLoss at the first that is not a number, before anything is written."""
+    def read_losses(self) -> None:
+        """Wait for the losses that are still on the device and add them up. Raise NonFiniteLoss at the first that is not
+        finite."""
         pending, self.pending = self.pending, []
         numbers = self.engine.fetch([handle for _, handle in pending])
         for (step, _), (loss, norm, good) in zip(pending, numbers, strict=True):
             if not good:
-                raise self.broken(step, loss, norm)
+                raise self.non_finite_error(step, loss, norm)
             self.progress.loss += loss
             self.shown = {"loss": loss, "grad_norm": norm}
 
     def evaluate(self) -> dict[str, float]:
-        """Loss and, for classification, accuracy on the validation split; {} without one."""
-        self.settle()
+        """Evaluate on the validation split. Return {"eval_loss"} and, for classification, "eval_accuracy"; {} without
+        such a split."""
+        self.read_losses()
         handles, targets = [], 0
-        with self.meters.pausing():
-            for batch in ahead(self.validation.read, self.validation.in_order(self.config.micro_rows)):
+        with self.meters.pause():
+            for batch in prefetch(self.validation.read, self.validation.in_order(self.config.micro_rows)):
                 targets += batch.supervised
                 handles.append(self.engine.evaluate(batch))
             numbers = self.engine.fetch(handles)
@@ -185,24 +199,27 @@ class Run:
         return found
 
     def save(self) -> None:
-        """Copy the state; it is written while training goes on."""
-        self.settle()
-        with self.meters.pausing():
+        """Copy the training state to the host; a thread writes it to a checkpoint while training goes on."""
+        self.read_losses()
+        with self.meters.pause():
             at = self.progress
-            self.saver.save(at.step, self.engine.boxes(state=True), asdict(at), protect=[at.best.step])
+            self.saver.save(at.step, self.engine.slices(state=True), asdict(at), best=at.best.step)
 
     def stopped(self) -> Interrupted:
-        """Once all is saved that can be."""
+        """Wait until the checkpoint is written, and return the Interrupted error that ends the stage after a signal."""
         self.saver.wait()
         at, kept = self.progress.step, self.saver.kept
-        saved = kept == at or self.out.partial is None or self.world.rank  # rank 0 alone knows, and is heard
+        saved = (
+            kept == at or self.out.partial is None or self.world.rank
+        )  # only rank 0 knows, and only its error is reported
         lost = "" if saved else f", and its state is that of step {kept or 0}"
         return Interrupted(
             f"training was stopped at step {at} of {self.total}{lost}", "run the same command again to go on"
         )
 
-    def broken(self, step: int, loss: float, norm: float) -> NonFiniteLoss:
-        rows = self.schedule.address(step).held()
+    def non_finite_error(self, step: int, loss: float, norm: float) -> NonFiniteLoss:
+        """Return the error for a step whose loss or gradient norm is not finite. Its message names the rows of the step."""
+        rows = self.schedule.address(step).unmasked_rows()
         named = "; ".join(
             f"train/{length}: {', '.join(map(str, some[:8]))}{', ...' * (len(some) > 8)}"
             for length, some in rows.items()
@@ -215,8 +232,10 @@ class Run:
         )
 
     def measured(self, meter: Meter) -> dict[str, float]:
-        """What the steps of `meter` cost; memory and compiling are the whole process's. No figure stands in for an unknown one:
-        there is no `mfu` where the device's peak is not known, nor memory of a device that does not tell."""
+        """Return the speed of the steps that `meter` counted, and the memory and compilations of the whole process.
+
+        Unknown figures are left out: `mfu` (share of the peak FLOPs) when the device's peak is not known, and the
+        device's memory when the engine does not report it."""
         device = self.engine.peak_memory()
         flops = (meter.flops / meter.seconds, device_name(self.config), self.config.devices)
         return {
@@ -224,19 +243,21 @@ class Run:
             "data_wait_seconds": meter.waited,
             "host_memory_bytes": host_memory(),
             **({} if device is None else {"device_memory_bytes": device}),
-            "compiled_graphs": self.ledger.compiled,
-            "compile_seconds": self.ledger.compile_seconds,
+            "compiled_graphs": self.registry.compiled,
+            "compile_seconds": self.registry.compile_seconds,
         }
 
     def summary(self) -> Meta:
-        """The metrics of the artifact: no time, nothing that depends on how often was logged."""
+        """Return the metrics of the artifact: training loss and evaluations. They contain no times and do not depend on
+        how often is logged."""
         at = self.progress
         before = {f"{name}_before": value for name, value in at.before.items()}
         found = at.best.metrics if self.config.keeps_best and at.best.metrics else at.after
         return {"train_loss": at.loss / max(at.step, 1), **before, **found}
 
     def report(self) -> None:
-        for text in self.ledger.unlisted:
+        """Report the figures of the whole training, and warn of graphs that precompile did not list."""
+        for text in self.registry.unlisted:
             self.out.warn(text)
         meter = self.meters.whole
         seconds = meter.seconds
@@ -246,7 +267,9 @@ class Run:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collects SIGTERM and SIGINT instead of dying of them; a second one is fatal. The old handlers come back."""
+    """Collect SIGTERM and SIGINT within the context, in the list that it yields, so that training can save before it stops.
+
+    A second signal raises Interrupted at once. The old handlers are restored at the end."""
     caught: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

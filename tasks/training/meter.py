@@ -1,4 +1,4 @@
-"""How fast training goes: tokens, waits and memory, counted on the host. Nothing of it reaches the result."""
+"""Measure the speed of training on the host: tokens, waits and memory. These figures never affect the trained weights."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tasks.training.batches import Batch
+from tasks.training.batches.sampler import Batch
 
 
 @dataclass
 class Meter:
-    """Of the steps since `start` that compiled nothing. waited: seconds for data; elsewhere: seconds that were no training:
-    evaluating, saving and compiling; supervised: targets that count; real: tokens that are not padding; padded: all positions."""
+    """Counts of the steps since `start`. Steps that compiled a graph are not counted.
+
+    samples: rows; supervised: targets; real: tokens that are not padding; padded: all positions, padding included;
+    flops: of forward and backward passes; waited: seconds spent waiting for data; elsewhere: seconds spent evaluating,
+    saving and compiling."""
 
     start: float = field(default_factory=time.perf_counter)
     steps: int = 0
@@ -28,6 +31,7 @@ class Meter:
     elsewhere: float = 0.0
 
     def count(self, batch: Batch, flops: int) -> None:
+        """Add the step that trained on `batch`. flops: those of its forward and backward pass."""
         self.steps += 1
         self.samples += batch.samples
         self.supervised += batch.supervised
@@ -37,10 +41,12 @@ class Meter:
 
     @property
     def seconds(self) -> float:
+        """The seconds of training since `start`, without the time in `elsewhere`."""
         return max(time.perf_counter() - self.start - self.elsewhere, 1e-9)
 
     def rates(self) -> dict[str, float]:
-        """A second. tokens_per_second: supervised ones."""
+        """Return rows and tokens per second. tokens_per_second counts targets, real_tokens_per_second all tokens but
+        padding."""
         seconds = self.seconds
         return {
             "samples_per_second": self.samples / seconds,
@@ -51,7 +57,7 @@ class Meter:
 
 
 class Meters:
-    """Two of them, `whole` for all steps of this process and `lap` for those since the last log."""
+    """Two meters: `whole` for all steps of this process, `lap` for the steps since the last log."""
 
     def __init__(self) -> None:
         self.whole, self.lap = Meter(), Meter()
@@ -61,15 +67,16 @@ class Meters:
             meter.count(batch, flops)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def wait_for_data(self) -> Iterator[None]:
+        """Count the time within the context as waiting for data, in both meters."""
         begun = time.perf_counter()
         yield
         for meter in (self.whole, self.lap):
             meter.waited += time.perf_counter() - begun
 
     @contextmanager
-    def pausing(self) -> Iterator[None]:
-        """Around what is no training."""
+    def pause(self) -> Iterator[None]:
+        """Leave the time within the context out of the training time."""
         begun = time.perf_counter()
         yield
         self.add_elsewhere(time.perf_counter() - begun)
@@ -80,6 +87,6 @@ class Meters:
 
 
 def host_memory() -> int:
-    """Bytes that this process had resident at most."""
+    """Return the peak memory (resident size) of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

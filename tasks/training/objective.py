@@ -1,7 +1,7 @@
-"""What training minimises: cross entropy, if asked for with smoothed labels and weighted classes.
+"""The loss: cross entropy, optionally with smoothed labels and weighted classes.
 
-Its mean is over the targets of a global batch, each counted by its class's weight. Evaluation is the plain cross entropy, which
-compares from one setting to another.
+The training loss is a mean over the targets of a global batch, each weighted by its class. Evaluation always takes the
+plain cross entropy, so its results can be compared between settings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tasks.artifact import Meta
 from tasks.errors import ConfigError
-from tasks.training.batches import IGNORED, Batch, Split
+from tasks.training.batches.sampler import IGNORED, Batch, Split
 from tasks.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -19,33 +19,40 @@ if TYPE_CHECKING:
 
 
 def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-    """Summed over the targets that count; a scalar. weights: of each class, fp32."""
+    """Return the cross entropy summed over all targets (a scalar), as `torch.nn.functional.cross_entropy` computes it.
+
+    logits: [..., classes]; targets: [...], -100 for no target; weights: fp32 [classes], the weight of each class, or
+    None; smoothing: the share of the probability spread over all classes. Smoothing is computed here, because PyTorch's
+    smoothing would bring float64 into the graph."""
     import torch
 
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, -2),
-        targets.flatten().long(),
-        weight=weights,
-        ignore_index=IGNORED,
-        reduction="sum",
-        label_smoothing=smoothing,
-    )
+    scores, wanted = logits.flatten(0, -2), targets.flatten().long()
+    plain = torch.nn.functional.cross_entropy(scores, wanted, weight=weights, ignore_index=IGNORED, reduction="sum")
+    if not smoothing:
+        return plain
+    surprise = -torch.log_softmax(scores, -1)
+    each = (surprise if weights is None else surprise * weights).mean(-1)
+    uniform = torch.where(wanted != IGNORED, each, torch.zeros_like(each)).sum()
+    return (1 - smoothing) * plain + smoothing * uniform
 
 
 def correct(logits: Tensor, targets: Tensor) -> Tensor:
-    """How many targets the largest logit hits; a float32 scalar."""
+    """Return how many targets have the largest logit, as a float32 scalar. Shapes as in `loss_sum`."""
     return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
 
 
 def class_weights(config: TrainConfig, packed: Meta, train: Split | None) -> tuple[float, ...] | None:
-    """Of each class, or None where all count alike. packed: the rows' metadata; train: what "balanced" counts (a class without
-    rows has weight 1), None while graphs are only traced, which no weight reaches. ConfigError where classes or labels lack."""
+    """Return the weight of each class in the loss, or None when all count alike.
+
+    packed: the metadata of the packed rows; train: the split in which "balanced" counts the classes (a class without
+    rows has weight 1), or None when only graphs are traced, which do not depend on the weights. Raise ConfigError for
+    the task causal_lm and for unknown labels."""
     wanted, labels = config.class_weights, packed["labels"]
     if wanted is None:
         return None
     if packed["task"] != "classification":
         raise ConfigError(
-            "train.class_weights are of classes, and a causal_lm has none", "leave train.class_weights out"
+            "train.class_weights is set, and the task causal_lm has no classes", "leave train.class_weights out"
         )
     if wanted == "balanced":
         counts = train.class_counts(len(labels)) if train else [1] * len(labels)
@@ -54,12 +61,13 @@ def class_weights(config: TrainConfig, packed: Meta, train: Split | None) -> tup
         if name not in labels:
             near = difflib.get_close_matches(name, labels, n=1)
             fix = f"did you mean {near[0]}?" if near else f"the labels are {', '.join(labels)}"
-            raise ConfigError(f"train.class_weights names {name!r}, which is no label of these rows", fix)
+            raise ConfigError(f"train.class_weights names {name!r}, which is not a label of these rows", fix)
     return tuple(float(wanted.get(label, 1.0)) for label in labels)
 
 
 def target_weight(batch: Batch, weights: tuple[float, ...] | None) -> float:
-    """What the batch's targets count together."""
+    """Return the sum of the class weights of the batch's targets, by which the loss is divided; without weights the
+    number of targets."""
     if weights is None:
         return batch.supervised
     import numpy as np

@@ -1,4 +1,6 @@
-"""Which evaluation is the best so far, and when there is no use in going on. Pure: its state is in every checkpoint."""
+"""Keep track of the best evaluation, and decide when to stop early. Pure functions: the state (`Best`) is in every
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +11,46 @@ from tasks.artifact import Meta
 from tasks.errors import ConfigError
 from tasks.training.config import TrainConfig
 
-HIGHER = ("eval_accuracy",)
+HIGHER_IS_BETTER = ("eval_accuracy",)
 
 
 @dataclass(frozen=True)
 class Best:
-    """step: where it was evaluated, 0 before the first; metrics: all of that evaluation; stale: evaluations since then."""
+    """The best evaluation so far. step: the step after which it was made, 0 when there is none; metrics: all of its
+    metrics; stale: the number of evaluations since."""
 
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     stale: int = 0
 
     def after(self, config: TrainConfig, step: int, metrics: dict[str, float]) -> Best:
-        """The best when `metrics` are known too: they are, if finite and better by more than `early_stopping_threshold`."""
+        """Return the best evaluation, now that an evaluation after `step` gave `metrics`.
+
+        That evaluation is the new best if `best_metric` is finite and better by more than `early_stopping_threshold`."""
         name = config.best_metric
-        sign = 1 if name in HIGHER else -1
+        sign = 1 if name in HIGHER_IS_BETTER else -1
         gain = sign * (metrics[name] - self.metrics[name]) if self.metrics else math.inf
         if gain > config.early_stopping_threshold and math.isfinite(metrics[name]):
             return Best(step, metrics)
         return replace(self, stale=self.stale + 1)
 
     def exhausted(self, config: TrainConfig) -> bool:
+        """Return whether to stop early: whether `early_stopping_patience` evaluations in a row were no new best."""
         return config.early_stopping_patience is not None and self.stale >= config.early_stopping_patience
 
 
 def check_selection(config: TrainConfig, packed: Meta) -> None:
-    """packed: metadata of the rows. ConfigError where nothing yields the metric by which the best is chosen."""
+    """Raise ConfigError when the best evaluation is asked for, and no evaluation will have the metric that decides it.
+
+    packed: the metadata of the packed rows."""
     if not config.keeps_best:
         return
     if not any(packed["rows"].get("validation", {}).values()):
         raise ConfigError(
-            f"train.best_metric is {config.best_metric}, of the validation split, which has no rows",
+            f"train.best_metric is {config.best_metric} on the validation split, which has no rows",
             "give the data a validation split (data.split.validation=0.1), or leave keep_best and early stopping out",
         )
     if config.best_metric == "eval_accuracy" and packed["task"] != "classification":
-        raise ConfigError("train.best_metric is eval_accuracy, which a causal_lm has none of", "set it to eval_loss")
+        raise ConfigError(
+            "train.best_metric is eval_accuracy, which the task causal_lm does not have", "set it to eval_loss"
+        )

@@ -74,16 +74,16 @@ def count(config: StageConfig, rows: Input, out: Workdir) -> Meta:
     "mill/wiring.py": """
 import json, sys
 from pathlib import Path
-from flows.plan import Planner
-from flows.run import heal
-from flows.stage import Runner
+from flows.runner.planning.planner import Planner
+from flows.runner.run import heal
+from flows.runner.runner import Runner
 from mill.count import count
 from mill.read import read
 from mill.sort import SortConfig, sort
 from tasks.artifact import Source
 from tasks.config import StageConfig
 from tasks.errors import TrnflowError
-from tasks.resolve import Resolver
+from tasks.sources.resolver import Resolver
 from tasks.store import Store
 
 def flow(stage, source, sneaks):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.forks import Forks, forks
-from tests.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.flows.runner.forks import Forks, forks
+from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.slow)])

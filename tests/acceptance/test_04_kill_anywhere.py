@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from flows.stage import Runner
-from flows.workplace import clean
-from tasks.memo import sha256_file
-from tasks.resolve import Resolver
-from tasks.store.collect import collect
-from tasks.store.names import blob_name, is_aside
-from tasks.store.roots import Policy
+from flows.runner.runner import Runner
+from flows.runner.work_folders import clean
+from tasks.keys.hash_cache import sha256_file
+from tasks.sources.resolver import Resolver
+from tasks.store.garbage.collect import collect
+from tasks.store.garbage.roots import Policy
+from tasks.store.layout import blob_name, is_unfinished
 from tasks.store.verify import verify
 from tests.acceptance.ending import check_ending
-from tests.flows.forks import Forks, nothing_left, until
-from tests.flows.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.runner.forks import Forks, nothing_left, until
+from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 from tests.launch.processes import alive
 from tests.store.test_collect import wait_a_tick
 
@@ -76,7 +76,7 @@ def assert_litter_is_collected(starters: Forks, runner: Runner) -> None:
     wait_a_tick(store)
     collect(store.backend, Policy(keep_last=1, grace=0.0), yes=True)
     kinds = ("records", "attempts", "leases", "partial", "runs", "blobs")
-    assert not [entry.name for kind in kinds for entry in store.backend.entries(kind) if is_aside(entry.name)]
+    assert not [entry.name for kind in kinds for entry in store.backend.entries(kind) if is_unfinished(entry.name)]
     assert verify(store.backend).unreferenced == 0
 
 

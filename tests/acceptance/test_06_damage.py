@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.call import Outcome
-from flows.stage import Listener
+from flows.runner.call import Outcome
+from flows.runner.runner import Listener
 from tasks.errors import BlobLost, StoreError
 from tasks.store import Store
-from tasks.store.names import blob_name, record_name
+from tasks.store.layout import blob_name, record_name
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine, actions
 

@@ -18,7 +18,7 @@ from tests.acceptance.test_07_stopped_training import (
     undisturbed_60,  # noqa: F401 - a fixture
     wait_until,
 )
-from tests.small_disk import fill, small_disk
+from tests.helpers.small_disk import fill, small_disk
 
 SHARD = "shard-00000.safetensors"
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from flows.plan import Planner
-from tasks.resolve import Resolver
+from flows.runner.planning.planner import Planner
+from tasks.sources.resolver import Resolver
 from tasks.store import Store
 from tests.acceptance.ending import check_ending
-from tests.flows.forks import Forks, OnceConfig, apart, until
+from tests.flows.runner.forks import Forks, OnceConfig, apart, until
 
 STEPS = 1000
 DEMO = (
@@ -29,7 +29,7 @@ DEMO = (
 )  # fmt: skip
 RUN = ("run", "--until", "train", "--direct", *DEMO)
 UNTRACKED = "tracking.enabled=false"
-CHECKPOINT, PARTIAL = "tasks.training.checkpoint:write_shards", "tasks.store.partial:PartialState"
+CHECKPOINT, PARTIAL = "tasks.training.checkpoint.shards:write_shards", "tasks.store.partial:PartialState"
 BACKEND = "tasks.store.local:LocalBackend"
 SHORT = "train.max_steps=60"
 

@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from flows import finetune, settings
-from flows.call import bind
-from flows.plan import Planner
-from flows.run import Options, execute, look
-from flows.settings import Recipe
+from flows import finetune
+from flows.finetune import FINETUNE
+from flows.recipes import recipe as settings
+from flows.recipes.recipe import Recipe
+from flows.runner.call import bind
+from flows.runner.planning.planner import Planner
+from flows.runner.run import Options, execute, look
 from tasks.artifact import Artifact, Meta
-from tasks.compilers import FLAGS
-from tasks.fingerprint import key_document, key_of
+from tasks.keys.key_document import key_document, key_of
 from tasks.stage import of
 from tasks.store import Store
+from tasks.system.compiler_flags import FLAGS
 from tests.acceptance.ending import check_ending
 
 DATA = ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
@@ -44,7 +46,7 @@ class Project:
     def make(self) -> None:
         self.write_rows("good", "bad")
         self.store().prepare()
-        assert execute(self.recipe(), self.store(), Options(until="pack_chunks")).error is None
+        assert execute(self.recipe(), self.store(), Options(until="pack_chunks"), FINETUNE).error is None
         for stage in BELOW:
             self._record(stage)
 
@@ -62,7 +64,7 @@ class Project:
         return Store(self.root, self.home)
 
     def look(self, *overrides: str) -> Planner:
-        return look(self.recipe(*overrides), self.store())
+        return look(self.recipe(*overrides), self.store(), FINETUNE)
 
     def actions(self, *overrides: str) -> dict[str, str]:
         return {name: outcome.action for name, outcome in self.look(*overrides).outcomes.items()}
@@ -123,7 +125,7 @@ def check_end(project: Project) -> None:
     """As the environment was at first, everything is there."""
 
     def again() -> dict[str, str]:
-        result = execute(project.recipe(), project.store(), Options())
+        result = execute(project.recipe(), project.store(), Options(), FINETUNE)
         assert result.error is None
         return {outcome.stage: outcome.action for outcome in result.outcomes}
 
@@ -196,7 +198,7 @@ def test_how_it_runs_changes_nothing(project: Project) -> None:
 def test_other_data_of_the_same_shapes_compiles_nothing(project: Project) -> None:
     before = project.keys()
     project.write_rows("bad", "good")
-    assert execute(project.recipe(), project.store(), Options(until="pack_chunks")).error is None
+    assert execute(project.recipe(), project.store(), Options(until="pack_chunks"), FINETUNE).error is None
     assert project.actions() == plan(train="run", **MAYBE)
     after = project.keys()
     assert after["pack_chunks"] != before["pack_chunks"]

@@ -17,12 +17,12 @@ import pytest
 
 from tasks.store import Store
 from tests.acceptance.ending import check_ending
-from tests.store.shop import run_once
+from tests.store.shared_store import run_once
 
 
 def shop(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.store.shop", *arguments],
+        [sys.executable, "-m", "tests.store.shared_store", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

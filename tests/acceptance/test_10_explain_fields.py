@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from flows import finetune, settings
+from flows import finetune
+from flows.recipes import recipe as settings
 from tasks.artifact import Artifact, Meta, Source
-from tasks.explain import nearest_record
-from tasks.fingerprint import key_document, key_of
-from tasks.memo import Memo
-from tasks.model_source import model_source
-from tasks.resolve import Resolver
+from tasks.keys.explain import nearest_record
+from tasks.keys.hash_cache import Memo
+from tasks.keys.key_document import key_document, key_of
+from tasks.sources.model_source import model_source
+from tasks.sources.resolver import Resolver
 from tasks.stage import of
 
 SECTIONS = {

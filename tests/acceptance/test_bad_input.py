@@ -18,18 +18,18 @@ from typing import Any
 
 import pytest
 
-from flows.plan import Planner
+from flows.runner.planning.planner import Planner
 from tasks.errors import BlobLost, ConfigError, ReadOnlyStore, StoreError
-from tasks.fingerprint import canonical
-from tasks.resolve import Resolver
+from tasks.keys.canonical_json import canonical
+from tasks.sources.resolver import Resolver
 from tasks.store import Store
-from tasks.store.names import blob_name, record_name
+from tasks.store.layout import blob_name, record_name
 from tasks.store.verify import verify
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine, actions
-from tests.flows.forks import forks, until
-from tests.flows.test_main import Shell, trnflow  # noqa: F401 - a fixture
-from tests.flows.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.runner.forks import forks, until
+from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.helpers.command_line import Shell
 
 PROJECT = Path(__file__).resolve().parents[2]
 ONE_STAGE = ("run", "mine.yaml", "--until", "load_data", "--direct", "tracking.enabled=false")
@@ -65,7 +65,7 @@ def test_a_store_that_is_not_ours_is_refused_and_left_alone(machine: Machine, da
     assert {entry.name: entry.size for entry in store.backend.entries("")} == before
 
 
-def test_the_command_line_refuses_a_newer_store(trnflow: Shell) -> None:  # noqa: F811
+def test_the_command_line_refuses_a_newer_store(trnflow: Shell) -> None:
     store = trnflow.folder / "newer"
     store.mkdir()
     (store / "FORMAT.json").write_text('{"format": 2, "hash": "sha256"}')
@@ -226,7 +226,7 @@ def test_a_full_disk_fails_the_stage_and_keeps_what_is_finished(
     check_ending(machine.store(), machine.actions)
 
 
-def test_a_disk_without_room_for_a_stage_is_refused_before_it_starts(trnflow: Shell, small_disk: Path) -> None:  # noqa: F811
+def test_a_disk_without_room_for_a_stage_is_refused_before_it_starts(trnflow: Shell, small_disk: Path) -> None:
     store = str(small_disk / "store")
     assert "GB are free" in trnflow.error(*ONE_STAGE, "store.min_free_gb=0.1", code=1, TRNFLOW_STORE=store)
     assert not list((small_disk / "store").glob("records/**/*.json"))
@@ -263,7 +263,7 @@ def test_damage_in_a_read_only_store_is_a_miss_all_the_same(small_disk: Path, tm
     check_ending(machine.store(), machine.actions)
 
 
-def test_the_command_line_on_a_read_only_store(trnflow: Shell, small_disk: Path) -> None:  # noqa: F811
+def test_the_command_line_on_a_read_only_store(trnflow: Shell, small_disk: Path) -> None:
     store, home = str(small_disk / "store"), str(trnflow.folder / "another home")
     assert trnflow(*ONE_STAGE, "store.min_free_gb=0", TRNFLOW_STORE=store).returncode == 0
     remount(small_disk, "ro")

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from flows.plan import Planner
-from flows.stage import Listener
+from flows.runner.planning.planner import Planner
+from flows.runner.runner import Listener
 from tasks.errors import BlobLost, ReadOnlyStore, StoreError
-from tasks.resolve import Resolver
-from tasks.store.collect import collect
-from tasks.store.roots import Policy
+from tasks.sources.resolver import Resolver
+from tasks.store.garbage.collect import collect
+from tasks.store.garbage.roots import Policy
 from tasks.store.verify import verify
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine, actions
-from tests.flows.test_main import Shell, trnflow  # noqa: F401 - a fixture
-from tests.flows.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.helpers.command_line import Shell
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHORT = json.dumps({"config_kwargs": {"read_timeout": 0.5, "connect_timeout": 0.5, "retries": {"max_attempts": 1}}})
@@ -33,7 +33,7 @@ LISTING = "list-type=2"
 
 
 class Proxy:
-    """troubles: see tests.s3_proxy."""
+    """troubles: see tests.helpers.s3_proxy."""
 
     def __init__(self, url: str, troubles: Path) -> None:
         self.url = url
@@ -53,7 +53,7 @@ def proxy(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     troubles = tmp_path / "troubles.json"
     troubles.write_text("[]")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.s3_proxy", s3_endpoint, str(troubles)],
+        [sys.executable, "-m", "tests.helpers.s3_proxy", s3_endpoint, str(troubles)],
         cwd=PROJECT,
         stdout=subprocess.PIPE,
         text=True,
@@ -194,7 +194,7 @@ def test_a_read_only_bucket_serves_its_hits_and_refuses_the_rest(proxy: Proxy, m
     check_ending(machine.store(), machine.actions)
 
 
-def test_the_command_line_says_it_in_a_line(proxy: Proxy, s3_root: str, trnflow: Shell) -> None:  # noqa: F811
+def test_the_command_line_says_it_in_a_line(proxy: Proxy, s3_root: str, trnflow: Shell) -> None:
     where = {"TRNFLOW_STORE": s3_root, "AWS_ENDPOINT_URL": proxy.url, "FSSPEC_S3": SHORT}
     run = ("run", "mine.yaml", "--until", "load_data", "--direct", "tracking.enabled=false")
     for trouble, command, says in (

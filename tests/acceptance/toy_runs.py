@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.run import heal
-from flows.stage import Listener, Runner
-from tasks.resolve import Resolver
+from flows.runner.run import heal
+from flows.runner.runner import Listener, Runner
+from tasks.sources.resolver import Resolver
 from tasks.store import Store
-from tests.flows.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 
 
 @dataclass

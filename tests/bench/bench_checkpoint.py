@@ -41,25 +41,25 @@ BERT: dict[str, Any] = {
 }
 
 
-@stage(kind="checkpoint", process=True, environ=train_environ)
+@stage(kind="checkpoint", environ=train_environ)
 def alternating(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """Training whose checkpoints are of each kind in turn; metrics say the processor's seconds, too."""
-    from tasks.training.saving import Saver
+    from tasks.training.checkpoint.saving import Saver
 
     saved = Saver.save
 
-    def save(self: Saver, step: int, boxes: Any, state: Meta, protect: Any = ()) -> None:
+    def save(self: Saver, step: int, slices: Any, state: Meta, best: int = 0) -> None:
         self.wait()
         kind = KINDS[step // config.checkpoint_every % len(KINDS)]
         begun = time.perf_counter()
         if kind != "none":
-            saved(self, step, boxes, state, protect)
+            saved(self, step, slices, state, best)
         if kind == "waiting":
             self.wait()
             out.figures(write_seconds=time.perf_counter() - begun)
 
     def emit(event: Meta) -> None:
-        out._emit({**event, "cpu": time.process_time(), "clock": time.perf_counter()})
+        out.emit({**event, "cpu": time.process_time(), "clock": time.perf_counter()})
 
     Saver.save = save  # type: ignore[method-assign]
     states = partial_state(str(out.path.parent / "store"), out.path.parent, KEY)
@@ -93,7 +93,7 @@ def in_common(folder: Path) -> tuple[int, int, int]:
     """Bytes of tensors in the newest checkpoint; of those that the one before has too; of files that it has too."""
     import torch
 
-    from tasks.training.checkpoint import Reader
+    from tasks.training.checkpoint.shards import Reader
 
     states = partial_state(str(folder), folder, KEY)
     before, newest = (folder / "partial" / KEY / f"step-{step:09d}" for step in states.steps()[-2:])

@@ -85,8 +85,9 @@ def theirs(file: Path, model: Path, out: Path, length: int) -> dict[str, Any]:
 
 
 def ours(file: Path, model: Path, out: Path, length: int) -> dict[str, Any]:
-    from flows import settings
-    from flows.run import Options, execute, open_store
+    from flows.finetune import FINETUNE
+    from flows.recipes import recipe as settings
+    from flows.runner.run import Options, execute, open_store
 
     os.environ["TRNFLOW_HOME"] = str(out / "home")
     overrides = [f"data.source={file}", f"model.source={model}", "data.split={}", f"pack.chunk_length={length}"]
@@ -94,7 +95,7 @@ def ours(file: Path, model: Path, out: Path, length: int) -> dict[str, Any]:
     began = time.perf_counter()
     store = open_store(recipe)
     store.prepare()
-    result = execute(recipe, store, Options(until="pack_chunks"))
+    result = execute(recipe, store, Options(until="pack_chunks"), FINETUNE)
     seconds = time.perf_counter() - began
     if result.error:
         raise result.error

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flows.finetune import DATA_STAGES
+from flows.finetune import DATA_STAGES, FINETUNE
 from tests.bench.bench_data import dolly, make_tokenizer
 from tests.conftest import PROJECT
 
@@ -53,8 +53,8 @@ def make_rows(path: Path, count: int) -> None:
 
 def run_stage(stage: str, rows: Path, model: Path, home: Path) -> dict[str, Any]:
     """Here and now, in this process: its peaks in bytes, and the seconds of the stage."""
-    from flows import settings
-    from flows.run import Options, execute, open_store
+    from flows.recipes import recipe as settings
+    from flows.runner.run import Options, execute, open_store
 
     os.environ["TRNFLOW_HOME"] = str(home)
     recipe = settings.load(
@@ -65,7 +65,7 @@ def run_stage(stage: str, rows: Path, model: Path, home: Path) -> dict[str, Any]
     seconds = 0.0
     with Sampler() as sampler:
         if stage != NOTHING:
-            result = execute(recipe, store, Options(until=stage))
+            result = execute(recipe, store, Options(until=stage), FINETUNE)
             if result.error:
                 raise result.error
             seconds = result.outcomes[-1].seconds or 0.0

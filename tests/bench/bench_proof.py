@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows import finetune
-from tasks.fingerprint import code_of
-from tasks.memo import Memo
-from tasks.proof import permit_for
+from tasks.keys.allowed_files import permit_for
+from tasks.keys.file_audit import Permit, watch_process
+from tasks.keys.hash_cache import Memo
+from tasks.keys.key_document import code_of
 from tasks.stage import of
-from tasks.witness import Permit, watch
 
 COUNT = 20_000
 
@@ -50,7 +50,7 @@ def measure(folder: Path) -> None:
         return permit_for(stage, code, (), (folder,), memo)
 
     def watched() -> None:
-        with watch(permitted):
+        with watch_process(permitted):
             pass
 
     def round_trip() -> list[float]:
@@ -61,7 +61,7 @@ def measure(folder: Path) -> None:
     print(f"permit of tokenize_text ({len(code)} modules, memoised): {1e3 * best(permit, 50):.2f} ms")
     print(f"begin and end to watch ({len(sys.modules)} modules loaded): {1e3 * best(watched, 50):.2f} ms")
     rounds["between stages"] = round_trip()
-    with watch(permitted):
+    with watch_process(permitted):
         rounds["while a stage is watched"] = round_trip()
     for when, (one, two, three) in rounds.items():
         print(f"{when}: an audit event {one:.2f} us, a file opened {two:.2f}, a file of the project opened {three:.2f}")

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median as middle
 
-from tasks.fingerprint import closure
-from tasks.memo import Memo, sha256_file
+from tasks.keys.code_closure import closure
+from tasks.keys.hash_cache import Memo, sha256_file
 from tests.bench.clock import Row, Spent, median, spent, table, timed
 from tests.bench.peers import Peers
 from tests.conftest import PROJECT

@@ -67,7 +67,7 @@ def dolly(count: int) -> Rows:
 
 def bucketed(folder: Path, rows: Rows) -> Input:
     """A packed artifact with each row in the smallest length that holds it."""
-    from tasks.text.packers import bucket_lengths
+    from tasks.data.pack.packers import bucket_lengths
 
     sizes = np.array(list(map(len, rows.ids)))
     lengths = bucket_lengths(sizes, 128, 4)
@@ -85,7 +85,7 @@ def bucketed(folder: Path, rows: Rows) -> Input:
 
 def packed(folder: Path, rows: Rows) -> Input:
     """A packed artifact of dense rows, as `pack_chunks` makes them."""
-    from tasks.text.packers import best_fit, whole_rows
+    from tasks.data.pack.packers import best_fit, whole_rows
 
     layout = best_fit(whole_rows(np.cumsum([0, *map(len, rows.ids)])), CHUNK)
     ids, segments, positions = (np.zeros((layout.chunks, CHUNK), np.int32) for _ in range(3))

@@ -5,8 +5,7 @@
 held: by how much a process's peak of resident memory, over two updates, exceeds what was resident before the model was built
 (torch, transformers and their threads are up by then); of the ranks the largest. Every tensor is a mapping of its own.
 heap: the same under the worker's allocator, which keeps what is freed and can't fill every hole again: what a machine must have.
-The estimates are without their part `runtime`: `trace` is what precompile says, from the model on "meta"; `plan` what
-`trnflow plan` says, from the config's numbers alone. Ratios are to `held`; above 1 an estimate is too large.
+traced: the estimate of `plan --trace` and precompile, without its part `runtime`. ratio: traced / held; above 1 it is too large.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from tests.training.memories import CASES, figures
+from tests.training.memory.measured_memory import CASES, figures
 
 
 def main() -> None:
@@ -23,15 +22,12 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--heap", action="store_true", help="measure that too")
     arguments = parser.parse_args()
-    print(f"{'':16} {'held':>8} {'trace':>8} {'ratio':>6} {'plan':>8} {'ratio':>6} {'heap':>8}   MiB")
+    print(f"{'':22} {'held':>8} {'traced':>8} {'ratio':>6} {'heap':>8}   MiB")
     for name in arguments.only.split(","):
         with tempfile.TemporaryDirectory() as folder:
             found = figures(CASES[name], Path(folder), with_heap=arguments.heap)
-        held, trace, plan, heap = ((size or 0) / 2**20 for size in found)
-        print(
-            f"{name:16} {held:8.0f} {trace:8.0f} {trace / held:6.2f} {plan:8.0f} {plan / held:6.2f} {heap:8.0f}",
-            flush=True,
-        )
+        held, traced, heap = ((size or 0) / 2**20 for size in found)
+        print(f"{name:22} {held:8.0f} {traced:8.0f} {traced / held:6.2f} {heap:8.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def inner(arguments: argparse.Namespace) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     import torch
 
-    from tasks.training.flops import mfu
+    from tasks.training.graphs.flops import mfu
 
     device = torch.cuda.get_device_name()
     print(f"{arguments} on {device}, torch {torch.__version__}")

@@ -20,22 +20,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows import settings
-from flows.call import Call
-from flows.finetune import load_data
-from flows.run import look as look_at
-from flows.run import open_store
-from flows.stage import now, recorded
-from tasks.config import StageConfig
-from tasks.fingerprint import key_of
-from tasks.memo import Memo
-from tasks.resolve import Resolver
-from tasks.stage import of
+from flows.finetune import FINETUNE, KINDS
+from flows.recipes import recipe as settings
+from flows.runner.hits import on_record
+from flows.runner.run import look as look_at
+from flows.runner.run import open_store
+from flows.runner.runner import now
+from tasks.keys.hash_cache import Memo
+from tasks.keys.key_document import key_of
+from tasks.sources.data_source import resolve_source
+from tasks.sources.resolver import Resolver
+from tasks.sources.split_files import FileSettings
 from tasks.store import Store
 from tasks.store.folders import files_below
-from tasks.text.sources import Wanted, resolve_source
 
-KEY = key_of({})
+DOCUMENT = {"stage": "load_data", "code": {}, "params": {}, "inputs": {}, "env": {}, "accel": {}}
+KEY = key_of(DOCUMENT)
 FILES_A_FOLDER = 1000
 
 
@@ -74,15 +74,20 @@ def look(folder: str) -> dict[str, Any]:
     """As the recipe's data: their splits and formats too, in natural order."""
     resolver = Resolver(Path(folder, "home"), offline=True)
     pattern = str(Path(folder, "files"))
-    return _measured(lambda: len(resolve_source(pattern, None, None, Wanted(None, {}), resolver).identity["files"]))
+    return _measured(
+        lambda: len(resolve_source(pattern, None, None, FileSettings(None, {}), resolver).identity["files"])
+    )
 
 
 def hit(folder: str) -> dict[str, Any]:
     store = Store(str(Path(folder, "store")), Path(folder, "home"))
-    call = Call(of(load_data), StageConfig(), {})
     found: list[Any] = []
-    seen = _measured(lambda: found.append(recorded(store, call, KEY, set())))
-    assert found[0].action == "hit"
+
+    def ask() -> None:
+        found.append(on_record(store, store.record("load_data", KEY) or {}, KINDS["load_data"], set()))
+
+    seen = _measured(ask)
+    assert found[0].artifact and not found[0].changed
     view = Path(folder, f"view-{time.monotonic_ns()}")
     laid_out = _measured(lambda: store.checkout(found[0].artifact, view))
     return seen | {"laid_out": laid_out["seconds"], "bytes": found[0].artifact.size, "peak": _peak()}
@@ -95,7 +100,7 @@ def plan(recipe: str, *arguments: str) -> list[float]:
     seconds = []
     for _ in range(int(rounds)):
         begun = time.perf_counter()
-        outcomes = look_at(loaded, open_store(loaded)).outcomes
+        outcomes = look_at(loaded, open_store(loaded), FINETUNE).outcomes
         seconds.append(time.perf_counter() - begun)
         assert {outcome.action for outcome in outcomes.values()} <= {"hit", "skip"}
     return seconds
@@ -114,7 +119,7 @@ def _publish(store: Store, source: Path) -> None:
         {
             "stage": "load_data",
             "key": KEY,
-            "document": {},
+            "document": DOCUMENT,
             "artifact": artifact.digest,
             "attempt": "a",
             "created": now(),

@@ -1,4 +1,4 @@
-"""A project with one package, `house`: a stage that does as its setting `how` says, in this process (`here`) and in its own."""
+"""A project with one package, `house`: a stage that does what its setting `how` says, and one whose part does (`sharded`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flows.plan import Planner
-from flows.stage import Listener, Runner
+from flows.runner.planning.planner import Planner
+from flows.runner.runner import Listener, Runner
 from tasks.artifact import Source
-from tasks.resolve import Resolver
+from tasks.sources.resolver import Resolver
 from tasks.store import Store
 
 STAGES = """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated
 from tasks.artifact import Input, Meta, Source
 from tasks.config import NOT_KEYED, StageConfig
-from tasks.stage import Part, Workdir, stage
+from tasks.stage import Part, Parts, Workdir, stage
 from house import known
 
 HERE = Path(__file__).parent
@@ -74,14 +74,6 @@ def touched(path, out):
     from house.lazy import VALUE
     return VALUE
 
-def part_of(config, part, out):
-    return {"value": swallowed(Path(part["path"]), out)}
-
-def sharded(path, out):
-    part = Part({"params": {}, "inputs": {}}, {"path": str(path)})
-    ((_, meta),) = out.parts(part_of, None, {}, [part], keep=True)
-    return meta["value"]
-
 def spoken(path, out):
     out.info("load something")
     return 1
@@ -103,7 +95,6 @@ WAYS = {
     "sys.modules": lambda path, out: sys.modules.get("house.other", importlib).VALUE,
     "run": lambda path, out: __import__("runpy").run_path(str(HERE / "other.py"))["VALUE"],
     "swallowed": swallowed,
-    "sharded": sharded,
     "file": lambda path, out: (HERE / "letter.txt").read_text(),
     "descriptor": lambda path, out: os.read(os.open(HERE / "letter.txt", os.O_RDONLY), 9),
     "relative": lambda path, out: open("house/../house/letter.txt").read(),
@@ -116,19 +107,22 @@ WAYS = {
 def here(config: Config, source: Source, out: Workdir) -> Meta:
     return make(config, source, out)
 
-@stage(kind="texts", assets=("house/template.txt",), process=True)
-def apart(config: Config, source: Source, out: Workdir) -> Meta:
-    return make(config, source, out)
+def one_part(config, source, out):
+    return [Part({"params": {}, "inputs": {}}, {"path": source.location["path"]})]
+
+def part_of(config, part, out):
+    return {"value": WAYS[config.how](Path(part["path"]), out)}
+
+@stage(kind="texts", split=one_part, part=part_of, keep_parts=True)
+def sharded(config: Config, source: Source, parts: Parts, out: Workdir) -> Meta:
+    (out.path / "text").write_text(str([result.meta["value"] for result in parts.of()]))
+    return {}
 
 @stage(kind="texts")
 def here_again(config: Config, texts: Input, out: Workdir) -> Meta:
     (out.path / "text").write_text((texts.path / "made.txt").read_text())
     (out.path / "real").write_text((texts.path / "made.txt").resolve().read_text())
     return {}
-
-@stage(kind="texts", process=True)
-def apart_again(config: Config, texts: Input, out: Workdir) -> Meta:
-    return here_again(config, texts, out)
 """
 
 

@@ -12,10 +12,12 @@ from tasks.artifact import Meta
 from tasks.config import NOT_KEYED, StageConfig
 from tasks.errors import Interrupted
 from tasks.stage import Workdir, stage
+from tasks.system.process import ATTEMPT
 
 
 class OnceConfig(StageConfig):
-    """number: keyed; journal: gets a line an execution; gate: the stage ends when this file exists; salt: spoils determinism."""
+    """number: keyed; journal: gets a line an execution, the name of its run; gate: the stage ends when this file exists; salt:
+    spoils determinism."""
 
     number: int = 0
     journal: Annotated[str, NOT_KEYED]
@@ -26,7 +28,7 @@ class OnceConfig(StageConfig):
 
 @stage(kind="once")
 def once(config: OnceConfig, out: Workdir) -> Meta:
-    _note(config, str(os.getpid()))
+    _note(config, os.environ[ATTEMPT].rpartition("-once-")[0])
     while config.gate and not Path(config.gate).exists():
         time.sleep(0.01)
         if not config.mute:
@@ -35,7 +37,7 @@ def once(config: OnceConfig, out: Workdir) -> Meta:
     return {}
 
 
-@stage(kind="apart", process=True)
+@stage(kind="apart", resumable=True)
 def apart(config: OnceConfig, out: Workdir) -> Meta:
     """As training does: on SIGTERM it saves its state, slowly, and leaves; begun again it goes on from there."""
     stopped: list[int] = []

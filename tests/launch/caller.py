@@ -9,13 +9,15 @@ from pathlib import Path
 
 from tasks.errors import TrnflowError
 from tasks.launch.job import JobSpec
-from tasks.launch.local import interrupt_jobs, run_job
+from tasks.launch.local import run_job
 from tests.launch import stages
+from tests.launch.processes import send
 
 
-def main(folder: Path, stage: str, how: str, grace: float, *, threaded: bool) -> None:
+def main(folder: Path, stage: str, how: str, grace: float, *, threaded: bool, forked: bool) -> None:
     config = stages.NapConfig(how=how, pids=folder / "pids.json")
-    spec = JobSpec.of(getattr(stages, stage), config, {}, out=folder / "out", scratch=folder / "scratch")
+    places = {"out": folder / "out", "scratch": folder / "scratch"}
+    spec = JobSpec.of(getattr(stages, stage), config, {}, **places, preload=("json",) if forked else ())
     heard: list[object] = []
 
     def work() -> None:
@@ -28,14 +30,22 @@ def main(folder: Path, stage: str, how: str, grace: float, *, threaded: bool) ->
     if not threaded:
         return work()
     done = threading.Event()
-    threading.Thread(target=lambda: (work(), done.set())).start()
+    thread = threading.Thread(target=lambda: (work(), done.set()))
+    thread.start()
     while not done.is_set():
         try:
             done.wait(0.1)  # not `join`, which in Python 3.11 forgets the thread at Ctrl-C
         except KeyboardInterrupt:
-            interrupt_jobs()
+            send(thread, KeyboardInterrupt)
     return None
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]), threaded=sys.argv[5] == "thread")
+    main(
+        Path(sys.argv[1]),
+        sys.argv[2],
+        sys.argv[3],
+        float(sys.argv[4]),
+        threaded="thread" in sys.argv[5],
+        forked="forked" in sys.argv[5],
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -14,27 +13,35 @@ import pytest
 
 from tasks.artifact import Input, Source
 from tasks.errors import DataError, Interrupted, ProcessFailed
+from tasks.launch import local
 from tasks.launch.job import JobSpec
-from tasks.launch.local import interrupt_jobs, run_job
+from tasks.launch.local import run_job
 from tests.launch import stages
-from tests.launch.processes import gone, wait_for
+from tests.launch.processes import gone, send, wait_for
 
 
-def spec_for(folder: Path, function, how: str = "", **more) -> JobSpec:
-    config = stages.NapConfig(how=how, pids=folder / "pids.json")
-    inputs = more.pop("inputs", {})
-    return JobSpec.of(function, config, inputs, out=folder / "out", scratch=folder / "scratch", **more)
+@pytest.fixture(params=[(), ("json",)], ids=["started", "forked"])
+def spec_for(request):
+    """Makes specs of processes that are started anew, or forked from a warm parent."""
+
+    def spec(folder: Path, function, how: str = "", **more) -> JobSpec:
+        config = stages.NapConfig(how=how, pids=folder / "pids.json")
+        inputs = more.pop("inputs", {})
+        more["preload"] = request.param
+        return JobSpec.of(function, config, inputs, out=folder / "out", scratch=folder / "scratch", **more)
+
+    return spec
 
 
-def test_inputs_environment_and_metadata_arrive(tmp_path, capfd):
+def test_inputs_environment_and_metadata_arrive(spec_for, tmp_path, capfd):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/rows.txt").write_text("rows")
     inputs = {
         "rows": Input(tmp_path / "in", "rows", {}, "sha256:aa"),
         "model": Source("model", {"commit": "abc"}, {"folder": "here"}),
+        "graphs": Input(tmp_path, "graphs", {}, "sha256:bb"),
     }
-    after = {"graphs": Input(tmp_path, "graphs", {}, "sha256:bb")}
-    spec = spec_for(tmp_path, stages.describe, "quick", inputs=inputs, after=after, environ={"TRNFLOW_TEST_FLAG": "on"})
+    spec = spec_for(tmp_path, stages.describe, "quick", inputs=inputs, environ={"TRNFLOW_TEST_FLAG": "on"})
     meta = run_job(spec, lambda event: None)
     assert meta.pop("pid") != os.getpid()
     assert meta == {
@@ -45,7 +52,7 @@ def test_inputs_environment_and_metadata_arrive(tmp_path, capfd):
     assert spec.log.read_text() == "to stdout\nto stderr\n"
 
 
-def test_events_arrive_in_order_while_the_stage_runs(tmp_path):
+def test_events_arrive_in_order_while_the_stage_runs(spec_for, tmp_path):
     heard = []
 
     def emit(event):
@@ -60,7 +67,7 @@ def test_events_arrive_in_order_while_the_stage_runs(tmp_path):
     assert heard[100]["warn"] == "w" * 200_000
 
 
-def test_the_stages_own_error_comes_back_with_its_traceback(tmp_path):
+def test_the_stages_own_error_comes_back_with_its_traceback(spec_for, tmp_path):
     with pytest.raises(DataError) as caught:
         run_job(spec_for(tmp_path, stages.fail, "data"), lambda event: None)
     assert caught.value.to_json() == {
@@ -72,7 +79,7 @@ def test_the_stages_own_error_comes_back_with_its_traceback(tmp_path):
 
 
 @pytest.mark.parametrize(("how", "said"), [("bug", "ZeroDivisionError: division by zero"), ("not json", "TypeError")])
-def test_an_unforeseen_exception_is_named_and_its_log_too(tmp_path, how, said):
+def test_an_unforeseen_exception_is_named_and_its_log_too(spec_for, tmp_path, how, said):
     spec = spec_for(tmp_path, stages.fail, how)
     with pytest.raises(ProcessFailed, match=f"fail failed with {said}") as caught:
         run_job(spec, lambda event: None)
@@ -83,7 +90,7 @@ def test_an_unforeseen_exception_is_named_and_its_log_too(tmp_path, how, said):
 @pytest.mark.parametrize(
     ("how", "said"), [("exit", "exit code 7"), ("SIGKILL", "signal SIGKILL"), ("SIGSEGV", "signal SIGSEGV")]
 )
-def test_a_silent_death_is_told_with_the_end_of_the_log(tmp_path, how, said):
+def test_a_silent_death_is_told_with_the_end_of_the_log(spec_for, tmp_path, how, said):
     spec = spec_for(tmp_path, stages.fail, how)
     with pytest.raises(ProcessFailed, match=said) as caught:
         run_job(spec, lambda event: None)
@@ -91,19 +98,19 @@ def test_a_silent_death_is_told_with_the_end_of_the_log(tmp_path, how, said):
     assert str(spec.log) in caught.value.fix
 
 
-def test_an_old_result_is_never_taken_for_a_new_one(tmp_path):
+def test_an_old_result_is_never_taken_for_a_new_one(spec_for, tmp_path):
     spec = spec_for(tmp_path, stages.fail, "exit")
     spec.result.write_text(json.dumps({"meta": {"old": 1}}))
     with pytest.raises(ProcessFailed):
         run_job(spec, lambda event: None)
 
 
-def test_what_a_stage_leaves_behind_is_ended(tmp_path):
+def test_what_a_stage_leaves_behind_is_ended(spec_for, tmp_path):
     meta = run_job(spec_for(tmp_path, stages.leave), lambda event: None, grace_seconds=0.2)
     assert gone([meta["left"]])
 
 
-def test_a_failing_listener_ends_the_stage_and_is_not_hidden(tmp_path):
+def test_a_failing_listener_ends_the_stage_and_is_not_hidden(spec_for, tmp_path):
     def emit(event):
         raise ValueError("listener")
 
@@ -127,18 +134,18 @@ def in_thread(spec: JobSpec, grace: float) -> tuple[threading.Thread, list[BaseE
     return thread, caught
 
 
-def test_a_job_in_a_thread_is_interrupted_and_saves(tmp_path):
+def test_a_job_in_a_thread_is_interrupted_and_saves(spec_for, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "STOP_SECONDS", 0.0)  # of those that save nothing
     thread, caught = in_thread(spec_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
     pids = wait_for(tmp_path / "pids.json", json.loads)
-    assert interrupt_jobs() == 1
+    send(thread, KeyboardInterrupt)
     thread.join()
     assert isinstance(caught[0], Interrupted) and "step 5" in caught[0].message
     assert (tmp_path / "saved").read_text() == "checkpoint"
     assert gone(pids)
-    assert interrupt_jobs() == 0
 
 
-def test_an_exception_sent_into_the_thread_ends_the_job(tmp_path):
+def test_an_exception_sent_into_the_thread_ends_the_job(spec_for, tmp_path):
     """As Prefect cancels a task that runs in a thread."""
 
     class Cancelled(BaseException):
@@ -146,25 +153,25 @@ def test_an_exception_sent_into_the_thread_ends_the_job(tmp_path):
 
     thread, caught = in_thread(spec_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
     pids = wait_for(tmp_path / "pids.json", json.loads)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Cancelled))
+    send(thread, Cancelled)
     thread.join()
     assert isinstance(caught[0], Cancelled)
     assert (tmp_path / "saved").exists()
     assert gone(pids)
 
 
-def test_a_deaf_stage_is_killed_at_once_when_asked_twice(tmp_path):
+def test_a_deaf_stage_is_killed_at_once_when_asked_twice(spec_for, tmp_path):
     thread, caught = in_thread(spec_for(tmp_path, stages.deaf), 600)
     pids = wait_for(tmp_path / "pids.json", json.loads)
-    interrupt_jobs()
-    time.sleep(0.3)
-    interrupt_jobs()
+    send(thread, KeyboardInterrupt)
+    time.sleep(0.5)  # until it waits for the stage to save
+    send(thread, KeyboardInterrupt)
     thread.join()
     assert isinstance(caught[0], Interrupted)
     assert gone(pids)
 
 
-def test_a_killed_guard_takes_the_worker_with_it(tmp_path):
+def test_a_killed_guard_takes_the_worker_with_it(spec_for, tmp_path):
     thread, caught = in_thread(spec_for(tmp_path, stages.sleep, "stubborn"), 600)
     pids = wait_for(tmp_path / "pids.json", json.loads)
     os.kill(pids[1], signal.SIGKILL)

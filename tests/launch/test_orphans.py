@@ -17,7 +17,13 @@ from tests.launch.processes import gone, marked, wait_for
 PROJECT = Path(__file__).resolve().parents[2]
 
 
-def start(folder: Path, stage: str, how: str, grace: float, where: str = "main") -> tuple[subprocess.Popen, list[int]]:
+@pytest.fixture(params=["started", "forked"])
+def began(request):
+    """How the stage's process begins: started anew, or forked from a warm parent."""
+    return request.param
+
+
+def start(folder: Path, stage: str, how: str, grace: float, where: str) -> tuple[subprocess.Popen, list[int]]:
     """A caller in a session of its own, as under a terminal; and the processes below it, once the stage is at work."""
     caller = subprocess.Popen(
         [sys.executable, "-m", "tests.launch.caller", str(folder), stage, how, str(grace), where],
@@ -29,16 +35,16 @@ def start(folder: Path, stage: str, how: str, grace: float, where: str = "main")
 
 @pytest.mark.parametrize("order", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("how", ["plain", "stubborn escaped"])
-def test_a_killed_caller_takes_everything_with_it(tmp_path, order, how):
-    caller, pids = start(tmp_path, "sleep", how, 0.5)
+def test_a_killed_caller_takes_everything_with_it(began, tmp_path, order, how):
+    caller, pids = start(tmp_path, "sleep", how, 0.5, began)
     os.kill(caller.pid, order)
     assert caller.wait() == -order
     assert gone(pids)
 
 
 @pytest.mark.parametrize("order", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_callers_stage_still_saves(tmp_path, order):
-    caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30)
+def test_a_killed_callers_stage_still_saves(began, tmp_path, order):
+    caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30, began)
     os.kill(caller.pid, order)
     caller.wait()
     assert gone(pids)
@@ -46,8 +52,8 @@ def test_a_killed_callers_stage_still_saves(tmp_path, order):
 
 
 @pytest.mark.parametrize("where", ["main", "thread"])
-def test_ctrl_c_lets_the_stage_save_and_raises_interrupted(tmp_path, where):
-    caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30, where)
+def test_ctrl_c_lets_the_stage_save_and_raises_interrupted(began, tmp_path, where):
+    caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30, f"{where} {began}")
     os.killpg(caller.pid, signal.SIGINT)
     assert caller.wait() == 0
     told = json.loads((tmp_path / "outcome.json").read_text())
@@ -58,16 +64,24 @@ def test_ctrl_c_lets_the_stage_save_and_raises_interrupted(tmp_path, where):
     assert gone(pids)
 
 
-def test_ctrl_c_kills_what_ignores_it_after_the_grace(tmp_path):
-    caller, pids = start(tmp_path, "deaf", "", 0.3)
+def test_ctrl_c_kills_what_ignores_it_after_the_grace(began, tmp_path):
+    caller, pids = start(tmp_path, "deaf", "", 0.3, began)
     os.killpg(caller.pid, signal.SIGINT)
     assert caller.wait() == 0
     assert json.loads((tmp_path / "outcome.json").read_text())["outcome"]["type"] == "Interrupted"
     assert gone(pids)
 
 
-def test_a_suspended_caller_that_is_killed_leaves_nothing(tmp_path):
-    caller, pids = start(tmp_path, "sleep", "stubborn", 0.3)
+def test_ctrl_c_kills_a_stage_that_does_not_notice_and_has_nothing_to_save(began, tmp_path):
+    caller, pids = start(tmp_path, "deaf", "", 600, began)
+    os.killpg(caller.pid, signal.SIGINT)
+    assert caller.wait(60) == 0
+    assert json.loads((tmp_path / "outcome.json").read_text())["outcome"]["type"] == "Interrupted"
+    assert gone(pids)
+
+
+def test_a_suspended_caller_that_is_killed_leaves_nothing(began, tmp_path):
+    caller, pids = start(tmp_path, "sleep", "stubborn", 0.3, began)
     os.kill(caller.pid, signal.SIGSTOP)
     os.kill(pids[0], signal.SIGSTOP)
     os.kill(caller.pid, signal.SIGKILL)
@@ -76,7 +90,7 @@ def test_a_suspended_caller_that_is_killed_leaves_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_no_moment_to_be_killed_at_leaves_anything(tmp_path):
+def test_no_moment_to_be_killed_at_leaves_anything(began, tmp_path):
     """SIGKILL at 50 moments from the caller's first instruction on; its descendants are known by a mark they inherit."""
     for moment in range(50):
         mark = f"TRNFLOW_TEST_MARK={os.getpid()}-{moment}"
@@ -89,7 +103,7 @@ def test_no_moment_to_be_killed_at_leaves_anything(tmp_path):
                 "sleep",
                 "plain stubborn",
                 "0.2",
-                "",
+                began,
             ],
             cwd=PROJECT,
             env={**os.environ, **dict([mark.split("=")])},

@@ -17,16 +17,23 @@ from tests.launch.processes import gone, wait_for
 from tests.launch.test_local import in_thread
 
 
-def spec_for(folder: Path, how: str) -> JobSpec:
-    config = stages.NapConfig(how=how, pids=folder)
-    return JobSpec.of(stages.together, config, {}, out=folder / "out", scratch=folder / "scratch", ranks=3)
+@pytest.fixture(params=[(), ("json",)], ids=["started", "forked"])
+def spec_for(request):
+    """Makes specs of three ranks whose leader is started anew, or forked from a warm parent."""
+
+    def spec(folder: Path, how: str) -> JobSpec:
+        config = stages.NapConfig(how=how, pids=folder)
+        places = {"out": folder / "out", "scratch": folder / "scratch"}
+        return JobSpec.of(stages.together, config, {}, **places, ranks=3, preload=request.param)
+
+    return spec
 
 
 def pids(folder: Path) -> list[int]:
     return [int((folder / f"rank-{rank}").read_text()) for rank in range(3)]
 
 
-def test_rank_0_speaks_for_all(tmp_path):
+def test_rank_0_speaks_for_all(spec_for, tmp_path):
     heard = []
     meta = run_job(spec_for(tmp_path, "agree"), heard.append)
     assert meta["rank"] == 0 and not Path(meta["met at"]).parent.exists()
@@ -35,7 +42,7 @@ def test_rank_0_speaks_for_all(tmp_path):
     assert len(set(pids(tmp_path))) == 3
 
 
-def test_a_killed_rank_is_named_and_the_others_end(tmp_path):
+def test_a_killed_rank_is_named_and_the_others_end(spec_for, tmp_path):
     spec = spec_for(tmp_path, "killed")
     with pytest.raises(ProcessFailed, match=r"rank 1 of 3 died without a word \(signal SIGKILL\)") as caught:
         run_job(spec, lambda event: None)
@@ -45,14 +52,14 @@ def test_a_killed_rank_is_named_and_the_others_end(tmp_path):
     assert "in stuck" in spec.log.read_text()
 
 
-def test_the_error_of_one_rank_is_told_with_its_number(tmp_path):
+def test_the_error_of_one_rank_is_told_with_its_number(spec_for, tmp_path):
     with pytest.raises(DataError, match="rank 1 of 3: rows.csv, row 3: no label") as caught:
         run_job(spec_for(tmp_path, "data"), lambda event: None)
     assert caught.value.fix == "give every row a label"
     assert gone(pids(tmp_path))
 
 
-def test_a_rank_that_never_comes_shows_its_stack(tmp_path):
+def test_a_rank_that_never_comes_shows_its_stack(spec_for, tmp_path):
     with pytest.raises(
         ProcessFailed, match=r"rank [02] of 3: .*waited for rank 1; still at work were ranks 1"
     ) as caught:
@@ -61,7 +68,7 @@ def test_a_rank_that_never_comes_shows_its_stack(tmp_path):
     assert gone(pids(tmp_path))
 
 
-def test_all_ranks_end_when_rank_0_has_saved(tmp_path):
+def test_all_ranks_end_when_rank_0_has_saved(spec_for, tmp_path):
     thread, caught = in_thread(spec_for(tmp_path, "save"), 30)
     leader = wait_for(tmp_path / "pids.json", json.loads)[1]
     os.killpg(leader, signal.SIGTERM)
@@ -71,7 +78,7 @@ def test_all_ranks_end_when_rank_0_has_saved(tmp_path):
     assert gone(pids(tmp_path))
 
 
-def test_a_killed_leader_takes_all_ranks_with_it(tmp_path):
+def test_a_killed_leader_takes_all_ranks_with_it(spec_for, tmp_path):
     thread, caught = in_thread(spec_for(tmp_path, "save"), 30)
     leader = wait_for(tmp_path / "pids.json", json.loads)[1]
     os.kill(leader, signal.SIGKILL)

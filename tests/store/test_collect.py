@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from tasks.artifact import Artifact
 from tasks.errors import BlobLost, StoreError
-from tasks.fingerprint import canonical, digest_of
+from tasks.keys.canonical_json import canonical, digest_of
 from tasks.store import Store
 from tasks.store.backend import Entry
-from tasks.store.collect import Collected, collect
-from tasks.store.names import blob_name, record_name
-from tasks.store.pins import hold, release
-from tasks.store.roots import Policy, View, mark
-from tasks.store.trash import Trashed, into_trash
+from tasks.store.garbage.collect import Collected, collect
+from tasks.store.garbage.pins import add_pin, remove_pin
+from tasks.store.garbage.roots import Policy, View, mark
+from tasks.store.garbage.trash import Trashed, into_trash
+from tasks.store.layout import blob_name, record_name
 from tasks.store.verify import verify
 
 NOW = 1_000_000.0
@@ -129,13 +129,13 @@ def test_a_pin_keeps_an_artifact_or_a_run_until_it_is_released(store: Store, tmp
     pinned, in_run = (made(store, tmp_path, name, {"x": name.encode()}) for name in ("pinned", "in run"))
     run_of(store, "20260101T000000Z-a", "one", record_of("in run", in_run.digest))
     maker = {"stage": "s", "key": record_of("pinned", pinned.digest)["key"]}
-    hold(store.backend, "best", {"artifact": pinned.digest, "records": [maker]})
-    hold(store.backend, "paper", {"run": "20260101T000000Z-a"})
+    add_pin(store.backend, "best", {"artifact": pinned.digest, "records": [maker]})
+    add_pin(store.backend, "paper", {"run": "20260101T000000Z-a"})
     wait_a_tick(store)
     keep_none = Policy(keep_last=0, grace=0.0)
     assert collected(store, keep_none).swept.files == {}
-    assert release(store.backend, "best")
-    assert not release(store.backend, "best")
+    assert remove_pin(store.backend, "best")
+    assert not remove_pin(store.backend, "best")
     assert collected(store, keep_none).swept.files == {"records": 1, "blobs": 2}
     assert store.missing(in_run) is None
 
@@ -249,6 +249,7 @@ def test_what_was_replaced_or_quarantined_goes_for_good_a_grace_period_later(tmp
     store.publish(record | {"created": "forced"}, replace=True)
     store.backend.replace(record_name("s", record["key"]), b"{torn")
     assert store.record("s", record["key"]) is None
+    time.sleep(0.02)  # the clock of files is a tick behind the one that names what is in quarantine
     aside = [entry for kind in ("trash", "quarantine") for entry in store.backend.entries(kind)]
     assert len(aside) == 2
     assert collected(store, Policy(grace=3600)).purged.files == {}

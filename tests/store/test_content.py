@@ -4,14 +4,15 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.artifact import Artifact
 from tasks.errors import BlobLost, ConfigError, StoreError
-from tasks.fingerprint import digest_of
+from tasks.keys.canonical_json import digest_of
 from tasks.store import Store
-from tasks.store.content import blob_name
+from tasks.store.layout import blob_name
 
 
 def folder_of(tmp_path: Path, files: dict[str, bytes]) -> Path:
@@ -30,7 +31,7 @@ def ingested(store: Store, tmp_path: Path, files: dict[str, bytes] | None = None
     return artifact
 
 
-DOCUMENT = {"stage": "format_prompts"}
+DOCUMENT: dict[str, Any] = {"stage": "format_prompts", "code": {}, "params": {}, "inputs": {}, "env": {}, "accel": {}}
 KEY = digest_of(DOCUMENT).removeprefix("sha256:")
 
 

@@ -15,7 +15,7 @@ import pytest
 from tasks.store import Store
 from tasks.store.backend import Backend
 from tasks.store.lease import Lease, LeaseLost, Waiter, newest_holder
-from tasks.store.process import ATTEMPT, Process, read_tag, this_process
+from tasks.system.process import ATTEMPT, Process, read_tag, this_process
 
 KEY = "k" * 64
 LONG = 1000.0
@@ -239,7 +239,7 @@ def test_writers_and_tidying_do_not_meet_in_an_error(tmp_path: Path) -> None:
 
     def tidy() -> None:
         while not left.is_set():
-            backend.tidy("leases/x")
+            backend.remove_empty("leases/x")
 
     thread = threading.Thread(target=tidy)
     thread.start()

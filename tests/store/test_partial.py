@@ -11,9 +11,9 @@ import torch
 
 from tasks.errors import StoreError
 from tasks.store import Store, partial_state
-from tasks.training.checkpoint import Reader, write
-from tasks.training.engine import Box
-from tests.small_disk import fill, small_disk
+from tasks.training.checkpoint.shards import Reader, write
+from tasks.training.shared_types import TensorSlice
+from tests.helpers.small_disk import fill, small_disk
 
 KEY = "e" * 64
 SHARD = "shard-00001.safetensors"
@@ -21,7 +21,7 @@ SHARD = "shard-00001.safetensors"
 
 def committed(store: Store, folder: Path, step: int) -> None:
     """A checkpoint of two shards."""
-    rows = [Box("w", at, (at * 100,), (200,), torch.full((100,), float(step))) for at in range(2)]
+    rows = [TensorSlice("w", at, (at * 100,), (200,), torch.full((100,), float(step))) for at in range(2)]
     write(folder / str(step), rows, {"step": step})
     store.partial(KEY).commit(step, folder / str(step))
 
@@ -98,6 +98,15 @@ def test_pruning_leaves_the_newest_and_the_protected(store: Store, tmp_path: Pat
     assert partial.steps() == [] and not store.backend.names(f"partial/{KEY}")
 
 
+def test_what_comes_after_a_step_can_be_given_up(store: Store, tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        committed(store, tmp_path, step)
+    found = store.partial(KEY).newest(print, upto=12)
+    assert found is not None and found[0] == 10
+    assert store.partial(KEY).steps() == [5, 10]
+    assert not any("step-000000015" in name for name in store.backend.names("partial"))
+
+
 @pytest.mark.parametrize("leave", [0, 1 << 14, 1 << 17])
 def test_a_full_disk_leaves_what_there_was(tmp_path: Path, leave: int) -> None:
     """leave: room for nothing, for a folder, for half a shard."""
@@ -105,7 +114,7 @@ def test_a_full_disk_leaves_what_there_was(tmp_path: Path, leave: int) -> None:
         partial = partial_state(str(disk / "store"), tmp_path / "home", KEY)
         for step in (1, 2):
             folder = tmp_path / str(step)
-            write(folder, [Box("w", 0, (0,), (50_000,), torch.full((50_000,), float(step)))], {})
+            write(folder, [TensorSlice("w", 0, (0,), (50_000,), torch.full((50_000,), float(step)))], {})
             if step == 2:
                 fill(disk, leave)
                 with pytest.raises(StoreError, match="No space left"):

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from flows.call import Call
-from flows.stage import Listener, Runner
-from tasks.artifact import Artifact, File, Input, Meta
+from flows.runner.call import Call
+from flows.runner.runner import Listener, Runner
+from tasks.artifact import Artifact, File, Meta
 from tasks.config import StageConfig
-from tasks.resolve import Resolver
-from tasks.stage import Workdir, of, stage
+from tasks.sources.resolver import Resolver
+from tasks.stage import of
 from tasks.store import Store
-from tasks.store.backend import Count
-from tasks.store.names import blob_name
+from tasks.store.backend import CountBytes
+from tasks.store.layout import blob_name
 from tasks.store.pull import pull_all
+from tests.store.sizes_stage import measure
 
 SIZES = (3_000_000, 2_500_000, 70_000, 1, 0)
 TOTAL = sum(SIZES)
@@ -54,7 +55,7 @@ def test_who_asked_can_end_it_and_nothing_half_is_left(root: str, tmp_path: Path
     """As Ctrl-C does, or a lease that was lost."""
     begun, ended = threading.Event(), []
 
-    def pull(file: File, count: Count) -> None:
+    def pull(file: File, count: CountBytes) -> None:
         count(0)
         begun.set()
         for _ in range(1000):  # ten seconds a file, if nobody ended it
@@ -82,12 +83,6 @@ def test_who_asked_can_end_it_and_nothing_half_is_left(root: str, tmp_path: Path
         fresh.checkout(artifact, tmp_path / "view", give_up)
     assert not [path for path in fresh.cache.rglob("*") if path.name.startswith(".")]
     assert (fresh.checkout(artifact, tmp_path / "view") / "0.bin").stat().st_size == SIZES[0]
-
-
-@stage(kind="sizes")
-def measure(config: StageConfig, rows: Input, out: Workdir) -> Meta:
-    (out.path / "size").write_text(str((rows.path / "0.bin").stat().st_size))
-    return {}
 
 
 @pytest.mark.parametrize("root", ["memory"], indirect=True)

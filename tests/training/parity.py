@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.training.checkpoint import Reader
+from tasks.training.checkpoint.shards import Reader
 from tests.training.run_stage import Result
 
 

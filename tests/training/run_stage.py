@@ -1,6 +1,6 @@
-"""Runs one stage in a process of its own, or one for each rank, as the worker would.
+"""Run one training stage in a process of its own, or one for each rank: `run_stage` as a flow does, `Stage` to be killed.
 
-python -m tests.training.run_stage SPEC.json
+python -m tests.training.run_stage SPEC.json    what `Stage` starts
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from typing import Any
 from tasks.artifact import Input, Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import ProcessFailed, TrnflowError, from_json
-from tasks.launch.job import resolve
+from tasks.launch.job import JobSpec, resolve
+from tasks.launch.local import run_job
 from tasks.launch.ranks import enter, leave, run_ranks
+from tasks.launch.warm_start import modules_for
 from tasks.precompile import precompile
 from tasks.stage import Workdir, of, stage, write_json
 from tasks.train import TrainConfig, ranks, train
 from tasks.train import environ as train_environ
 
 PROJECT = Path(__file__).resolve().parents[2]
+LIBRARIES = ("numpy", "tokenizers", "torch", "torch-xla", "transformers")
 
 
 class FolderPartial:
@@ -40,7 +43,10 @@ class FolderPartial:
     def steps(self) -> list[int]:
         return sorted(int(file.parent.name) for file in self.root.glob("*/COMMIT"))
 
-    def newest(self, warn: Callable[[str], None]) -> tuple[int, Path] | None:
+    def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
+        for step in self.steps():
+            if upto is not None and step > upto:
+                shutil.rmtree(self.root / str(step))
         steps = self.steps()
         return (steps[-1], self.root / str(steps[-1])) if steps else None
 
@@ -128,7 +134,26 @@ class Stage:
 
 
 def run_stage(function: Callable[..., Any], config: StageConfig, folder: Path, **inputs: Any) -> Result:
-    return Stage(function, config, folder, **inputs).result()
+    """Run a stage as a flow does: in a process under a guard, forked from a warm parent that has imported torch.
+
+    A warm parent serves all stages with the same environment variables, so torch is not imported anew for each. `folder/log`
+    takes what the process prints."""
+    shutil.rmtree(folder, ignore_errors=True)
+    definition, events = of(function), list[dict[str, Any]]()
+    environ = definition.environ(config)
+    spec = JobSpec.of(
+        function,
+        config,
+        inputs,
+        out=folder / "out",
+        scratch=folder / "scratch",
+        log=folder / "log",
+        environ=environ,
+        ranks=definition.ranks(config),
+        preload=modules_for(LIBRARIES, environ),
+    )
+    meta = run_job(spec, events.append)
+    return Result(Input(folder / "out", definition.kind, meta, "sha256:test"), events)
 
 
 def kill_after(stage: Stage, step: int, number: int = signal.SIGKILL) -> None:
@@ -140,12 +165,12 @@ def kill_after(stage: Stage, step: int, number: int = signal.SIGKILL) -> None:
         time.sleep(0.01)
 
 
-@stage(kind="checkpoint", process=True, environ=train_environ, ranks=ranks)
+@stage(kind="checkpoint", environ=train_environ, ranks=ranks)
 def traced_and_trained(
     config: TrainConfig, model: Source, packed: Input, out: Workdir, warm_start: Input | None = None
 ) -> Meta:
     """What of precompile training needs, and train, in one process, which saves a start; the graphs are listed all the same."""
-    from tasks.training.inventory import inventory
+    from tasks.training.graphs.inventory import inventory
 
     graphs = Workdir(out.scratch / f"graphs-{os.environ.get('RANK', 0)}", out.scratch, lambda event: None)
     graphs.path.mkdir()
@@ -157,7 +182,7 @@ def traced_and_trained(
     return train(config, model, packed, warm_start, out=out, graphs=Input(graphs.path, "graphs", listed, ""))
 
 
-@stage(kind="checkpoint", process=True, environ=train_environ)
+@stage(kind="checkpoint", environ=train_environ)
 def counted(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """`traced_and_trained` on XLA, and how many graphs XLA itself says that the whole process compiled."""
     meta = traced_and_trained(config, model, packed, out)
@@ -167,7 +192,7 @@ def counted(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> 
     return meta
 
 
-@stage(kind="checkpoint", process=True, environ=train_environ)
+@stage(kind="checkpoint", environ=train_environ)
 def trained_with(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
     """train alone, with the graphs of another process; and what torch.compile found in its cache."""
     meta = train(config, model, packed, out=out, graphs=graphs)
@@ -181,10 +206,10 @@ class ManyConfig(StageConfig):
     configs: tuple[TrainConfig, ...]
 
 
-@stage(kind="graphs", process=True, environ=lambda config: train_environ(config.configs[0]))
+@stage(kind="graphs", environ=lambda config: train_environ(config.configs[0]))
 def inventories(config: ManyConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """The graphs of several configs on the same devices: [{name/length: hash}]."""
-    from tasks.training.inventory import inventory
+    from tasks.training.graphs.inventory import inventory
 
     found = [inventory(one, model, packed, out) for one in config.configs]
     return {"graphs": [{f"{graph['name']}/{graph['length']}": graph["hash"] for graph in graphs} for graphs in found]}
@@ -192,7 +217,6 @@ def inventories(config: ManyConfig, model: Source, packed: Input, out: Workdir) 
 
 @stage(
     kind="checkpoint",
-    process=True,
     environ=lambda config: train_environ(config.configs[0]),
     ranks=lambda config: ranks(config.configs[0]),
 )
@@ -204,7 +228,7 @@ def trained_in_turn(config: ManyConfig, model: Source, packed: Input, out: Workd
         path, scratch = out.path / str(number), out.scratch / str(number)
         path.mkdir(exist_ok=True)
         scratch.mkdir(exist_ok=True)
-        mine = Workdir(path, scratch, lambda event, number=number: out._emit({**event, "run": number}))  # type: ignore
+        mine = Workdir(path, scratch, lambda event, number=number: out.emit({**event, "run": number}))  # type: ignore
         metas.append(traced_and_trained(one, model, packed, mine))
     return {"runs": metas}
 

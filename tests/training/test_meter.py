@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks.training.batches import Batch
-from tasks.training.flops import mfu
+from tasks.training.batches.sampler import Batch
+from tasks.training.graphs.flops import mfu
 from tasks.training.meter import Meters, host_memory
 
 

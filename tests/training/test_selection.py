@@ -57,7 +57,7 @@ def test_patience_counts_evaluations_in_a_row() -> None:
         (
             {"early_stopping_patience": 1, "best_metric": "eval_accuracy"},
             {"task": "causal_lm", "rows": {"validation": {"8": 3}}},
-            "a causal_lm has none of",
+            "the task causal_lm does not have",
         ),
     ],
 )

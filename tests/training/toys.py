@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from tasks.artifact import Input, Source
-from tasks.chunks import chunk_file, shapes
+from tasks.data.chunks import chunk_file, shapes
+from tasks.data.pack.chunk_writer import create_columns
 from tasks.stage import write_json
-from tasks.text.chunk_writer import create_columns
-from tasks.training.batches import Batch, Split
+from tasks.training.batches.sampler import Batch, Split
 
 os.environ.setdefault("USE_TORCH_XLA", "0")  # transformers else imports torch_xla into the process of the tests
 
@@ -59,7 +59,7 @@ VOCABULARY = 64
 def scratch(**config: Any) -> Source:
     """A model from scratch."""
     identity = {"config": {"pretrained": None, "overrides": config}, "tokenizer": None, "weights": None}
-    return Source("model", identity, {"model": None, "tokenizer": None, "trust_remote_code": False})
+    return Source("model", identity, {"model": None, "tokenizer": None})
 
 
 def pretrained(folder: Path, **overrides: Any) -> Source:
@@ -68,7 +68,7 @@ def pretrained(folder: Path, **overrides: Any) -> Source:
 
     config = json.loads((folder / "config.json").read_text())
     identity = {"config": {"pretrained": config, "overrides": overrides}, "tokenizer": None, "weights": {"files": {}}}
-    return Source("model", identity, {"model": {"folder": str(folder)}, "tokenizer": None, "trust_remote_code": False})
+    return Source("model", identity, {"model": {"folder": str(folder)}, "tokenizer": None})
 
 
 def saved(folder: Path, *, task: str = "causal_lm", scale: float = 1.0, **config: Any) -> Source:

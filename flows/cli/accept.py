@@ -1,0 +1,119 @@
+"""`trnflow accept RECIPE STAGE`: record a stage's past artifact as the result of the present code.
+
+Use `accept` after a refactor that does not change results. The refactored code gives the stage a new key, so without
+`accept` the next run would compute the same artifact again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from argparse import Namespace
+from typing import Any
+
+from flows.cli.output import emit
+from flows.finetune import FINETUNE, KINDS
+from flows.recipes import recipe as settings
+from flows.runner.attempts import now
+from flows.runner.hits import on_record
+from flows.runner.run import look, open_store
+from tasks.artifact import Meta
+from tasks.errors import ConfigError
+from tasks.keys.explain import Change, difference, moved_settings
+from tasks.keys.key_document import key_of
+from tasks.keys.lineage import leaves
+from tasks.store import Store
+
+
+def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+    """Add the command `accept` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands
+    that take a recipe."""
+    adopt = sub.add_parser("accept", parents=[recipe], help="record a stage's past result as that of the present code")
+    adopt.add_argument("stage")
+    adopt.set_defaults(command=accept)
+
+
+def accept(options: Namespace) -> int:
+    """Publish a past artifact of the stage under the stage's present key; return exit code 0.
+
+    The artifact is that of the past record with the same inputs and settings whose key document differs least from the
+    present one. The new record names the old key. ConfigError when there is no such record, or when the stage's inputs are
+    not known yet.
+    """
+    recipe = settings.load(options.recipe, options.overrides)
+    stage = FINETUNE.stage(options.stage)
+    store = open_store(recipe)
+    planner = look(recipe, store, FINETUNE)
+    outcome, document = planner.outcomes[stage], planner.documents.get(stage)
+    if document is None:
+        raise ConfigError(
+            f"the inputs of {stage} are not known yet: {outcome.why}", "run or accept the stages above it first"
+        )
+    past = None if outcome.artifact is not None else _past(store, stage, document)
+    if past is not None:
+        _adopt(store, stage, document, *past)
+    done: Meta = {
+        "stage": stage,
+        "key": key_of(document),
+        "accepted": past is not None,
+        "from": past[0]["key"] if past else None,
+        "artifact": past[0]["artifact"] if past else outcome.artifact and outcome.artifact.digest,
+        "changes": [change._asdict() for change in past[1]] if past else [],
+    }
+    text = f"{stage} is cached already: {outcome.why}\n"
+    if past is not None:
+        made = f"{done['artifact'][:19]}, made {past[0]['created']}"
+        text = f"{stage}: {made}, is now also the result of key {done['key'][:12]}\n"
+        text += "".join(f"  {change}\n" for change in past[1])
+    emit(options, done, text)
+    return 0
+
+
+def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[Change]]:
+    """Return the nearest past record with the same inputs and settings whose bytes are still in the store, and its changes."""
+    refused: list[Change] = []
+    found = []
+    for record in store.records(stage):
+        changes = difference(record["document"], document)
+        wrong = [change for change in changes if _is_another_result(change, record["document"], document)]
+        if wrong:
+            refused = refused or wrong
+        elif on_record(store, record, KINDS[stage], set()).artifact is not None:
+            found.append((record, changes))
+    if not found:
+        why = f"{refused[0]}" if refused else "there is no past result whose bytes are still there"
+        raise ConfigError(
+            f"no past result of {stage} can be accepted: {why}",
+            "accept is for refactored code; a change of inputs or settings must run",
+        )
+    return min(found, key=lambda pair: len(pair[1]))
+
+
+def _is_another_result(change: Change, before: Meta, after: Meta) -> bool:
+    """Whether a change is more than a refactor: other inputs, or another value of a setting that both documents have, also where
+    it moved to another section. A setting that only one of them has is no such change."""
+    if change.part != "params":
+        return change.part == "inputs"
+    old, new = dict(leaves(before["params"])), dict(leaves(after["params"]))
+    moved = moved_settings(before["params"], after["params"])
+    if change.name in moved:
+        return bool(old[change.name] != new[moved[change.name]])
+    return change.name in old and change.name in new
+
+
+def _adopt(store: Store, stage: str, document: Meta, past: Meta, changes: list[Change]) -> None:
+    key, when, attempt = key_of(document), now(), f"accept-{secrets.token_hex(4)}"
+    journal = store.attempt(past["key"], past["attempt"])
+    copied: Meta = {name: journal[name] for name in ("figures", "seconds", "bytes") if name in journal}
+    store.write_attempt(
+        key,
+        attempt,
+        {
+            "schema": 1, "attempt": attempt, "stage": stage, "outcome": "adopted", "started": when, "ended": when,
+            "artifact": past["artifact"], "adopted": {"from": past["key"], "attempt": past["attempt"]}, **copied,
+        },
+    )  # fmt: skip
+    store.secure([], store.artifact(past["artifact"]))
+    adopted = {"from": past["key"], "created": past["created"], "changes": [str(change) for change in changes]}
+    record = {"schema": 1, "stage": stage, "key": key, "document": document, "artifact": past["artifact"]}
+    store.publish(record | {"attempt": attempt, "created": when, "adopted": adopted}, replace=True)

@@ -1,0 +1,98 @@
+"""The checks of `trnflow doctor`: whether this machine has what runs need, and how to fix what it lacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+from flows.services.prefect_address import configured_url
+from tasks.errors import TrnflowError
+from tasks.store import Store
+from tasks.store.location import default_root
+from tasks.system.private_files import is_private
+from tasks.system.redaction import hide, scrub
+
+NEEDED = ("prefect", "torch", "torch-xla", "transformers", "datasets", "fsspec", "mlflow")
+
+
+class Check(NamedTuple):
+    """The result of one check of this machine. ok: whether it passed; name: what was checked, such as `python`; found: what
+    the check found, such as the version; fix: what the user can do when the check failed."""
+
+    ok: bool
+    name: str
+    found: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        fix = f"  fix: {self.fix}" if not self.ok and self.fix else ""
+        return f"{'ok ' if self.ok else 'BAD'}  {self.name:<14} {self.found}{fix}"
+
+
+def checkup(home: Path) -> list[Check]:
+    """Run all checks of this machine and return their results, without using the network. home: the project's local state
+    (`.trnflow`)."""
+    return [_python(), *_packages(), _memory(), _store(home), _home(home), _disk(home), _devices(), _prefect()]
+
+
+def _python() -> Check:
+    fine = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    return Check(fine, "python", sys.version.split()[0], "use Python 3.11 or 3.12")
+
+
+def _packages() -> list[Check]:
+    return [_package(name) for name in NEEDED]
+
+
+def _package(name: str) -> Check:
+    try:
+        return Check(True, name, version(name))
+    except PackageNotFoundError:
+        return Check(False, name, "not installed", "make setup")
+
+
+def _memory() -> Check:
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return Check(size >= 4, "memory", f"{size:.0f} GB, {os.cpu_count()} cores", "training needs 4 GB at least")
+
+
+def _store(home: Path) -> Check:
+    root = default_root(home)
+    try:
+        Store(root, home).prepare()
+    except TrnflowError as error:
+        return Check(False, "store", scrub(error.message), scrub(error.fix))
+    return Check(True, "store", f"{hide(root)}, creates exclusively")
+
+
+def _home(home: Path) -> Check:
+    """Check that no other user can read the home, which holds logs, caches and a secret."""
+    if not home.exists():
+        return Check(True, "home", f"{home}, made with mode 0700 by the first run")
+    mode = stat.S_IMODE(home.stat().st_mode)
+    private = is_private(home)
+    others = "" if private else ": other users can read it"
+    return Check(private, "home", f"{home}, mode {mode:04o}{others}", f"chmod 700 {home}")
+
+
+def _disk(home: Path) -> Check:
+    free = shutil.disk_usage(home if home.exists() else Path.cwd()).free / 1e9
+    return Check(free >= 5, "disk", f"{free:.0f} GB free", "free some space, or set TRNFLOW_STORE")
+
+
+def _devices() -> Check:
+    """List the accelerators. A machine without any passes."""
+    neuron = sorted(Path("/dev").glob("neuron[0-9]*"))
+    cuda = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    found = [f"{len(kind)} {name}" for kind, name in ((neuron, "Neuron"), (cuda, "CUDA")) if kind]
+    return Check(True, "accelerators", ", ".join(found) or "none: training runs on the processor")
+
+
+def _prefect() -> Check:
+    url = configured_url()
+    return Check(True, "prefect api", hide(url) if url else "a local server, started when a run needs it")

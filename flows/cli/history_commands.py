@@ -1,0 +1,231 @@
+"""The commands about past runs: `runs` lists them, `diff` compares two of them, `lineage` shows what an artifact was made
+of and what was made of it.
+
+They need only a store (`--store`, TRNFLOW_STORE, else `<home>/store`), no recipe, and import no large library, so they
+start fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+from flows.cli.output import emit_json
+from flows.display import report
+from tasks.artifact import Meta
+from tasks.errors import BlobLost
+from tasks.keys.lineage import Family, compare, leaves, nearest_run, unique
+from tasks.store import Store
+from tasks.store.layout import SHARD, newest_runs, read_manifest
+from tasks.store.location import default_root
+from tasks.system.home import home_folder
+from tasks.system.redaction import hide
+
+ACTED = ("hit", "ran", "skip")
+
+LONGEST_MANIFEST = 1 << 26
+"""The largest size of a manifest in bytes. A larger blob is data."""
+
+
+def store_parser(common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Return a parent parser with the option `--store`, for commands that read a store without a recipe. common: the
+    arguments of all commands."""
+    store = argparse.ArgumentParser(add_help=False, parents=[common])
+    store.add_argument("--store", metavar="ROOT", help="a folder or URL; default: TRNFLOW_STORE, else <home>/store")
+    return store
+
+
+def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+    """Add `runs`, `diff` and `lineage` to the parser. sub: argparse's collection of commands; store: the arguments of
+    commands that read a store."""
+    listing = sub.add_parser("runs", parents=[store], help="list past runs, newest first")
+    listing.set_defaults(command=runs)
+    ancestry = sub.add_parser(
+        "lineage", parents=[store], help="print what an artifact was made of, and what was made of it"
+    )
+    ancestry.add_argument("artifact", help="a digest, or its beginning")
+    ancestry.set_defaults(command=lineage)
+    pair = sub.add_parser("diff", parents=[store], help="print how two runs differ: settings, data, code, metrics")
+    pair.add_argument("before", metavar="RUN", help="an id, its beginning, `last` or `last~N`")
+    pair.add_argument("after", metavar="RUN")
+    pair.set_defaults(command=diff)
+
+
+def root_of(options: Namespace) -> str:
+    """The root of the store: --store, else TRNFLOW_STORE, else `<home>/store`."""
+    return options.store or default_root(home_folder())
+
+
+def store_of(options: Namespace) -> Store:
+    """Open the store that the options name, without creating one. ConfigError when there is no store at that root."""
+    store = Store(root_of(options), home_folder())
+    store.check()
+    return store
+
+
+def all_records(store: Store) -> list[Meta]:
+    """Return the records of every stage, newest first, without the records of shards (parts of a stage's work), of which
+    there may be thousands."""
+    stages = sorted({name.split("/")[1] for name in store.backend.names("records")})
+    stages = [stage for stage in stages if not stage.endswith(SHARD)]
+    found = [record for stage in stages for record in store.records(stage)]
+    return sorted(found, key=lambda record: str(record["created"]), reverse=True)
+
+
+def run_ids(store: Store) -> list[str]:
+    """The ids of the store's runs, newest first."""
+    return newest_runs(store.backend.entries("runs"))
+
+
+def runs(options: Namespace) -> int:
+    """Print one line for each past run, newest first."""
+    store = store_of(options)
+    found = [_brief(run, store.run(run) or {}) for run in run_ids(store)]
+    if options.json:
+        emit_json({"schema": 1, "runs": found})
+        return 0
+    rows = [("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figures")]
+    for run in found:
+        rows.append(
+            (
+                run["run"], str(run["recipe"]), str(run["outcome"]), str(run["ended"]), report.seconds(run["seconds"]),
+                str(run["hit"]), str(run["ran"]), report.figures(run["metrics"]),
+            )
+        )  # fmt: skip
+    sys.stdout.write(f"{report.aligned(rows)}\n")
+    return 0
+
+
+def _brief(run: str, document: Meta) -> Meta:
+    stages = document.get("stages", [])
+    counts = {action: sum(stage["action"] == action for stage in stages) for action in ACTED}
+    metrics = {name: value for stage in stages for name, value in stage.get("metrics", {}).items()}
+    copied = {name: document.get(name) for name in ("recipe", "outcome", "ended", "seconds")}
+    return {"run": run, **copied, **counts, "metrics": metrics}
+
+
+def lineage(options: Namespace) -> int:
+    """Print what an artifact was made of, what was made of it, and the runs that used it; return exit code 0."""
+    store = store_of(options)
+    family = Family(all_records(store))
+    documents = {run: store.run(run) or {} for run in run_ids(store)}
+    artifact = _artifact(options.artifact, store, family, documents)
+    in_runs = [run for run, document in documents.items() if artifact in _artifacts(document)]
+    try:
+        kind = store.artifact(artifact).kind
+    except BlobLost:
+        kind = None
+    up, down = family.up(artifact), family.down(artifact)
+    if options.json:
+        emit_json({"schema": 1, "artifact": artifact, "kind": kind, "up": up, "down": down, "runs": in_runs})
+        return 0
+    sys.stdout.write(f"{artifact}: {kind or 'its manifest is gone'}\n")
+    sys.stdout.write("".join(f"{line}\n" for line in _up_lines(up, "")))
+    sys.stdout.write("made of it:\n" if down else "nothing was made of it\n")
+    sys.stdout.write("".join(f"{line}\n" for line in _down_lines(down, "  ")))
+    sys.stdout.write(f"runs: {', '.join(in_runs) or 'none'}\n")
+    return 0
+
+
+def _artifacts(run: Meta) -> list[str]:
+    return [stage.get("artifact") for stage in run.get("stages", [])]
+
+
+def artifact_of(text: str, store: Store) -> str:
+    """Return the full digest of an artifact. text: a digest or its first characters. ConfigError when no artifact, or more
+    than one, has a digest that begins with `text`."""
+    documents = {run: store.run(run) or {} for run in run_ids(store)}
+    return _artifact(text, store, Family(all_records(store)), documents)
+
+
+def _artifact(text: str, store: Store, family: Family, documents: dict[str, Meta]) -> str:
+    wanted = text if text.startswith("sha256:") else f"sha256:{text}"
+    known = {*family.artifacts, *(digest for run in documents.values() for digest in _artifacts(run) if digest)}
+    if not any(digest.startswith(wanted) for digest in known):
+        known.update(_manifests(wanted, store))
+    return unique(wanted, known, "artifact", "`trnflow show RECIPE` and `trnflow runs --json` name them")
+
+
+def _manifests(beginning: str, store: Store) -> Iterator[str]:
+    """Yield the digests of all manifests in the store with this beginning, of two digits at least."""
+    value = beginning.removeprefix("sha256:")
+    for name in store.backend.names(f"blobs/sha256/{value[:2]}") if len(value) >= 2 else ():
+        digest = f"sha256:{name.rsplit('/', 1)[1]}"
+        short = digest.startswith(beginning) and (store.backend.size(name) or 0) < LONGEST_MANIFEST
+        if short and read_manifest(store.backend.read(name), digest):
+            yield digest
+
+
+def _up_lines(node: Meta, indent: str, name: str = "") -> Iterator[str]:
+    head = f"{indent}{name + ': ' if name else ''}"
+    if "source" in node:
+        yield f"{head}{_listed(node['source'])}"
+        return
+    brief = str(node["artifact"])[:19]
+    if node["stage"] is None:
+        yield f"{head}{brief}: no record says how it was made"
+        return
+    adopted = f", adopted from {node['adopted']['from'][:12]}" if node.get("adopted") else ""
+    yield f"{head}{brief} made by {node['stage']} {node['created']}, key {node['key'][:12]}{adopted}"
+    below = f"{indent}  "
+    yield f"{below}params: {_listed(node['params'])}"
+    yield f"{below}code: {len(node['code'])} modules; env: {_listed(node['env'])}"
+    if node["shards"]:
+        yield f"{below}put together from shards: {node['shards']}"
+    for other in node["also"]:
+        yield f"{below}also made under key {other[:12]}"
+    for inner, item in node["inputs"].items():
+        yield from _up_lines(item, below, inner)
+
+
+def _down_lines(nodes: list[Meta], indent: str) -> Iterator[str]:
+    for node in nodes:
+        yield f"{indent}{node['stage']} {node['artifact'][:19]} {node['created']}, key {node['key'][:12]}"
+        yield from _down_lines(node["down"], f"{indent}  ")
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(f"{name} {str(item)[:60]}" for name, item in leaves(value)) or "none"
+
+
+def diff(options: Namespace) -> int:
+    """Print how two runs differ in settings, data, code, libraries, artifacts and metrics."""
+    store = store_of(options)
+    ids = run_ids(store)
+    sides = [nearest_run(text, ids) for text in (options.before, options.after)]
+    before, after = (hide(store.run(run) or {}) for run in sides)  # earlier versions recorded secrets
+    found = compare(before, after, (_documents(store, before), _documents(store, after)))
+    heads = [_brief(run, document) for run, document in zip(sides, (before, after), strict=True)]
+    if options.json:
+        emit_json({"schema": 1, "before": heads[0], "after": heads[1], **found})
+        return 0
+    for sign, head in zip("-+", heads, strict=True):
+        sys.stdout.write(f"{sign} {head['run']} {head['recipe']} {head['outcome']} {head['ended']}\n")
+    for part in ("settings", "data", "code", "env", "artifacts", "metrics"):
+        sys.stdout.write("".join(f"{line}\n" for line in _diff_lines(part, found[part])))
+    if found["unknown"]:
+        sys.stdout.write(f"not in both runs, or no longer on record: {', '.join(found['unknown'])}\n")
+    return 0
+
+
+def _documents(store: Store, run: Meta) -> dict[str, Meta]:
+    found = {
+        stage["stage"]: store.record(stage["stage"], stage["key"]) for stage in run.get("stages", []) if stage["key"]
+    }
+    return {stage: record["document"] for stage, record in found.items() if record}
+
+
+def _diff_lines(part: str, changes: list[Meta]) -> Iterator[str]:
+    yield f"{part}:" if changes else f"{part}: the same"
+    for change in changes:
+        name = " ".join(str(change[label]) for label in ("stage", "name") if label in change)
+        where = f"  ({', '.join(change['stages'])})" if change.get("stages") else ""
+        yield f"  {name}: {_brief_value(change['before'])} -> {_brief_value(change['after'])}{where}"
+
+
+def _brief_value(value: Any) -> str:
+    text = "nothing" if value is None else report.number(value)
+    return text[:19] if text.startswith("sha256:") else text[:60]

@@ -1,0 +1,46 @@
+"""Functions by which commands print their result (text or one JSON document on stdout), print errors (stderr) and exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import Namespace
+from typing import NoReturn
+
+from tasks.artifact import Json, Meta
+from tasks.errors import TrnflowError
+from tasks.system.redaction import hide, scrub
+
+
+def emit(options: Namespace, document: Meta, text: str) -> None:
+    """Print the result of a command on stdout: `document` as JSON when the option --json is given, else `text`."""
+    if options.json:
+        emit_json({"schema": 1, **document})
+    else:
+        sys.stdout.write(text)
+
+
+def emit_json(document: Json) -> None:
+    """Print a document as one line of JSON on stdout, with passwords and tokens hidden."""
+    document = hide(document)
+    sys.stdout.write(f"{json.dumps(document)}\n")
+
+
+def say_error(error: TrnflowError) -> None:
+    """Print an error and its fix on stderr, with passwords and tokens hidden."""
+    where = f" in {error.stage}" if error.stage else ""
+    sys.stderr.write(f"error{where}: {scrub(error.message)}\n")
+    if error.fix:
+        sys.stderr.write(f"  fix: {scrub(error.fix)}\n")
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End the process without waiting for its threads; stdout and stderr are flushed first.
+
+    Used where waiting would take long: Prefect's threads try for minutes to reach a server that is gone, and the threads of
+    an interrupted stage may still compute.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

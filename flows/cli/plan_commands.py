@@ -1,0 +1,167 @@
+"""Commands that run no stage: `plan` and `explain` say what a run of a recipe would do, `show` and `get` read what past
+runs have made."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.cli.output import emit, say_error
+from flows.display import report
+from flows.finetune import FINETUNE
+from flows.recipes import recipe as settings
+from flows.recipes.suggested_command import complete
+from flows.runner.call import Outcome
+from flows.runner.planning.forecast import dollars, total
+from flows.runner.planning.memory_check import report_memory
+from flows.runner.run import look, open_store
+from flows.runner.vocabulary import refuse_unknown_vocabulary
+from tasks.artifact import Artifact, Meta
+from tasks.errors import BlobLost, ConfigError
+from tasks.keys.explain import nearest_record
+from tasks.store import Store
+from tasks.training.memory.trace_process import trace_in_process
+
+
+def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+    """Add `plan`, `explain`, `show` and `get` to the parser. sub: argparse's collection of commands; recipe: the arguments
+    of commands that take a recipe."""
+    expected = sub.add_parser(
+        "plan", parents=[recipe], help="print what would run, why, and what it is expected to cost"
+    )
+    expected.add_argument("--trace", action="store_true", help="trace the memory that training needs: takes seconds")
+    expected.set_defaults(command=plan)
+    why = sub.add_parser("explain", parents=[recipe], help="print what changed since the nearest past run of a stage")
+    why.add_argument("stage")
+    why.set_defaults(command=explain)
+    made = sub.add_parser("show", parents=[recipe], help="print the artifacts of a recipe, or one of them in full")
+    made.add_argument("stage", nargs="?")
+    made.set_defaults(command=show)
+    copy = sub.add_parser("get", parents=[recipe], help="copy a stage's artifact into a new folder")
+    copy.add_argument("stage")
+    copy.add_argument("dest")
+    copy.set_defaults(command=get)
+
+
+def plan(options: Namespace) -> int:
+    """Print for each stage what a run would do with it, why, and the expected seconds and bytes. Return exit code 0, or 1
+    when training does not fit in the device's memory."""
+    recipe = settings.load(options.recipe, options.overrides)
+    planner = look(recipe, open_store(recipe), FINETUNE)
+    refuse_unknown_vocabulary(recipe, planner.outcomes)
+    outcomes, memory = (
+        list(planner.outcomes.values()),
+        report_memory(recipe, planner, trace_in_process if options.trace else None),
+    )
+    if memory.error is not None:
+        complete(memory.error, options)
+    price = recipe.price_per_hour
+    document = {
+        "recipe": recipe.name,
+        "stages": [_plan_json(outcome, price) for outcome in outcomes],
+        "expected": total(outcomes, price),
+        "memory": memory.to_json(),
+        "notes": planner.notes,
+        **({"error": memory.error.to_json()} if memory.error else {}),
+    }
+    notes = "".join(f"note: {note}\n" for note in planner.notes)
+    emit(options, document, f"{report.plan_table(outcomes, price)}\n{memory}\n{notes}")
+    if memory.error is not None:
+        say_error(memory.error)
+        return memory.error.exit_code
+    return 0
+
+
+def _plan_json(outcome: Outcome, price_per_hour: float) -> Meta:
+    return {
+        "stage": outcome.stage,
+        "action": outcome.action,
+        "why": outcome.why,
+        "key": outcome.key,
+        "artifact": outcome.artifact.digest if outcome.artifact else None,
+        "seconds": outcome.seconds,
+        "bytes": outcome.bytes,
+        "dollars": None if outcome.seconds is None else dollars(outcome.seconds, price_per_hour),
+    }
+
+
+def explain(options: Namespace) -> int:
+    """Print whether a stage is cached or has to run, and each value in which its key document differs from that of the
+    nearest past record."""
+    recipe = settings.load(options.recipe, options.overrides)
+    stage = FINETUNE.stage(options.stage)
+    store = open_store(recipe)
+    planner = look(recipe, store, FINETUNE)
+    outcome = planner.outcomes[stage]
+    document = planner.documents.get(stage)
+    near = nearest_record(store.records(stage), document) if document and outcome.action != "hit" else None
+    changes = near[1] if near else []
+    lines = [f"{stage}: {outcome.action} ({outcome.why})", *([f"key {outcome.key}"] if outcome.key else [])]
+    if near:
+        lines += [f"compared with the record of {near[0]['created']}:", *(f"  {change}" for change in changes)]
+    listed = {"changes": [change._asdict() for change in changes], "document": document}
+    emit(options, _plan_json(outcome, recipe.price_per_hour) | listed, "".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def show(options: Namespace) -> int:
+    """Print the artifacts of all stages, or one of them in full."""
+    recipe = settings.load(options.recipe, options.overrides)
+    store = open_store(recipe)
+    if options.stage is None:
+        outcomes = list(look(recipe, store, FINETUNE).outcomes.values())
+        stages = [_plan_json(o, recipe.price_per_hour) | {"metrics": o.metrics} for o in outcomes]
+        emit(options, {"recipe": recipe.name, "stages": stages}, f"{report.table(outcomes)}\n")
+        return 0
+    outcome, artifact = _made(recipe, store, FINETUNE.stage(options.stage))
+    described = {
+        "schema": 1,
+        "stage": options.stage,
+        "key": outcome.key,
+        "made": outcome.why,
+        "artifact": artifact.digest,
+        "kind": artifact.kind,
+        "bytes": artifact.size,
+        "meta": artifact.meta,
+        "figures": outcome.figures,
+        "files": [list(file) for file in artifact.files],
+    }
+    emit(options, described, yaml.safe_dump(described, sort_keys=False, width=120))
+    return 0
+
+
+def get(options: Namespace) -> int:
+    """Copy a stage's artifact into a new folder; the copy appears under its name when it is complete."""
+    recipe = settings.load(options.recipe, options.overrides)
+    store = open_store(recipe)
+    destination = Path(options.dest).expanduser()
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ConfigError(f"{destination} exists and is not an empty folder", "name a new folder")
+    outcome, artifact = _made(recipe, store, FINETUNE.stage(options.stage))
+    aside = destination.with_name(f".{destination.name}.partial")
+    try:
+        store.copy_out(artifact, aside)
+    except BlobLost:
+        store.retract(outcome.stage, str(outcome.key))
+        raise
+    if destination.exists():
+        destination.rmdir()
+    aside.rename(destination)
+    document = {"stage": options.stage, "artifact": artifact.digest, "path": str(destination)}
+    emit(options, document, f"{len(artifact.files)} files, {artifact.size / 1e6:.1f} MB, in {destination}\n")
+    return 0
+
+
+def _made(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Outcome, Artifact]:
+    """The cached outcome of a stage and its artifact. ConfigError when there is none."""
+    outcome = look(recipe, store, FINETUNE).outcomes[stage]
+    if outcome.artifact is None:
+        raise ConfigError(
+            f"{stage} of {recipe.name} has no artifact for these settings: {outcome.why}",
+            f"`trnflow run --until {stage}` makes it",
+        )
+    return outcome, outcome.artifact

@@ -1,0 +1,95 @@
+"""Run a recipe from the command line under Prefect: find or start the server, then call the flow in this process.
+
+Prefect reads its settings when it is imported, so the environment is set first and the import comes last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from pathlib import Path
+
+from flows.runner.run import Options, Result
+from flows.runner.runner import Listener
+from flows.services.prefect_server import ensure_server
+from tasks.errors import ConfigError, TrnflowError
+from tasks.system.redaction import hide, hide_override, scrub
+
+QUIET = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the progress display writes to the terminal
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
+    "PREFECT_CLIENT_MAX_RETRIES": "2",  # about 6 seconds a request; Prefect's own 5 take 90
+    "DO_NOT_TRACK": "1",
+}
+"""Settings of Prefect for a run from the command line, where the user set no others."""
+
+
+def run_here(
+    recipe: str, overrides: list[str], options: Options, listeners: tuple[Listener, ...], home: Path
+) -> Result:
+    """Run a recipe as the Prefect flow `finetune` in this process; start the local server first if there is none.
+
+    Args:
+        recipe: the recipe's name or file, as the user gave it.
+        overrides: `section.setting=value` texts.
+        options: where to stop, which stages to run even if cached, and whether to stay offline.
+        listeners: called with the events of the run, such as the progress display.
+        home: the project's local state, with the server's database.
+
+    Returns: the result of the run. When a stage failed, `result.error` is its error.
+    """
+    url = ensure_server(home)
+    os.environ["PREFECT_API_URL"] = url
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    logging.raiseExceptions = False  # Prefect's log sender prints each failure to send by the same rule
+
+    from httpx import TransportError
+    from prefect.exceptions import CancelledRun, ObjectNotFound
+
+    from flows.deployments import SESSION, Session, finetune
+
+    _check_server(url)
+    session = Session(listeners, signal.getsignal(signal.SIGTERM), tuple(overrides))
+    token = SESSION.set(session)
+    try:
+        finetune(
+            recipe, [hide_override(text) for text in overrides], options.until, sorted(options.force), options.offline
+        )
+    except (TrnflowError, CancelledRun):
+        if session.result is None:
+            raise
+    except (
+        TransportError,
+        ObjectNotFound,
+    ):  # not found: another server, with a database of its own, has taken the port
+        if session.result is None:
+            raise
+        session.result.prefect_lost = True
+    finally:
+        SESSION.reset(token)
+    assert session.result is not None
+    if session.result.prefect_lost:
+        session.result.notes.append(
+            f"Prefect's server at {hide(url)} went away: its page does not show how this run ended"
+        )
+    return session.result
+
+
+def _check_server(url: str) -> None:
+    """Raise ConfigError unless Prefect's server answers."""
+    from httpx import TransportError
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            error = client.api_healthcheck()
+    except (TransportError, RuntimeError) as raised:  # Prefect's client raises a RuntimeError for some
+        error = raised
+    if error is not None:
+        said = scrub(" ".join(str(error).split())) or type(error).__name__
+        raise ConfigError(
+            f"Prefect's server at {hide(url)} can't be reached: {said}",
+            "start it, correct PREFECT_API_URL, or run with --direct (no Prefect)",
+        ) from error

@@ -1,0 +1,77 @@
+"""`trnflow preview RECIPE`: print the first rows as the model reads them, with the text that is trained on in green."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from pathlib import Path
+from typing import TextIO
+
+from flows.display.progress import Progress
+from flows.finetune import FINETUNE
+from flows.recipes import recipe as settings
+from flows.runner.run import Options, execute, open_store
+from tasks.artifact import Input
+from tasks.data.format.preview import Row, preview
+
+OPEN, CLOSE = "⟦", "⟧"
+
+
+def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser) -> None:
+    """Add the command `preview` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands
+    that take a recipe."""
+    parser = sub.add_parser("preview", parents=[recipe], help="print the first rows as the model reads them")
+    parser.add_argument("rows", nargs="?", type=int, default=3, metavar="N", help="the number of rows (3)")
+    parser.add_argument("--split", default="train", help="train, validation or test")
+    parser.set_defaults(command=show_rows)
+
+
+def show_rows(options: Namespace) -> int:
+    """Run the stages up to `tokenize_text`, then print the first rows of a split, decoded from their tokens; return exit
+    code 0."""
+    recipe = settings.load(options.recipe, options.overrides)
+    store = open_store(recipe)
+    store.prepare()
+    progress = Progress()
+    try:
+        result = execute(recipe, store, Options(until="tokenize_text"), FINETUNE, listeners=(progress,))
+    finally:
+        progress.close()
+    if result.error is not None:
+        raise result.error
+    artifact = result.outcomes[-1].artifact
+    assert artifact is not None
+    with tempfile.TemporaryDirectory(dir=store.home) as folder:
+        tokens = Input(store.checkout(artifact, Path(folder) / "tokens"), artifact.kind, artifact.meta, artifact.digest)
+        rows = preview(tokens, options.split, options.rows)
+    if options.json:
+        # as they are: the user's rows, not settings
+        document = {"schema": 1, "split": options.split, "rows": [_json(row) for row in rows]}
+        sys.stdout.write(f"{json.dumps(document)}\n")
+    else:
+        print_rows(rows, sys.stdout)
+    return 0
+
+
+def print_rows(rows: list[Row], stream: TextIO) -> None:
+    """Write the rows. The text that is trained on is green on a terminal, and in ⟦brackets⟧ elsewhere."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False, soft_wrap=True)
+    for row in rows:
+        what = f"label {row.label}" if row.label is not None else f"{row.supervised} trained on"
+        console.print(Text(f"row {row.number}: {row.tokens} tokens, {what}", style="bold"))
+        text = Text()
+        for span in row.spans:
+            if console.is_terminal:
+                text.append(span.text, style="green" if span.train else "")
+            else:
+                text.append(f"{OPEN}{span.text}{CLOSE}" if span.train else span.text)
+        console.print(text, end="\n\n")
+
+
+def _json(row: Row) -> dict[str, object]:
+    return {**row._asdict(), "spans": [span._asdict() for span in row.spans]}

@@ -1,0 +1,90 @@
+"""The commands about recipe files: `config` resolves one, `recipes` lists the shipped ones, `settings` and `schema`
+describe what they may contain."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from typing import Any
+
+import yaml
+
+from flows.cli.output import emit, emit_json
+from flows.recipes import recipe as settings
+from flows.recipes.files import nearest, read_recipe, recipe_names
+from flows.recipes.other_names import suggested
+from flows.recipes.reference import Setting, json_schema, markdown, settings_of
+from tasks.errors import ConfigError
+
+
+def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.ArgumentParser) -> None:
+    """Add `config`, `recipes`, `settings` and `schema` to the parser.
+
+    sub: argparse's collection of commands; common: the arguments of all commands; recipe: the arguments of commands that
+    take a recipe.
+    """
+    resolved = sub.add_parser("config", parents=[recipe], help="print a recipe with every setting filled in")
+    resolved.set_defaults(command=config)
+    shipped = sub.add_parser("recipes", parents=[common], help="list the shipped recipes")
+    shipped.set_defaults(command=recipes)
+    described = sub.add_parser("settings", parents=[common], help="describe all settings, a section or one setting")
+    described.add_argument("name", nargs="?", metavar="SECTION|NAME", help="such as train, or train.learning_rate")
+    described.add_argument("--markdown", action="store_true", help="print the page docs/settings.md")
+    described.set_defaults(command=describe_settings)
+    schema = sub.add_parser("schema", parents=[common], help="print the JSON schema of recipe files, for editors")
+    schema.set_defaults(command=print_schema)
+
+
+def describe_settings(options: Namespace) -> int:
+    """Print name, meaning, allowed values and default of each setting that the argument names."""
+    if options.markdown:
+        sys.stdout.write(markdown(settings.Recipe))
+        return 0
+    found = _named(options.name)
+    emit(options, {"settings": [one._asdict() for one in found]}, "\n".join(map(_described, found)))
+    return 0
+
+
+def _named(name: str | None) -> list[Setting]:
+    """The settings of a section, one setting, or all that have this last name. ConfigError when there is none."""
+    known = list(settings_of(settings.Recipe))
+    if name is None:
+        return known
+    found = [one for one in known if one.name == name or one.name.startswith(f"{name}.")]
+    found = found or [one for one in known if one.name.split(".")[-1] == name]
+    if not found:
+        close = suggested((name,), settings.Recipe) or nearest(name, [one.name for one in known])
+        raise ConfigError(
+            f"there is no setting {name}", f"did you mean {close}?" if close else "`trnflow settings` lists all of them"
+        )
+    return found
+
+
+def _described(one: Setting) -> str:
+    parts = (("", one.meaning), ("takes: ", one.takes), ("default: ", one.default))
+    return "".join([f"{one.name}\n", *(f"    {label}{text}\n" for label, text in parts if text)])
+
+
+def print_schema(options: Namespace) -> int:
+    """Print the JSON schema of recipe files."""
+    emit_json(json_schema(settings.Recipe))
+    return 0
+
+
+def config(options: Namespace) -> int:
+    """Print a recipe with every setting filled in, passwords and tokens hidden; return exit code 0."""
+    document = settings.load(options.recipe, options.overrides).to_json()
+    if options.json:
+        emit_json(document)
+    else:
+        sys.stdout.write(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True))
+    return 0
+
+
+def recipes(options: Namespace) -> int:
+    """Print the shipped recipes, one line each."""
+    found = {name: str(read_recipe(name)[0].get("description", "")) for name in recipe_names()}
+    document = {"recipes": [{"name": name, "description": text} for name, text in found.items()]}
+    emit(options, document, "".join(f"{name:<24} {text}\n" for name, text in found.items()))
+    return 0

@@ -1,0 +1,100 @@
+"""The commands that run stages: `run` and `prepare`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from typing import Any
+
+from flows.cli.output import emit_json, exit_at_once, say_error
+from flows.display import report
+from flows.display.progress import Progress
+from flows.finetune import DATA_STAGES, FINETUNE
+from flows.recipes import recipe as settings
+from flows.recipes.suggested_command import complete
+from flows.runner.run import Options, Result, execute, new_run_id, nothing_to_do, open_store
+from tasks.store import Store
+from tasks.system.home import home_folder
+from tasks.system.redaction import scrub
+
+
+def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+    """Add `run` and `prepare` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands that
+    take a recipe."""
+    stages = argparse.ArgumentParser(add_help=False, parents=[recipe])
+    stages.add_argument(
+        "--force", metavar="STAGE", action="append", default=[], help="run this stage although it is cached"
+    )
+    stages.add_argument("--direct", action="store_true", help="run without Prefect")
+    stages.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
+    everything = sub.add_parser("run", parents=[stages], help="run a recipe; cached stages are not run again")
+    everything.add_argument("--until", metavar="STAGE", help="stop after this stage")
+    everything.set_defaults(command=run)
+    data = sub.add_parser(
+        "prepare", parents=[stages], help="run the data stages alone, on a machine without an accelerator"
+    )
+    data.set_defaults(command=run, until=DATA_STAGES[-1])
+
+
+def run(options: Namespace) -> int:
+    """Run the stages of a recipe and print what was done for each. Return exit code 0, or that of the error when a stage
+    failed."""
+    recipe = settings.load(options.recipe, options.overrides)
+    store = open_store(recipe)
+    store.prepare()
+    what = Options(options.until, frozenset(options.force), options.offline)
+    result = nothing_to_do(recipe, store, what, FINETUNE)
+    idle = result is not None
+    if result is None:
+        result = _run_stages(options, recipe, store, what)
+    if result.error is not None:
+        complete(result.error, options)
+    if options.json:
+        emit_json(result.to_json())
+    else:
+        _print_result(recipe, result, idle)
+    if result.error is not None:
+        say_error(result.error)
+        if options.debug:
+            sys.stderr.write(scrub(result.error.details))
+    code = result.error.exit_code if result.error else 0
+    if result.prefect_lost:
+        exit_at_once(code)
+    return code
+
+
+def _run_stages(options: Namespace, recipe: settings.Recipe, store: Store, what: Options) -> Result:
+    progress = Progress()
+    try:
+        if options.direct:
+            from flows.services.mlflow_listener import Tracking
+
+            with Tracking(recipe, store.home, new_run_id()) as tracking:
+                return tracking.finish(
+                    execute(recipe, store, what, FINETUNE, run=tracking.run, listeners=(progress, tracking))
+                )
+        from flows.cli.prefect_run import run_here
+
+        return run_here(options.recipe, options.overrides, what, (progress,), store.home)
+    finally:
+        progress.close()
+
+
+def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
+    out = sys.stdout
+    out.write(f"\n{report.table(result.outcomes)}\n\n")
+    for note in result.notes:
+        out.write(f"note: {scrub(note)}\n")
+    if idle:
+        out.write(f"nothing to do: every stage of {recipe.name} was a hit ({result.seconds:.2f} s)\n")
+    elif result.error is None:
+        cost = f" (${result.dollars:.2f} on {recipe.hardware.name})" if result.dollars else ""
+        out.write(f"{recipe.name} done in {report.seconds(result.seconds)} s{cost}; run {result.run}\n")
+    out.write(_pages(recipe))
+
+
+def _pages(recipe: settings.Recipe) -> str:
+    from flows.services.pages import pages
+
+    return "".join(f"{line}\n" for line in pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))

@@ -1,0 +1,167 @@
+"""The commands that maintain a store: `verify` checks it, `gc` removes what is not needed, `pin` and `unpin` mark what `gc`
+must keep."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from argparse import Namespace
+from typing import Any
+
+from flows.cli.history_commands import all_records, artifact_of, run_ids, store_of
+from flows.cli.output import emit, emit_json
+from flows.display import report
+from flows.finetune import KINDS
+from flows.runner.attempts import now
+from tasks.artifact import Meta
+from tasks.errors import ConfigError
+from tasks.keys.lineage import nearest_run
+from tasks.store import Store
+from tasks.store.garbage.pins import add_pin, pin_names, remove_pin
+from tasks.store.garbage.roots import Policy
+from tasks.store.layout import SHARD
+from tasks.system.redaction import hide
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+    """Add `verify`, `gc`, `pin` and `unpin` to the parser. sub: argparse's collection of commands; store: the arguments of
+    commands that read a store."""
+    check = sub.add_parser("verify", parents=[store], help="read everything in the store and report damage")
+    check.add_argument(
+        "--repair", action="store_true", help="move damaged files to quarantine; the stages that need them run again"
+    )
+    check.set_defaults(command=verify)
+    collect = sub.add_parser(
+        "gc", parents=[store], help="print what garbage collection would remove; with --yes, remove it"
+    )
+    collect.add_argument(
+        "--yes", action="store_true", help="move garbage to the trash, and free what the trash held for a grace period"
+    )
+    collect.add_argument(
+        "--keep-last",
+        type=_count,
+        default=Policy.keep_last,
+        metavar="N",
+        help="the runs to keep of each recipe (%(default)s)",
+    )
+    collect.add_argument(
+        "--keep-days", type=_age, default=Policy.keep_days, metavar="D", help="also keep runs younger than D days"
+    )
+    collect.add_argument(
+        "--grace", type=_age, default=Policy.grace, metavar="SECONDS",
+        help="keep everything younger (%(default)s); must be longer than a run takes from one stage to the next",
+    )  # fmt: skip
+    collect.set_defaults(command=gc)
+    keep = sub.add_parser("pin", parents=[store], help="keep an artifact, or all of a run, whatever gc's options")
+    keep.add_argument("target", metavar="ARTIFACT|RUN")
+    keep.add_argument("--name", help="default: the run's id, or the beginning of the digest")
+    keep.set_defaults(command=pin)
+    drop = sub.add_parser("unpin", parents=[store], help="remove a pin")
+    drop.add_argument("name")
+    drop.set_defaults(command=unpin)
+
+
+def verify(options: Namespace) -> int:
+    """Read everything in the store and print the damaged files. Return exit code 0, or 1 when damage was found and not
+    repaired."""
+    from tasks.store.verify import verify as read_all
+
+    store = store_of(options)
+    kinds = KINDS | {f"{stage}{SHARD}": f"{kind}{SHARD}" for stage, kind in KINDS.items()}
+    cache = None if store.is_local else store.cache
+    found = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds)
+    if options.json:
+        emit_json({"schema": 1, "store": store.root, **found.to_json()})
+        return 0 if found.ok else 1
+    counts = ", ".join(f"{count} {kind}" for kind, count in found.checked.items())
+    sys.stdout.write(f"{hide(store.root)}: {counts}; {found.bytes / 1e6:.1f} MB hashed\n")
+    for problem in found.problems:
+        done = " (repaired)" if problem.repaired else ""
+        sys.stdout.write(f"{problem.what} {problem.name}: {problem.detail}{done}\n")
+    if found.unreferenced:
+        spare = f"{found.unreferenced} blobs ({found.unreferenced_bytes / 1e6:.1f} MB)"
+        sys.stdout.write(f"{spare} belong to no record: `trnflow gc` collects them\n")
+    if not found.ok and not options.repair:
+        sys.stdout.write("`trnflow verify --repair` moves it to quarantine, and the next run makes it again\n")
+    sys.stdout.write("everything is sound\n" if not found.problems else "")
+    return 0 if found.ok else 1
+
+
+def gc(options: Namespace) -> int:
+    """Print which files garbage collection keeps and which it removes; remove them only with --yes."""
+    from tasks.store.garbage.collect import collect
+
+    store = store_of(options)
+    policy = Policy(options.keep_last, options.keep_days, options.grace)
+    done = collect(store.backend, policy, yes=options.yes)
+    if options.json:
+        emit_json({"schema": 1, "store": store.root, "policy": vars(policy), **done.to_json()})
+        return 0
+    rows = [("", "", "files", "MB")]
+    parts = (("kept for", done.kept), ("to the trash", done.swept), ("for good", done.purged))
+    for part, tally in parts:
+        rows += [(part, kind, str(tally.files[kind]), f"{tally.bytes[kind] / 1e6:.1f}") for kind in sorted(tally.files)]
+    sys.stdout.write(f"{report.aligned(rows)}\n")
+    if done.restored:
+        sys.stdout.write(f"{len(done.restored)} files came back from the trash: something needs them again\n")
+    if done.dry_run:
+        sys.stdout.write("nothing was removed: `--yes` removes it\n")
+    elif done.swept.files:
+        sys.stdout.write(f"the next `trnflow gc --yes` after {policy.grace:.0f} s frees what is in the trash\n")
+    return 0
+
+
+def pin(options: Namespace) -> int:
+    """Pin an artifact or a run: garbage collection keeps it until it is unpinned."""
+    store = store_of(options)
+    target = _target(options.target, store)
+    kind = "run" if "run" in target else "artifact"
+    value = str(target[kind])
+    name = options.name or (value if kind == "run" else value.removeprefix("sha256:")[:12])
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name for a pin", "use letters, digits, dots, dashes and underscores")
+    found = add_pin(store.backend, name, {"schema": 1, "name": name, "created": now(), **target})
+    if any(found.get(part) != target.get(part) for part in ("run", "artifact")):
+        other = found.get("run") or found.get("artifact")
+        raise ConfigError(
+            f"the pin {name} exists and holds {other}", f"`trnflow unpin {name}` first, or give another --name"
+        )
+    emit(options, {"name": name, **target}, f"pinned {kind} {value} as {name}\n")
+    return 0
+
+
+def unpin(options: Namespace) -> int:
+    """Remove a pin, so that garbage collection may remove what it kept. ConfigError when no pin has the given name."""
+    store = store_of(options)
+    if not remove_pin(store.backend, options.name):
+        pins = ", ".join(pin_names(store.backend)) or "none"
+        raise ConfigError(f"there is no pin {options.name}", f"pins: {pins}")
+    emit(options, {"name": options.name, "unpinned": True}, f"unpinned {options.name}\n")
+    return 0
+
+
+def _target(text: str, store: Store) -> Meta:
+    """What to pin: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}] of the records that made it}."""
+    ids = run_ids(store)
+    if text.split("~")[0] == "last" or any(run.startswith(text) for run in ids):
+        return {"run": nearest_run(text, ids)}
+    artifact = artifact_of(text, store)
+    makers = [record for record in all_records(store) if record["artifact"] == artifact]
+    return {"artifact": artifact, "records": [{"stage": record["stage"], "key": record["key"]} for record in makers]}
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _age(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value

@@ -1,0 +1,313 @@
+"""Show the progress of stages while they run: on a terminal in one line that is refreshed, elsewhere as lines of a log.
+
+The shown values are the last ones that the stage reported, so showing them never waits for a device. In a log (nohup, CI,
+Slurm) a training stage writes a line at each `train.log_every` steps, at most one in ten seconds; any stage writes a line
+when sixty seconds have passed without one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, TextIO
+
+from flows.display.report import MARKS, number, seconds
+from flows.runner.call import Call, Outcome
+from flows.runner.runner import Listener
+from tasks.artifact import Meta
+from tasks.errors import is_interruption
+
+LOG_SECONDS = 10.0
+"""The shortest time between two lines of training in a log."""
+
+SILENT_SECONDS = 60.0
+"""The time without a line after which a log gets one with the last known figures."""
+
+REFRESHES = 4
+"""How often the terminal's line is refreshed, per second."""
+
+BAR = 20
+"""The width of the progress bar in columns, on terminals that are wide enough."""
+
+Clock = Callable[[], float]
+
+
+class StageProgress:
+    """The progress of one stage, updated from its events.
+
+    done, total: how much of the work is done, in units of `unit` (such as `steps`); total is 0 until the stage reports one.
+    values: the last value of each metric, by name. clock: a monotonic clock in seconds.
+    """
+
+    def __init__(self, stage: str, clock: Clock = time.monotonic) -> None:
+        self.stage, self._clock, self._begun = stage, clock, clock()
+        self.done, self.total, self.unit = 0, 0, ""
+        self.values: dict[str, float] = {}
+        self._first = self._last = (0.0, 0)
+
+    def take(self, event: Meta) -> None:
+        """Update the progress from an event of the stage, which may have `progress` (done, total, unit) and `metrics`."""
+        if "metrics" in event:
+            self.values |= event["metrics"]["values"]
+        progress = event.get("progress")
+        if progress:
+            self._count(progress["done"], progress["total"], progress["unit"])
+            self.values |= {k: v for k, v in progress.items() if k not in ("done", "total", "unit")}
+
+    def _count(self, done: int, total: int, unit: str) -> None:
+        now = self._clock()
+        if (total, unit) != (self.total, self.unit):  # the stage begins to count something else
+            self._first = (now, done)
+        self.done, self.total, self.unit, self._last = done, total, unit, (now, done)
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds since the stage began."""
+        return self._clock() - self._begun
+
+    @property
+    def eta(self) -> float | None:
+        """The expected seconds until the work is done, at the mean speed so far. None before the stage has reported
+        progress twice."""
+        (begun, first), (last, done) = self._first, self._last
+        if done <= first:
+            return None
+        return max((self.total - done) * (last - begun) / (done - first) - (self._clock() - last), 0.0)
+
+
+def log_line(at: StageProgress) -> str:
+    """Return the progress as a line for a log, such as `train: 40/500 steps, loss 0.4123, 1234 tokens/s, ETA 0:12:34`."""
+    return (
+        f"{at.stage}: {', '.join([*_count(at), *_figures(at), *_ends(at)]) or f'running for {clock_face(at.elapsed)}'}"
+    )
+
+
+def terminal_line(at: StageProgress, width: int) -> str:
+    """Return the progress as a line for a terminal: the most detailed layout that fits into `width` columns."""
+    if not at.total:
+        return f"  {at.stage:<15} {clock_face(at.elapsed)}"[:width]
+    text = ""
+    for text in _layouts(at):
+        if len(text) <= width:
+            break
+    return text[:width]
+
+
+def _layouts(at: StageProgress) -> Iterator[str]:
+    """Yield the progress in several layouts, widest first. Each has loss, evaluation, speed and ETA."""
+    rest = [*_figures(at), *_ends(at)]
+    plain = [f"{at.stage:<15}", *_count(at), *rest]
+    filled = BAR * min(at.done, at.total) // at.total
+    bar = f"[{'=' * filled:<{BAR}}]"
+    yield "  " + "  ".join([plain[0], bar, *plain[1:], clock_face(at.elapsed)])
+    yield "  " + "  ".join(plain)
+    tight = [*_figures(at, tight=True), *_ends(at)]
+    yield " ".join([at.stage, f"{at.done}/{at.total}", *tight])
+    yield " ".join([at.stage, f"{100 * at.done // at.total}%", *tight])
+
+
+def _count(at: StageProgress) -> list[str]:
+    return [f"{at.done}/{at.total} {at.unit}"] if at.total else []
+
+
+def _figures(at: StageProgress, *, tight: bool = False) -> Iterator[str]:
+    """Yield loss, evaluation and speed (tokens without padding). tight: three digits and short names, without accuracy."""
+    names = {"loss": "loss", "eval_loss": "eval"} if tight else {n: n for n in ("loss", "eval_loss", "eval_accuracy")}
+    for name, shown in names.items():
+        if name in at.values:
+            yield f"{shown} {_brief(at.values[name])}" if tight else f"{shown} {number(at.values[name])}"
+    speed = at.values.get("real_tokens_per_second")
+    if speed is not None:
+        yield f"{_short(speed)} tok/s" if tight else f"{speed:.0f} tokens/s"
+
+
+def _ends(at: StageProgress) -> list[str]:
+    return [] if at.eta is None else [f"ETA {clock_face(at.eta)}"]
+
+
+def _brief(value: float) -> str:
+    """A number in at most six characters: 0.412, 1234, 2.3e-5."""
+    text = f"{value:.3g}"
+    return text if "e" not in text and len(text) <= 6 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def _short(value: float) -> str:
+    """A number in at most four characters, up to 999 million: 1.2k, 34k, 5.6M."""
+    for letter in ("", "k", "M"):
+        if value < 999.5:
+            return f"{value:.2g}{letter}" if value < 9.95 and letter else f"{value:.0f}{letter}"
+        value /= 1000
+    return f"{value:.0f}G"
+
+
+def clock_face(value: float) -> str:
+    """Return a duration as text. value: seconds. The text is h:mm:ss, such as `0:12:34`; from 100 hours on days and hours,
+    such as `4d 05h`."""
+    minutes, rest = divmod(int(value), 60)
+    hours = minutes // 60
+    return f"{hours}:{minutes % 60:02}:{rest:02}" if hours < 100 else f"{hours // 24}d {hours % 24:02}h"
+
+
+class Lines:
+    """Write the progress of stages as lines of a log.
+
+    The owner calls `begin` and `end` around a stage, `event` for each of its events, and `tick` about once a second. say:
+    writes one line; clock: a monotonic clock in seconds.
+    """
+
+    def __init__(self, say: Callable[[str], None], clock: Clock = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._lock = threading.RLock()  # `tick` comes from another thread
+        self._progress: StageProgress | None = None
+        self._logged = self._spoke = float("-inf")
+
+    def begin(self, stage: str) -> None:
+        """Start showing the progress of a stage. stage: its name."""
+        with self._lock:
+            self._progress, self._spoke = StageProgress(stage, self._clock), self._clock()
+
+    def say(self, text: str) -> None:
+        """Write a line that is not about progress."""
+        with self._lock:
+            self._say(text)
+            self._spoke = self._clock()
+
+    def event(self, event: Meta) -> None:
+        """Update the progress from an event. Write a line if the event has a training loss and the last such line is at
+        least ten seconds old."""
+        with self._lock:
+            if self._progress is None:
+                return
+            self._progress.take(event)
+            logs = "loss" in event.get("metrics", {}).get("values", {})
+            if logs and self._clock() - self._logged >= LOG_SECONDS:
+                self._log(self._progress)
+
+    def tick(self) -> None:
+        """Write a line with the last known values if no line was written for sixty seconds."""
+        with self._lock:
+            if self._progress is not None and self._clock() - self._spoke >= SILENT_SECONDS:
+                self._log(self._progress)
+
+    def end(self) -> None:
+        """Stop showing progress, since the stage has ended."""
+        with self._lock:
+            self._progress = None
+
+    def _log(self, progress: StageProgress) -> None:
+        self.say(f"  {log_line(progress)}")
+        self._logged = self._clock()
+
+
+class Log(Lines):
+    """A log of progress, as `Lines`, with a thread of its own that calls `tick` each second while a stage runs."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(say)
+        self._ended = threading.Event()
+
+    def begin(self, stage: str) -> None:
+        self.end()
+        super().begin(stage)
+        self._ended = threading.Event()
+        threading.Thread(target=self._tick_until, args=(self._ended,), name="progress", daemon=True).start()
+
+    def end(self) -> None:
+        self._ended.set()
+        super().end()
+
+    def _tick_until(self, ended: threading.Event) -> None:
+        with suppress(OSError, ValueError):  # the reader of the stream has gone
+            while not ended.wait(1.0):
+                self.tick()
+
+
+class Screen:
+    """Show the progress of a stage in the last line of a terminal, and write other lines above it. A thread of the library
+    rich refreshes the line. stream: the terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._progress: StageProgress | None = None
+        self._live: Any = None
+
+    def begin(self, stage: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        self.end()
+        progress, console = StageProgress(stage), Console(file=self._stream)
+
+        def shown() -> Text:
+            width = columns(self._stream, console.width) - 1  # a full line would wrap on some terminals
+            return Text(terminal_line(progress, width), no_wrap=True, overflow="crop")
+
+        self._progress = progress
+        self._live = Live(console=console, get_renderable=shown, refresh_per_second=REFRESHES, transient=True)
+        self._live.start(refresh=True)
+
+    def say(self, text: str) -> None:
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+
+    def event(self, event: Meta) -> None:
+        if self._progress is not None:
+            self._progress.take(event)
+
+    def end(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._live = self._progress = None
+
+
+class Progress(Listener):
+    """The listener of a run that shows its progress: in one refreshed line if `stream` is a terminal, else in lines of a
+    log. A line is also written when a stage ends."""
+
+    def __init__(self, stream: TextIO = sys.stderr) -> None:
+        self._terminal = stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        self._view = Screen(stream) if self._terminal else Log(partial(print, file=stream, flush=True))
+
+    def stage_started(self, call: Call, key: str) -> None:
+        if not self._terminal:
+            self._view.say(f"  {call.name} ...")
+        self._view.begin(call.name)
+
+    def event(self, stage: str, event: Meta) -> None:
+        for level in ("warn", "info"):
+            if level in event:
+                self._view.say(f"  {stage}: {event[level]}")
+        self._view.event(event)
+
+    def stage_ended(self, outcome: Outcome) -> None:
+        self._view.end()
+        said = f"{MARKS[outcome.action]} {outcome.stage:<15} {outcome.action:<4} {seconds(outcome.seconds):>7}"
+        self._view.say(said)
+
+    def stage_failed(self, stage: str, error: BaseException) -> None:
+        self._view.end()
+        self._view.say(f"! {stage:<15} {'stopped' if is_interruption(error) else 'failed'}")
+
+    def close(self) -> None:
+        """End the display: remove the refreshed line from the terminal, or end the thread that writes to the log."""
+        self._view.end()
+
+
+def columns(stream: TextIO, default: int) -> int:
+    """Return the width of the stream's terminal in columns, or `default` if the stream is no terminal.
+
+    The terminal itself is asked, since the environment variable COLUMNS, which rich reads, may belong to another terminal.
+    """
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or default
+    except (OSError, ValueError):
+        return default

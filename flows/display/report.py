@@ -1,0 +1,101 @@
+"""Format the results of runs and plans as text: tables, durations, sizes and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flows.runner.call import Outcome
+from flows.runner.planning.forecast import ANYWAY, dollars, total
+from tasks.artifact import Meta
+
+FIRST = ("f1_weighted", "accuracy", "perplexity", "loss", "train_loss", "eval_loss", "eval_accuracy", "train_rows")
+"""The metrics that a table shows first."""
+
+MARKS = {"hit": "=", "ran": "+", "skip": "-", "run": "+", "maybe": "?"}
+"""The sign before a stage in the progress, by its action."""
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Return the table of a finished run: one line for each stage with its action, seconds, artifact and main metrics."""
+    rows = [("stage", "", "seconds", "artifact", "key figures")]
+    for outcome in outcomes:
+        digest = outcome.artifact.digest.removeprefix("sha256:")[:12] if outcome.artifact else "-"
+        rows.append(
+            (outcome.stage, outcome.action, seconds(outcome.seconds), digest, highlights(outcome) or outcome.why)
+        )
+    return aligned(rows)
+
+
+def plan_table(outcomes: list[Outcome], price_per_hour: float = 0.0) -> str:
+    """Return the table of a plan: what would be done with each stage, why, and the expected seconds and bytes, with a line
+    of totals.
+
+    price_per_hour: USD per hour of the hardware; the table has a column of dollars if it is above 0.
+    """
+    rows = [("stage", "action", "seconds", "size", "dollars", "why")]
+    for outcome in outcomes:
+        due = outcome.action not in ANYWAY
+        expected = _expected(outcome.seconds, outcome.bytes, price_per_hour) if due else ("", "", "")
+        rows.append((outcome.stage, outcome.action, *expected, outcome.why))
+    if any(outcome.action not in ANYWAY for outcome in outcomes):
+        sums = total(outcomes, price_per_hour)
+        why = f"at least: no past of {', '.join(sums['unknown'])}" if sums["unknown"] else "if all of these run"
+        rows.append(("total", "", *_expected(sums["seconds"], sums["bytes"], price_per_hour), why))
+    return aligned(rows if price_per_hour else [(*row[:4], row[5]) for row in rows])
+
+
+def _expected(time: float | None, size: int | None, price_per_hour: float) -> tuple[str, str, str]:
+    return seconds(time), bytes_(size), "?" if time is None else f"{dollars(time, price_per_hour):.2f}"
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows of cells as text with aligned columns. The first row is the heading, and a rule follows it."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def highlights(outcome: Outcome, most: int = 4) -> str:
+    """Return the main results of a stage as text: its metrics, or if it has none, figures from the artifact's metadata.
+    most: how many."""
+    values: Meta = outcome.metrics
+    if not values and outcome.artifact:
+        meta = outcome.artifact.meta
+        values = {name: meta[name] for name in ("splits", "longest", "lengths", "parameters", "target") if name in meta}
+        if outcome.stage == "precompile":
+            values = {"graphs": len(meta.get("graphs", []))}
+    return figures(values, most)
+
+
+def figures(values: Meta, most: int = 4) -> str:
+    """Return up to `most` metrics as text, such as `accuracy 0.91  loss 0.2`. The metrics named in FIRST come first."""
+    names = sorted(values, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
+
+
+def seconds(value: float | None) -> str:
+    """Return a number of seconds as text: with two decimals below 10, else without; `?` for None."""
+    if value is None:
+        return "?"
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def bytes_(value: int | None) -> str:
+    """Return a number of bytes as text with three digits, in B, kB, MB or GB (powers of 1000); `?` for None."""
+    if value is None:
+        return "?"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value} B"
+
+
+def number(value: Any) -> str:
+    """Return a value as text for a table: floats with four significant digits, mappings as `name:value,...`, others as
+    `str` gives them."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ",".join(f"{name}:{number(item)}" for name, item in value.items())
+    return str(value)

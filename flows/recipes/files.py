@@ -1,0 +1,240 @@
+"""Read recipe files: YAML files that extend other files, with overrides from the command line merged last.
+
+A recipe is named by the name of a file in `conf/` or by the path of a YAML file. Its `extends` lists other recipes in the
+same way. Values of a later file in that list replace those of an earlier one, and values of the recipe itself replace both.
+Mappings are merged, any other value is replaced (`flows.recipes.schema` has the rules). `name` and `description` are not
+inherited. The file and line of every value are recorded for error messages.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from flows.recipes.hardware import prepare_move
+from flows.recipes.schema import cut, merge, sections, shown, without_null
+from flows.recipes.yaml_tree import DEPTH, OVERRIDE, read_value, read_yaml
+from tasks.errors import ConfigError
+from tasks.system.redaction import hide_override
+
+
+class Origin(str):
+    """The place where a setting was written: the text `file:line`, or `override section.setting` for the command line.
+
+    folder: the folder of that file, which relative paths in the setting are relative to. None stands for the working
+    directory; overrides and shipped recipes have None.
+    """
+
+    folder: Path | None = None
+
+    def __new__(cls, text: str, folder: Path | None = None) -> Origin:
+        origin = super().__new__(cls, text)
+        origin.folder = folder
+        return origin
+
+
+Origins = dict[tuple[str, ...], Origin]
+HARDWARE = "base/hardware"
+ON = ("on",)
+"""The setting of the override `on=NAME`, which `--on NAME` writes."""
+OWN = ("name", "description")
+"""Settings that are not inherited."""
+
+
+@cache
+def conf_folder() -> Path:
+    """Return the folder of the shipped recipes, `conf`: in an installed wheel inside the package, in a checkout at its
+    top."""
+    inside = Path(__file__).parents[1] / "conf"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "conf"
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the shipped recipes, sorted. Files in `conf/base`, which only serve to be extended, are left
+    out."""
+    return sorted(path.stem for path in conf_folder().glob("*.yaml"))
+
+
+def hardware_names() -> list[str]:
+    """Return the values that the option `--on` takes: the names of the files in `conf/base/hardware`."""
+    return sorted(path.stem for path in (conf_folder() / HARDWARE).glob("*.yaml"))
+
+
+def read_recipe(
+    name: str, overrides: Iterable[str] = (), root: type[BaseModel] = BaseModel
+) -> tuple[dict[str, Any], Origins]:
+    """Read a recipe, merge everything it extends, and apply the overrides.
+
+    Args:
+        name: the name of a recipe in `conf/`, or the path of a YAML file.
+        overrides: `section.setting=value` texts; the setting `on` names the hardware to fit the recipe to.
+        root: the config class of recipes; its annotations decide what null and `{}` mean.
+
+    Returns: the merged mapping of settings, and the origin of each setting.
+
+    Raises:
+        ConfigError: the recipe is unknown, its YAML or an override is malformed, or a section is empty.
+    """
+    path = _find(name, Path.cwd())
+    tree, origins = _read(path, [], root)
+    parsed = [_parse_override(override) for override in overrides]
+    for setting, value in parsed:
+        if setting == ON:
+            _move_to_hardware(value, tree, origins, root)
+    for setting, value in parsed:
+        if setting == ON:
+            continue
+        place = Origin(f"{OVERRIDE}{'.'.join(setting)}")
+        nested = _nested(setting, value)
+        _refuse_empty(nested, {setting[:1]: place}, root, "leave it out")
+        merge(tree, nested, root)
+        origins |= dict.fromkeys(_settings_in(value, setting), place)
+    tree = without_null(tree, root)
+    tree.setdefault("name", path.stem)
+    return tree, origins
+
+
+def origin_of(path: tuple[str, ...], origins: Origins) -> str:
+    """Return the file and line (or the override) that wrote a setting, for an error message.
+
+    path: the parts of the setting's name. If the setting itself was not written, the origin of a setting below it is
+    returned, else that of the nearest section around it, else `recipe`.
+    """
+    inside = [where for setting, where in origins.items() if setting[: len(path)] == path]
+    if inside:
+        return origins.get(path, inside[-1])
+    for length in range(len(path), 0, -1):
+        if path[:length] in origins:
+            return origins[path[:length]]
+    return "recipe"
+
+
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:
+    """The most similar of `words`, or an empty string when none is similar. cutoff: the lowest similarity, 0 to 1."""
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), "")
+
+
+def _find(name: str, folder: Path) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        path = _file(folder, name)
+        if path is None:
+            raise ConfigError(f"there is no recipe file {cut(name)}", "check the path")
+        return path
+    path = _file(conf_folder(), f"{name}.yaml")
+    if path is not None and path.is_relative_to(conf_folder().resolve()):
+        return path
+    close = nearest(name, recipe_names())
+    hint = f"did you mean {close}? " if close else ""
+    raise ConfigError(
+        f"there is no recipe {cut(name)}", f"{hint}`trnflow recipes` lists them; a file of your own ends in .yaml"
+    )
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    try:
+        path = (folder / Path(name).expanduser()).resolve()
+        return path if path.is_file() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, a circle of links, ~ of nobody
+        return None
+
+
+def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[dict[str, Any], Origins]:
+    """Read a file and everything it extends. above: the chain of files that extend this one."""
+    if path in above:
+        raise ConfigError(f"{path.name} extends itself by way of {above[-1].name}", "break the circle")
+    if len(above) > DEPTH:
+        raise ConfigError(f"{above[0].name} extends recipes more than {DEPTH} deep", "let it extend fewer")
+    own, own_origins = _load(path)
+    _refuse_empty(own, own_origins, root, "remove the line")
+    tree: dict[str, Any] = {}
+    origins: Origins = {}
+    for base in _bases(own.pop("extends"), own_origins["extends",]) if "extends" in own else ():
+        base_tree, base_origins = _read(_find(base, path.parent), [*above, path], root)
+        for setting in OWN:
+            base_tree.pop(setting, None)
+            base_origins.pop((setting,), None)
+        merge(tree, base_tree, root)
+        origins |= base_origins
+    merge(tree, own, root)
+    return tree, origins | own_origins
+
+
+def _refuse_empty(tree: dict[str, Any], origins: Origins, root: type[BaseModel], fix: str) -> None:
+    """Raise ConfigError for a section without settings, which could mean to empty it or to inherit it."""
+    for name in tree.keys() & sections(root):
+        if tree[name] is None or tree[name] == {}:
+            raise ConfigError(
+                f"{origins[name,]}: the section {name} is empty", f"{fix}: settings that are not named are inherited"
+            )
+
+
+def _load(path: Path) -> tuple[dict[str, Any], Origins]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}", "check the file and who may read it") from error
+    tree, lines = read_yaml(data, str(path))
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of sections", "see `trnflow config demo`")
+    folder = None if path.is_relative_to(conf_folder().resolve()) else path.parent
+    return tree, {setting: Origin(f"{path}:{line}", folder) for setting, line in lines.items()}
+
+
+def _bases(found: Any, where: str) -> list[str]:
+    """The recipes that `extends` names, as a list. ConfigError when they are no names."""
+    bases = found if isinstance(found, list) else [found]
+    for base in bases:
+        if not isinstance(base, str) or not base:
+            raise ConfigError(
+                f"{where}: extends names no recipe: {shown(base)}",
+                "give a recipe's name or file, or a list of them, or remove the line",
+            )
+    return bases
+
+
+def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(
+            f"the override {cut(hide_override(text))} is not of the form section.setting=value",
+            "such as train.epochs=3",
+        )
+    setting = tuple(name.strip().split("."))
+    if len(setting) > DEPTH:
+        raise ConfigError(
+            f"override {cut(name)}: there is no setting so deep", "`trnflow config demo` shows those there are"
+        )
+    return setting, read_value(value, f"{OVERRIDE}{'.'.join(setting)}")
+
+
+def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: type[BaseModel]) -> None:
+    """Put the settings of a file of `conf/base/hardware` over a recipe's tree. ConfigError when there is no such file."""
+    path = _file(conf_folder() / HARDWARE, f"{name}.yaml")
+    if path is None or path.parent != (conf_folder() / HARDWARE).resolve():
+        close = nearest(str(name), hardware_names())
+        raise ConfigError(
+            f"there is no hardware {cut(str(name))}",
+            f"did you mean {close}?" if close else f"choose one of {', '.join(hardware_names())}",
+        )
+    settings, places = _read(path, [], root)
+    prepare_move(tree, settings)
+    merge(tree, settings, root)
+    origins |= places
+
+
+def _settings_in(value: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the path of a value and the paths of all entries below it. above: the path of the value."""
+    yield above
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield from _settings_in(inner, (*above, name))
+
+
+def _nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    for name in reversed(path):
+        value = {name: value}
+    return dict(value)

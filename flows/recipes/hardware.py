@@ -1,0 +1,45 @@
+"""Fit a recipe to other hardware (`--on NAME`).
+
+Settings that say how training is spread over devices change results only by rounding, so they are fitted to the new
+devices. Batch size, steps and learning rate stay. If they do not suit the devices, the validation of the recipe raises its
+usual error.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+ENGINE_SETTINGS = ("xla_processes", "compiler_flags", "compile", "compile_cache", "fsdp", "attention", "deterministic")
+"""Settings of `train` that belong to one engine or device."""
+
+
+def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
+    """Remove the settings of the old hardware from a recipe and fit its parallelism and micro batch to the new devices.
+
+    tree: the recipe's settings, changed in place; hardware: the settings of a file in `conf/base/hardware`, which the
+    caller merges into the recipe afterwards.
+    """
+    tree.pop("hardware", None)
+    train, new = tree.get("train"), hardware["train"]
+    if not isinstance(train, dict):
+        return
+    dropped = ["device_memory_gib"]
+    if (train.get("engine"), train.get("device")) != (new["engine"], new["device"]):
+        dropped += ENGINE_SETTINGS
+    if new["device"] != "cuda" and isinstance(tree.get("evaluate"), dict):
+        tree["evaluate"].pop("device", None)
+    columns = train.get("tensor_parallel_size")
+    columns = math.gcd(columns, new["devices"]) if isinstance(columns, int) else 1
+    if new["device"] == "neuron" and train.get("xla_processes") != "one":
+        columns = 1  # tensor parallelism is SPMD there, which is experimental: a recipe asks for it by name
+    replicas = new["devices"] // columns
+    train["tensor_parallel_size"] = columns
+    dropped += ["sequence_parallel"] if columns == 1 else []
+    dropped += ["zero1", "fsdp"] if replicas == 1 else []
+    dropped += ["compile", "compile_cache"] if new["devices"] > 1 else []
+    batch, rows = train.get("global_batch"), train.get("micro_batch")
+    if isinstance(batch, int) and isinstance(rows, int) and batch % replicas == 0:
+        train["micro_batch"] = math.gcd(rows, batch // replicas)
+    for name in dropped:
+        train.pop(name, None)

@@ -1,0 +1,222 @@
+"""The config class of a recipe: the configs of all stages, and the settings of hardware, store, launch, task runner and
+tracking.
+
+`load(name, overrides)` returns a validated Recipe, or raises a ConfigError that names the file, the line, the setting and
+the fix.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import (
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from flows.recipes.files import read_recipe
+from flows.recipes.validation_errors import Recipes, refused
+from tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig
+from tasks.consolidate import ConsolidateConfig
+from tasks.evaluate_model import EvaluateConfig
+from tasks.export.config import ExportConfig
+from tasks.format_prompts import FormatConfig
+from tasks.launch import GRACE_SECONDS
+from tasks.load_data import DataConfig
+from tasks.pack_chunks import PackConfig
+from tasks.sources.model_source import ModelConfig
+from tasks.sources.paths import Folders, located
+from tasks.store.location import default_root
+from tasks.system.compiler_flags import FLAGS
+from tasks.system.home import home_folder
+from tasks.system.redaction import fill, hide, learn
+from tasks.tokenize_text import TokenizeConfig
+from tasks.training.config import TrainConfig
+
+
+class HardwareConfig(StageConfig):
+    """The machine that the recipe is written for: its price and memory. Which devices train is set by `train.device` and
+    `train.devices`."""
+
+    name: str = "this machine"
+    """The name of the machine, as shown in reports."""
+    price_per_hour: NonNegative = 0.0
+    """The price of the machine in USD per hour. Plans and reports show dollars when it is above 0."""
+    memory_gib: Positive | None = None
+    """The memory of each device, in GiB (2^30 bytes). Default: what is found on the device."""
+    device: Literal["cpu", "cuda", "neuron"] | None = None
+    """The kind of device that the price and the memory belong to. When `train.device` is another kind, neither
+    counts."""
+
+
+class StoreConfig(StageConfig):
+    """The store: where artifacts are kept, and how long a silent run keeps its claim on a stage."""
+
+    root: str | None = None
+    """The folder or fsspec URL (`s3://bucket/prefix`) of the store. Default: the variable TRNFLOW_STORE, else
+    `.trnflow/store`."""
+    min_free_gb: NonNegative = 1.0
+    """The space that must stay free on the store's disk, in GB (10^9 bytes)."""
+    lease_ttl_seconds: Seconds = 60.0
+    """The time without a heartbeat, in seconds, after which another run takes over a stage that this run began."""
+
+
+class LaunchConfig(StageConfig):
+    """How training processes are started and stopped."""
+
+    kind: Literal["local"] = "local"
+    """Where training processes run: `local` is this machine."""
+    grace_seconds: Seconds = GRACE_SECONDS
+    """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. A spot instance has 120 in
+    all."""
+    environment: dict[str, str] = {}
+    """Further environment variables of the training processes. Their values are never shown."""
+
+    @field_validator("environment")
+    @classmethod
+    def _changes_no_result(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in FLAGS:
+            if name in value:
+                raise ValueError(
+                    f"{name} changes results: set train.compiler_flags, or {name} around the command, where the key sees it"
+                )
+        return value
+
+
+class TaskRunnerConfig(StageConfig):
+    """The workers that run parts of the data stages in parallel: their kind and number."""
+
+    kind: Literal["threads", "processes", "ray", "dask"] = "threads"
+    """The workers: `threads` of the flow's process, `processes` of this machine, or a `ray` or `dask` cluster."""
+    workers: Parallel | None = None
+    """The number of workers; with `address`, the most parts that are handed out at once. Default: the cores of this
+    machine."""
+    address: str | None = None
+    """The address of a Ray or Dask cluster. Default: a local cluster is started."""
+
+    @model_validator(mode="after")
+    def _address_has_a_cluster(self) -> TaskRunnerConfig:
+        if self.address and self.kind not in ("ray", "dask"):
+            raise ValueError(f"`address` is of a Ray or Dask cluster, and kind is {self.kind}")
+        return self
+
+    @property
+    def count(self) -> int:
+        """The number of workers: `workers`, or by default the number of cores that this process may use."""
+        return self.workers or len(os.sched_getaffinity(0))
+
+
+class TrackingConfig(StageConfig):
+    """Whether runs are recorded in MLflow, and where."""
+
+    enabled: bool = True
+    """Whether runs are recorded in MLflow."""
+    uri: str | None = None
+    """The address of the MLflow tracking server. Default: the variable MLFLOW_TRACKING_URI, else
+    `sqlite:///<home>/mlflow.db`."""
+    experiment: str = "trnflow"
+    """The name of the MLflow experiment."""
+
+
+class Recipe(StageConfig):
+    """A recipe: everything that defines a run. It has one section for each stage, and sections about the machine and
+    services."""
+
+    name: str
+    """The name of the recipe, in reports, for `gc` and for `train.warm_start_from`. Default: the file's name. Not
+    inherited."""
+    description: str = ""
+    """One line that `trnflow recipes` shows. Not inherited."""
+    data: DataConfig
+    """Where rows come from (stage `load_data`)."""
+    format: FormatConfig
+    """What text the model reads for each row (stage `format_prompts`)."""
+    model: ModelConfig
+    """The model and its tokenizer."""
+    tokenize: TokenizeConfig
+    """How text becomes tokens (stage `tokenize_text`)."""
+    pack: PackConfig
+    """How rows of tokens become chunks of fixed lengths (stage `pack_chunks`)."""
+    train: TrainConfig
+    """How the model is trained (stages `precompile` and `train`)."""
+    consolidate: ConsolidateConfig = ConsolidateConfig()
+    """The published model (stage `consolidate`)."""
+    export: ExportConfig = ExportConfig()
+    """The exported model (stage `export_neuron`)."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """The evaluation (stage `evaluate_model`)."""
+    hardware: HardwareConfig = HardwareConfig()
+    """The machine that the recipe is for."""
+    store: StoreConfig = StoreConfig()
+    """Where artifacts are kept."""
+    launch: LaunchConfig = LaunchConfig()
+    """How training processes are started and stopped."""
+    task_runner: TaskRunnerConfig = TaskRunnerConfig()
+    """The workers of the data stages."""
+    tracking: TrackingConfig = TrackingConfig()
+    """What MLflow records."""
+    _folders: Folders = PrivateAttr(default_factory=dict)
+
+    @property
+    def folders(self) -> Folders:
+        """The folders that relative paths in settings are relative to, by the dotted name of the setting.
+
+        A setting that is missing here uses the working directory. The values of the settings, also in records, keep the
+        relative path as it was written.
+        """
+        return self._folders
+
+    def folder(self, setting: str) -> Path:
+        """Return the folder that a relative path in a setting's value is relative to. setting: the dotted name."""
+        return self._folders.get(setting) or Path.cwd()
+
+    @property
+    def price_per_hour(self) -> float:
+        """The price of the hardware in USD per hour; 0 when no price is set or `train.device` is not the hardware's kind of
+        device."""
+        return self.hardware.price_per_hour if self._runs_on_hardware else 0.0
+
+    @property
+    def training(self) -> TrainConfig:
+        """The section `train`, with `device_memory_gib` taken from `hardware.memory_gib` if `train` does not set it."""
+        if self.train.device_memory_gib is not None or not self._runs_on_hardware:
+            return self.train
+        return self.train.model_copy(update={"device_memory_gib": self.hardware.memory_gib})
+
+    @property
+    def _runs_on_hardware(self) -> bool:
+        return self.hardware.device in (None, self.train.device)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all settings, defaults included and secrets hidden, for records, MLflow and `trnflow config`."""
+        document: dict[str, Any] = hide(self.model_dump(mode="json"))
+        return document
+
+
+def store_root(recipe: Recipe) -> str:
+    """Return the root of the recipe's store: `store.root` with its `${NAME}` variables filled in, else TRNFLOW_STORE, else
+    `<home>/store`."""
+    if recipe.store.root:
+        return located(fill(recipe.store.root, "store.root"), recipe.folder("store.root"))
+    return default_root(home_folder())
+
+
+def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """Read and validate a recipe.
+
+    name: the name of a file in `conf/`, or the path of a YAML file; overrides: `section.setting=value` texts. ConfigError
+    when the recipe can't be read or a setting is wrong.
+    """
+    tree, origins = read_recipe(name, overrides, Recipe)
+    learn(tree)
+    try:
+        recipe = Recipe.model_validate(tree)
+        recipe._folders = {".".join(setting): origin.folder for setting, origin in origins.items() if origin.folder}
+        return recipe
+    except ValidationError as error:
+        raise refused(error, Recipes(Recipe, name, tree, origins)) from None

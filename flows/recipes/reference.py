@@ -1,0 +1,214 @@
+"""Descriptions of all settings, read from the config classes, for `trnflow settings`, docs/settings.md and the JSON schema
+for editors.
+
+The meaning of a setting is the docstring under its field. Docstrings are parsed from the source only when a description is
+needed: pydantic's own way (`use_attribute_docstrings`) would add 30 ms to the start of every command.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple, get_args
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from flows.recipes.schema import allowed, config_in, table_in, takes_null
+from tasks.config import NOT_KEYED
+
+UNKEYED = ("name", "description", "hardware", "store", "launch", "task_runner", "tracking")
+"""Parts of a recipe that no stage's key contains."""
+_SLIPS = re.compile(r",? (at most|to) (1e\+30|1,000,000,000)")
+NAME = "NAME"
+"""Stands in a setting's name for a name that the user chooses, such as in `data.mix.NAME.weight`."""
+
+
+class Setting(NamedTuple):
+    """The description of one setting or section of a recipe.
+
+    Attributes:
+        name: the dotted name.
+        meaning: the docstring of its field.
+        takes: the allowed values in words; empty for a section.
+        default: the default as YAML, or `required`; empty for a section.
+        keyed: whether the value is part of a stage's key, so that another value makes the stage run again.
+        group: the heading under which the setting stands in its section, if the section has groups.
+    """
+
+    name: str
+    meaning: str
+    takes: str
+    default: str
+    keyed: bool
+    group: str
+
+
+def meanings(kind: type[BaseModel]) -> dict[str, str]:
+    """Return {field: its docstring} of a config class, inherited fields included. Fields without a docstring are left
+    out."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, BaseModel) and base.__module__.startswith(("flows.", "tasks.")):
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+            for field, text in pairwise(body):
+                if (
+                    isinstance(field, ast.AnnAssign)
+                    and isinstance(text, ast.Expr)
+                    and isinstance(field.target, ast.Name)
+                ):
+                    found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return found
+
+
+def settings_of(kind: type[BaseModel], above: str = "", without: frozenset[str] = frozenset()) -> Iterator[Setting]:
+    """Yield the descriptions of all settings of a config class, in the order of its fields, each section before the
+    settings in it.
+
+    above: the prefix of the names, such as `train.`, empty for a whole recipe; without: names of fields to leave out.
+    """
+    texts = meanings(kind)
+    for name, field in kind.model_fields.items():
+        if name in without:
+            continue
+        keyed = NOT_KEYED not in field.metadata and f"{above}{name}".split(".")[0] not in UNKEYED
+        yield Setting(f"{above}{name}", texts.get(name, ""), _takes(field), _default(field), keyed, _group(kind, name))
+        inner, table = config_in(field.annotation), table_in(field.annotation)
+        if inner is not None:
+            yield from settings_of(inner, f"{above}{name}.")
+        elif table is not None and (entries := config_in(get_args(table)[1])) is not None:
+            yield from settings_of(entries, f"{above}{name}.{NAME}.", frozenset(kind.model_fields))
+
+
+def groups_of(kind: type[BaseModel]) -> list[tuple[str, set[str]]]:
+    """Return (heading, names of fields) of each group of settings of a config class.
+
+    A class that inherits from several config classes, such as `TrainConfig`, has one group for each of them, with the first
+    sentence of its docstring as heading. Any other class has one group with an empty heading.
+    """
+    groups = [base for base in reversed(kind.__bases__) if issubclass(base, BaseModel)]
+    if len(groups) == 1:
+        return [("", set(kind.model_fields))]
+    return [(inspect.cleandoc(base.__doc__ or "").split(".")[0], set(base.model_fields)) for base in groups]
+
+
+def markdown(kind: type[BaseModel]) -> str:
+    """Return the page docs/settings.md: one table for each section of the recipe. kind: the config class of recipes."""
+    lines = [
+        "# Settings",
+        "",
+        "Every setting of a recipe. `trnflow settings NAME` prints one of them; `trnflow settings --markdown` writes this page.",
+        "In a recipe write `section: {name: value}`, on the command line `section.name=value`.",
+        "Settings marked * are in no stage's key: another value runs a stage again only if it names other data or another model.",
+    ]
+    texts = meanings(kind)
+    plain = [name for name, field in kind.model_fields.items() if config_in(field.annotation) is None]
+    lines += ["", "## The recipe itself", "", *_table(s for s in settings_of(kind) if s.name in plain)]
+    for name, field in kind.model_fields.items():
+        section = config_in(field.annotation)
+        if section is not None:
+            lines += ["", f"## {name}", "", texts.get(name, "")]
+            for heading, fields in groups_of(section):
+                lines += ["", f"### {heading}"] if heading else []
+                settings = settings_of(section, f"{name}.")
+                lines += ["", *_table(one for one in settings if one.name.split(".")[1] in fields)]
+    return "\n".join([*lines, ""])
+
+
+def json_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of recipe files, for editors and validators. kind: the config class of recipes.
+
+    A file may leave out any setting, since it may extend other files, and may set any setting to null, which means the
+    default or removes an entry of a mapping. So the schema requires nothing and allows null everywhere.
+    """
+    schema = kind.model_json_schema()
+    for config in (kind, *_configs_below(kind)):
+        place = schema if config is kind else schema["$defs"].get(config.__name__, {})
+        place["description"] = inspect.cleandoc(config.__doc__ or "")
+        for name, text in meanings(config).items():
+            place.get("properties", {}).get(name, {})["description"] = text
+    names = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    schema["properties"]["extends"] = names | {"description": "The recipes whose settings this one takes over."}
+    _allow_null(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A trnflow recipe"}
+
+
+def _configs_below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for field in kind.model_fields.values():
+        table = table_in(field.annotation)
+        inner = config_in(get_args(table)[1]) if table is not None else config_in(field.annotation)
+        if inner is not None:
+            yield inner
+            yield from _configs_below(inner)
+
+
+def _allow_null(schema: Any) -> None:
+    """Change a JSON schema in place: allow null for each property and each entry of a mapping, at any depth."""
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _allow_null(inner)
+    if not isinstance(schema, dict):
+        return
+    schema.pop("required", None)
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        for name, inner in properties.items():
+            properties[name] = _or_null(inner)
+    if isinstance(schema.get("additionalProperties"), dict):
+        schema["additionalProperties"] = _or_null(schema["additionalProperties"])
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A JSON schema that allows null too. The schema of a section is returned unchanged: a section may not be null."""
+    if "const" in schema:
+        schema = {name: value for name, value in schema.items() if name != "const"} | {"enum": [schema["const"]]}
+    if "enum" in schema:
+        schema = schema | {"enum": [*schema["enum"], None]}
+    if isinstance(schema.get("type"), str):
+        return schema | {"type": [schema["type"], "null"]}
+    if "anyOf" in schema and {"type": "null"} not in schema["anyOf"]:
+        return schema | {"anyOf": [*schema["anyOf"], {"type": "null"}]}
+    return schema
+
+
+def _group(kind: type[BaseModel], name: str) -> str:
+    """The first sentence of the docstring of the base class that declares the field; empty when the class itself does."""
+    base = next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
+    return "" if base is kind else inspect.cleandoc(base.__doc__ or "").split(". ")[0].rstrip(".")
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "" if config_in(field.annotation) is not None else "required"
+    if isinstance(value, BaseModel):
+        return ""
+    if isinstance(value, str) and not value.isprintable():
+        return json.dumps(value)
+    plain = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True).removesuffix("...\n").strip()
+
+
+def _takes(field: FieldInfo) -> str:
+    """The allowed values in words, without bounds that only catch typing errors; empty for a section."""
+    if config_in(field.annotation) is not None and not takes_null(field.annotation):
+        return ""
+    return _SLIPS.sub("", allowed(field.annotation, tuple(field.metadata)))
+
+
+def _table(settings: Iterator[Setting]) -> list[str]:
+    group = ""
+    rows = ["| setting | meaning | takes | default |", "|---|---|---|---|"]
+    for one in settings:
+        if one.group and one.group != group:
+            group = one.group
+            rows.append(f"| **{group}** | | | |")
+        name, default = f"`{one.name}`{'' if one.keyed else ' *'}", f"`{one.default}`" if one.default else ""
+        rows.append(f"| {name} | {one.meaning} | {one.takes} | {default} |")
+    return rows

@@ -1,0 +1,189 @@
+"""Answer questions about a recipe's settings from its config classes: which settings exist, which values they take, what
+null means.
+
+Each node of a recipe's tree has an annotation: for a section its config class, for a mapping with names that the user
+chooses (called a *table*, such as `data.split`, `data.mix`, `model.config`) a `dict[...]`, for a value any other type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from tasks.system.redaction import scrub
+
+LONGEST = 60
+"""The most characters of a value that an error shows."""
+
+
+def known_settings(root: type[BaseModel], path: Iterable[str]) -> list[str]:
+    """Return the names of the settings in the section at `path`; empty when `path` leads to a value or to a table."""
+    kind = config_in(annotation_at(root, path))
+    return list(kind.model_fields) if kind is not None else []
+
+
+def annotation_at(root: Any, path: Iterable[str]) -> Any:
+    """Return the type annotation of the setting at `path`; None when there is no such setting. root: the config class of
+    recipes."""
+    for name in path:
+        root = below(root, name)
+    return root
+
+
+def below(annotation: Any, name: str) -> Any:
+    """Return the annotation of one entry of a node; None when the node can't have that entry.
+
+    annotation: of the node; name: of a field or of an entry of a table, or for a list the position as text.
+    """
+    if annotation is Any:
+        return Any
+    table = table_in(annotation)
+    if table is not None:
+        return get_args(table)[1]
+    if name.isdecimal():
+        lists = [kind for kind in kinds_of(annotation) if get_origin(kind) in (tuple, list)]
+        return get_args(lists[0])[0] if lists else None
+    kind = config_in(annotation)
+    field = kind.model_fields.get(name) if kind is not None else None
+    if field is None:
+        return None
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+
+
+def table_in(annotation: Any) -> Any:
+    """Return the `dict[...]` inside an annotation such as `dict[str, int] | None`; None when it has none."""
+    return next((kind for kind in kinds_of(annotation) if get_origin(kind) is dict), None)
+
+
+def config_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the config class inside an annotation such as `TrainTokenizer | None`; None when it has none, as for a table
+    of configs."""
+    kinds = (kind for kind in kinds_of(annotation) if isinstance(kind, type))
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+
+
+def kinds_of(annotation: Any) -> list[Any]:
+    """Return the alternatives of an annotation: `int | str | None` gives [int, str, NoneType]. Bounds of numbers are
+    dropped."""
+    if get_origin(annotation) is Annotated:
+        return kinds_of(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for part in get_args(annotation) for kind in kinds_of(part)]
+    return [annotation]
+
+
+def takes_null(annotation: Any) -> bool:
+    """Return whether null (None) is an allowed value of a setting with this annotation."""
+    return annotation is None or not {Any, NoneType}.isdisjoint(
+        kind for kind in kinds_of(annotation) if kind in (Any, NoneType)
+    )
+
+
+def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
+    """Merge the settings `other` into `into`, in place. annotation: of the node that both are values of.
+
+    Mappings are merged. Any other value, and also the empty mapping `{}`, replaces the earlier one. In a table, null
+    removes the entry; if there is no such entry and the table's values may be null (`model.overrides`), null is stored.
+    """
+    table = annotation is Any or table_in(annotation) is not None
+    for name, value in other.items():
+        inner = below(annotation, name)
+        if value is None and table and (name in into or not takes_null(inner)):
+            into.pop(name, None)
+        elif isinstance(value, dict) and value:
+            inherited = into.get(name)
+            into[name] = inherited if isinstance(inherited, dict) else {}
+            merge(into[name], value, inner)
+        else:
+            into[name] = deepcopy(value)
+
+
+def without_null(tree: dict[str, Any], annotation: Any) -> dict[str, Any]:
+    """Return `tree` without the settings that are null but may not be None, so that they take their defaults."""
+    kept = {}
+    for name, value in tree.items():
+        inner = below(annotation, name)
+        if isinstance(value, dict):
+            kept[name] = without_null(value, inner)
+        elif value is not None or takes_null(inner):
+            kept[name] = value
+    return kept
+
+
+def sections(root: type[BaseModel]) -> set[str]:
+    """Return the names of those fields of a config class that are sections, that is configs themselves."""
+    return {name for name, field in root.model_fields.items() if config_in(field.annotation) is not None}
+
+
+def allowed(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
+    """Describe the allowed values of an annotation in words, such as `a whole number from 1`. bounds: pydantic's limits of
+    a number."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return allowed(parts[0], (*bounds, *parts[1:]))
+    if origin in (Union, UnionType):
+        return " or ".join(allowed(part, bounds) for part in sorted(parts, key=lambda part: part is NoneType))
+    if origin is Literal:
+        return str(parts[0]) if len(parts) == 1 else f"one of {', '.join(map(str, parts))}"
+    if origin is dict:
+        return f"a mapping ({_names(parts[0])}: {allowed(parts[1])})"
+    if origin in (tuple, list):
+        return f"a list ([{allowed(parts[0])}, ...])"
+    if annotation in (int, float):
+        return _number(annotation, bounds)
+    if config_in(annotation) is not None:
+        return f"settings below it ({', '.join(list(annotation.model_fields)[:4])}, ...)"
+    return {bool: "true or false", str: "text", NoneType: "null"}.get(annotation, "any value")
+
+
+def choices(annotation: Any) -> list[str]:
+    """Return the words that an annotation allows by `Literal`, as texts; empty when it has no Literal."""
+    return [str(word) for kind in kinds_of(annotation) if get_origin(kind) is Literal for word in get_args(kind)]
+
+
+def shown(value: Any) -> str:
+    """Return a recipe's value as text for an error message: on one line, secrets hidden, cut to LONGEST characters."""
+    if isinstance(value, dict):
+        return "a mapping" if value else "{}"
+    if isinstance(value, list):
+        return "a list" if value else "[]"
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:g}"
+    return cut(repr(value) if isinstance(value, str) else json.dumps(value))
+
+
+def cut(text: str) -> str:
+    """Return a text for an error message: secrets hidden, cut to LONGEST characters."""
+    text = scrub(text)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _names(annotation: Any) -> str:
+    words = choices(annotation)
+    return " or ".join(words) if words else "name"
+
+
+def _number(kind: type, bounds: tuple[Any, ...]) -> str:
+    """`a whole number from 1 to 4,096`; `a number above 0, at most 1`."""
+    limits = dict(_limits(bounds))
+    if kind is int:
+        low = limits.get("ge", limits.get("gt", -1) + 1 if "gt" in limits else None)
+        high = limits.get("le")
+        span = [] if low is None else [f"from {low:,}"]
+        return " ".join(["a whole number", *span, *([] if high is None else [f"to {high:,}"])])
+    words = {"ge": "from", "gt": "above", "le": "at most", "lt": "below"}
+    limited = [f"{word} {limits[name]:,.15g}" for name, word in words.items() if name in limits]
+    return f"a number {', '.join(limited)}" if limited else "a number"
+
+
+def _limits(bounds: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    for bound in bounds:
+        yield from _limits(getattr(bound, "metadata", ()))
+        for name in ("ge", "gt", "le", "lt"):
+            if getattr(bound, name, None) is not None:
+                yield name, getattr(bound, name)

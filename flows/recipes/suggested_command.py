@@ -1,0 +1,30 @@
+"""Build the commands that error messages suggest, ready to paste: with the recipe and the overrides as the user gave
+them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from argparse import Namespace
+from collections.abc import Iterable
+
+from tasks.errors import TrnflowError
+from tasks.system.redaction import hide_override
+
+_OWN = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
+"""A suggested command without a recipe, which means the recipe of the command that failed."""
+
+
+def pasted(command: str, recipe: str, overrides: Iterable[str] = (), *rest: str) -> str:
+    """Return the command line `trnflow COMMAND RECIPE OVERRIDES REST`, quoted for the shell, with secrets hidden."""
+    return shlex.join(["trnflow", command, recipe, *map(hide_override, overrides), *rest])
+
+
+def complete(error: TrnflowError, options: Namespace) -> TrnflowError:
+    """Insert the recipe and the overrides of the failed command into commands such as `trnflow run` in the error's fix;
+    return the error."""
+    recipe = getattr(options, "recipe", None)
+    if recipe is not None:
+        given = shlex.join([recipe, *map(hide_override, options.overrides)])
+        error.fix = _OWN.sub(lambda found: f"`trnflow {found[1]} {given}{found['rest']}`", error.fix)
+    return error

@@ -1,0 +1,146 @@
+"""Turn pydantic's errors about a recipe into one ConfigError with file and line, setting, value, allowed values and nearest
+known name.
+
+Texts of pydantic itself are replaced. Texts of the checks that this project's config classes make are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from flows.recipes.files import Origins, nearest, origin_of
+from flows.recipes.other_names import suggested
+from flows.recipes.schema import allowed, annotation_at, below, choices, kinds_of, known_settings, shown, table_in
+from flows.recipes.suggested_command import pasted
+from tasks.errors import ConfigError
+
+REMOVED = {
+    "model.trust_remote_code": "was removed: it ran code beside the weights that is in no stage's key, so a change of that code "
+    "was a hit, and the code was not in the result",
+}
+"""Removed settings, with the reason."""
+HIDDEN = ("launch", "environment")
+"""The mapping whose values no error shows."""
+OURS = ("value_error", "assertion_error")
+"""Pydantic's types of the errors that the configs' own checks raise."""
+
+
+class Recipes(NamedTuple):
+    """A recipe that was read but failed validation. root: the config class; name: the recipe as the user named it; tree:
+    its merged settings; origins: where each setting was written."""
+
+    root: type[BaseModel]
+    name: str
+    tree: dict[str, Any]
+    origins: Origins
+
+
+class Problem(NamedTuple):
+    """One problem that pydantic found in a recipe. setting: the parts of the setting's name; kind: pydantic's type of the
+    error; at_name: whether the name of an entry is wrong, not its value; text: the message if a check of this project
+    failed, else empty."""
+
+    setting: tuple[str, ...]
+    kind: str
+    at_name: bool
+    text: str
+
+
+def refused(error: ValidationError, read: Recipes) -> ConfigError:
+    """Return one ConfigError that describes all problems of a recipe; its fix is that of the first problem."""
+    found = dict.fromkeys(_problem(entry, read.root) for entry in error.errors(include_url=False))
+    described = [_described(problem, read) for problem in found if not _is_covered(problem, found)]
+    return ConfigError("; ".join(dict.fromkeys(text for text, _ in described)), described[0][1])
+
+
+def _problem(entry: Any, root: type[BaseModel]) -> Problem:
+    setting, at_name = _setting(entry["loc"], root)
+    text = entry["msg"].partition(", ")[2].rstrip(".") if entry["type"] in OURS else ""
+    return Problem(setting, entry["type"], at_name, text)
+
+
+def _setting(loc: Sequence[int | str], root: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the setting that pydantic's `loc` means, without branches of unions, and whether the name itself is wrong."""
+    path: list[str] = []
+    branch = False  # the next part of `loc` names a branch
+    for part in loc:
+        if part == "[key]":
+            return tuple(path), True
+        if branch:
+            branch = False
+            continue
+        path.append(str(part))
+        root = below(root, str(part))
+        branch = len([kind for kind in kinds_of(root) if kind is not type(None)]) > 1
+    return tuple(path), False
+
+
+def _is_covered(problem: Problem, found: dict[Problem, None]) -> bool:
+    """Whether another problem says this better: a deeper one (of a union pydantic reports each type), or a wrong name."""
+    path, others = problem.setting, [other for other in found if other is not problem]
+    return not problem.text and any(
+        other.setting[: len(path)] == path
+        and (len(other.setting) > len(path) or (other.at_name and not problem.at_name))
+        for other in others
+    )
+
+
+def _described(problem: Problem, read: Recipes) -> tuple[str, str]:
+    """Return (what is wrong, the fix) as texts."""
+    path, setting = problem.setting, ".".join(problem.setting) or "the recipe"
+    where = origin_of(path, read.origins)
+    if problem.kind == "extra_forbidden":
+        return _unknown(path, where, read)
+    if problem.kind == "missing":
+        return f"{read.name}: {setting} is missing", f"set it in the recipe, or add {setting}=..."
+    value = _value(read.tree, path)
+    given = "" if isinstance(value, dict) or path[:2] == HIDDEN else f" (given: {shown(value)})"
+    if problem.text:
+        return f"{where}: {setting}: {problem.text}{given}", f"change {setting}"
+    if problem.at_name:
+        names = choices(_key(annotation_at(read.root, path[:-1])))
+        close = nearest(path[-1], names)
+        return (
+            f"{where}: {setting} is not a setting: its name must be {_one_of(names)}",
+            f"did you mean {'.'.join((*path[:-1], close))}?" if close else f"rename it, or remove {setting}",
+        )
+    annotation = annotation_at(read.root, path)
+    close = nearest(str(value), choices(annotation))
+    quote = isinstance(value, bool | int | float) and str in kinds_of(annotation)
+    fix = f"did you mean {setting}={close}?" if close else f"change {setting}{', or quote the value' if quote else ''}"
+    what = "its value" if path[:2] == HIDDEN else shown(value)
+    return f"{where}: {setting} can't be {what}: it takes {allowed(annotation)}", fix
+
+
+def _unknown(path: tuple[str, ...], where: str, read: Recipes) -> tuple[str, str]:
+    setting = ".".join(path)
+    if setting in REMOVED:
+        return f"{where}: {setting} {REMOVED[setting]}", f"leave {setting} out, and use a model that transformers knows"
+    close = nearest(path[-1], known_settings(read.root, path[:-1]), cutoff=0.8)
+    close = ".".join((*path[:-1], close)) if close else suggested(path, read.root)
+    if not close and (similar := nearest(path[-1], known_settings(read.root, path[:-1]))):
+        close = ".".join((*path[:-1], similar))
+    fix = f"did you mean {close}?" if close else f"`{pasted('config', read.name)}` shows those there are"
+    return f"{where}: {setting} is not a setting", fix
+
+
+def _value(tree: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        if isinstance(tree, dict):
+            tree = tree.get(name)
+        elif isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):
+            tree = tree[int(name)]
+    return tree
+
+
+def _key(annotation: Any) -> Any:
+    """The annotation of a table's names."""
+    table = table_in(annotation)
+    return table.__args__[0] if table is not None else str
+
+
+def _one_of(names: list[str]) -> str:
+    return f"one of {', '.join(names)}" if names else "text"

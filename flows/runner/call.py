@@ -1,0 +1,137 @@
+"""A call of a stage (the stage, its config and its inputs) and the outcome of a call.
+
+The commands `run`, `plan` and `explain` share these types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flows.runner.warm_start import Earlier
+from tasks.artifact import Artifact, Meta, Source
+from tasks.config import StageConfig
+from tasks.sources.resolver import Resolver
+from tasks.stage import Stage, of
+
+Function = Callable[..., Meta]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Stand in, during `plan`, for the output of a stage that has yet to run. stage: the name of that stage."""
+
+    stage: str
+
+
+Value = Artifact | Source | Unknown
+
+
+@dataclass(frozen=True)
+class Call:
+    """A stage with the config and the inputs that a pipeline gives it.
+
+    Attributes:
+        inputs: The inputs by parameter name; in a plan an input may be `Unknown`.
+        after: Calls of stages whose artifacts this stage also reads but which are no part of its key, by parameter name.
+            Such a stage runs only if this stage has to run.
+    """
+
+    stage: Stage
+    config: StageConfig
+    inputs: dict[str, Any]
+    after: dict[str, Call] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    @property
+    def unknown(self) -> list[str]:
+        """Return the names of the stages that have yet to run before the inputs of this call are known (only in a plan)."""
+        return [item.stage for item in self.inputs.values() if isinstance(item, Unknown)]
+
+
+@dataclass
+class Outcome:
+    """What a run did with a stage, or what a plan expects a run to do with it.
+
+    Attributes:
+        action: In a run: `hit` (the artifact was in the store), `ran` or `skip` (no other stage needed it). In a plan:
+            `hit`, `run`, `maybe` (not known before another stage has run or a file was checked) or `skip`.
+        why: The reason for the action, to be shown.
+        key: None where it is not known yet.
+        seconds: How long the stage took in this run, 0 for a hit. In a plan: how long it is expected to take, or None.
+        figures: What the attempt that made the artifact measured, such as samples_per_second.
+        expected_bytes: In a plan, the expected size of the artifact, or None.
+    """
+
+    stage: str
+    action: str
+    why: str = ""
+    key: str | None = None
+    artifact: Artifact | None = None
+    seconds: float | None = 0.0
+    figures: Meta = field(default_factory=dict)
+    expected_bytes: int | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        return self.artifact.size if self.artifact else self.expected_bytes
+
+    @property
+    def metrics(self) -> Meta:
+        """Return the deterministic results in the artifact's metadata, such as f1_weighted, train_loss or perplexity.
+
+        Empty where there is no artifact.
+        """
+        return dict(self.artifact.meta.get("metrics", {})) if self.artifact else {}
+
+
+class Stages(Protocol):
+    """The interface through which a pipeline function calls its stages.
+
+    `Runner` runs them, `PrefectRunner` runs each one as a Prefect task, and `Planner` only finds out what a run would do.
+    """
+
+    def resolve(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source: ...
+    def earlier(self, text: str | None, setting: str) -> Earlier | None: ...
+    def check_vocabulary(self, start: Earlier | None, tokens: Any) -> None: ...
+    def beginning(
+        self,
+        earlier: Earlier | None,
+        function: Function,
+        config: StageConfig,
+        *inputs: Value | None,
+        after: Call | None,
+    ) -> Artifact | None: ...
+    def __call__(
+        self, function: Function, config: StageConfig, *inputs: Value | None, after: Call | None = None
+    ) -> Any: ...
+    def later(self, function: Function, config: StageConfig, *inputs: Value) -> Call: ...
+
+
+def bind(function: Function, config: StageConfig, inputs: tuple[Value | None, ...], after: Call | None = None) -> Call:
+    """Make the `Call` of a stage function: assign the inputs, in order, to the function's parameters after `config`.
+
+    Args:
+        inputs: An input that is None leaves its parameter at the default.
+        after: The call of a stage that must run first; it is assigned to the parameter that follows the inputs.
+
+    Raises:
+        TypeError: The number of inputs is not the number of parameters.
+    """
+    code = function.__code__
+    names = [
+        name for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount] if name not in ("parts", "out")
+    ]
+    order_only = {names[len(inputs)]: after} if after else {}
+    if len(names) != len(inputs) + len(order_only):
+        raise TypeError(f"{function.__name__} takes the inputs {names}, and was given {len(inputs)}")
+    given = {name: item for name, item in zip(names, inputs, strict=False) if item is not None}
+    return Call(of(function), config, given, order_only)
+
+
+class Stop(Exception):
+    """Raised to leave the pipeline once the stage that `--until` names is done."""

@@ -1,0 +1,44 @@
+"""Write the metrics that a stage reports (loss and others, step by step) as JSON lines to a file beside its log.
+
+Where the price of the hardware is known, the cost so far in USD is added.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from flows.runner.planning.forecast import dollars
+from tasks.artifact import Meta
+
+
+class Curve:
+    """Writes the metrics of one stage to a file and adds their cost.
+
+    Args:
+        file: Gets one line `{"stage", "step", "time", "values"}` per metrics event; created with the first line.
+        stage: The stage's name.
+        price_per_hour: Price of the hardware in USD; 0 adds no cost.
+    """
+
+    def __init__(self, file: Path, stage: str, price_per_hour: float) -> None:
+        self._file, self._stage, self._price = file, stage, price_per_hour
+        self._begun = time.monotonic()
+
+    def priced(self, event: Meta) -> Meta:
+        """Return the event with the stage's cost so far added as `dollars` (USD), if it reports metrics or figures.
+
+        Other events are returned unchanged.
+        """
+        if not self._price:
+            return event
+        spent = {"dollars": round(dollars(time.monotonic() - self._begun, self._price), 6)}
+        if "metrics" in event:
+            return event | {"metrics": event["metrics"] | {"values": event["metrics"]["values"] | spent}}
+        return event | {"figures": event["figures"] | spent} if "figures" in event else event
+
+    def note(self, event: Meta) -> None:
+        if "metrics" in event:
+            with self._file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"stage": self._stage} | event["metrics"], sort_keys=True) + "\n")

@@ -1,0 +1,36 @@
+"""The interface to workers that make the parts of a stage in other processes, on this or other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from flows.recipes.recipe import TaskRunnerConfig
+from tasks.artifact import Meta
+from tasks.errors import ConfigError
+
+
+class PartMaker(Protocol):
+    """Makes parts of a stage in other processes. Inputs and results pass through the store.
+
+    `flows.services.task_runners.TaskRunner` implements this with Prefect's task runners.
+    """
+
+    def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
+        """Make the parts and yield their results in the order of `jobs`. Later parts are made while a result is awaited.
+
+        Args:
+            jobs: Descriptions of parts, made by `flows.runner.parts.worker_process.part_job`.
+
+        Returns:
+            What `flows.runner.parts.worker_process.make_part_apart` returns for each job.
+        """
+
+
+def refuse_task_runners(config: TaskRunnerConfig) -> None:
+    """Raise ConfigError if the recipe asks for one of Prefect's task runners but the run does not use Prefect."""
+    if config.kind != "threads":
+        raise ConfigError(
+            f"task_runner.kind: {config.kind} is one of Prefect's task runners, and this run is without Prefect",
+            "leave out --direct, or set task_runner.kind=threads",
+        )

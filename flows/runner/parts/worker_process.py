@@ -1,0 +1,130 @@
+"""Make one part of a stage in a worker process, on this machine or on another one that reaches the same store.
+
+The job is JSON: names of functions, the config, digests of inputs. The worker opens the store, fetches the inputs (once in
+the life of its process), checks that its code and libraries are those in the part's key, runs the part in a process of its
+own, and publishes the result. The flow then reads the result from the store, so no large data passes through Prefect.
+Raises StoreError if the worker sees no store, and CodeError if its code or a library's version differs from the key.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flows.runner.job import Job, record_of
+from flows.runner.work_folders import attempt_log, clear, workfolder, workplace
+from tasks.artifact import Artifact, Input, Meta, Source
+from tasks.errors import CodeError, StoreError
+from tasks.keys.code_closure import closure
+from tasks.keys.key_document import key_of
+from tasks.launch.job import Step, name_of, portable, resolve
+from tasks.launch.local import STOP_SECONDS
+from tasks.stage import Stage, of
+from tasks.store import Store
+from tasks.store.layout import SHARD
+
+
+def part_job(
+    store: Store, job: Job, document: Meta, arguments: Meta, shared: str, *, replace: bool, created: str
+) -> Meta:
+    """Describe one part of a stage as JSON for `make_part_apart`.
+
+    Args:
+        job: The job of the whole stage.
+        document: The key document of the part.
+        arguments: Tell which part it is (see `tasks.stage.Part`).
+        shared: The digest of the folder that the stage's `split` wrote.
+        replace: Whether to replace a record that the part's key already has.
+        created: The time to put in the part's record, UTC.
+    """
+    root = str(Path(store.root).absolute()) if store.is_local and "://" not in store.root else store.root
+    return {
+        "store": root,
+        "home": str(store.home.absolute()),
+        "stage": name_of(job.stage.function),
+        "config_type": name_of(type(job.config)),
+        "config": portable(job.config),
+        "inputs": {name: item.digest for name, item in job.inputs.items() if isinstance(item, Input)},
+        "shared": shared,
+        "arguments": arguments,
+        "document": document,
+        "attempt": job.attempt,
+        "created": created,
+        "replace": replace,
+    }
+
+
+def make_part_apart(job: Meta) -> Meta:
+    """Make and publish one part, described by `part_job`. This runs in a worker.
+
+    Returns:
+        {"artifact": the digest in the part's record, "made": the digest of what this worker made, "said": the part's
+            events}.
+        The digests differ if another worker had published another result.
+    """
+    store = _store(job["store"], job["home"])
+    stage, document = of(resolve(job["stage"])), job["document"]
+    _check_libraries(stage, document, store)
+    said: list[Meta] = []
+    name = f"{job['attempt']}-{key_of(document)[:12]}"
+    inputs: dict[str, Input | Source] = {name: _laid_out(store, digest) for name, digest in job["inputs"].items()}
+    shared = _laid_out(store, job["shared"])
+    config = resolve(job["config_type"]).model_validate(job["config"])
+    with workplace(store.home, name) as work:
+        unit = Job(
+            stage, config, document, inputs, job["attempt"], attempt_log(store.home, work.name), {}, STOP_SECONDS
+        )
+        meta = unit.run(store, work / "out", said.append, Step("part", str(shared.path), job["arguments"]))
+        artifact = store.ingest(work / "out", part_kind(stage), meta)
+    published = publish_part(store, document, artifact, job["attempt"], job["created"], replace=job["replace"])
+    return {"artifact": published, "made": artifact.digest, "said": said}
+
+
+def publish_part(store: Store, document: Meta, artifact: Artifact, attempt: str, created: str, *, replace: bool) -> str:
+    """Put a part on record under the key of `document`, and return the digest in its record.
+
+    That is another digest than the artifact's if another run has published a different result meanwhile. replace: whether to
+    replace a record that is there already.
+    """
+    store.secure([], artifact)
+    digest: str = store.publish(record_of(document, artifact, attempt, created), replace=replace)["artifact"]
+    return digest
+
+
+def part_kind(stage: Stage) -> str:
+    """Return the kind of the artifacts that hold parts of this stage."""
+    return f"{stage.kind}{SHARD}"
+
+
+@lru_cache(maxsize=1)
+def _store(root: str, home: str) -> Store:
+    store = Store(root, Path(home))
+    if not store.is_made():
+        raise StoreError(
+            f"this worker sees no store at {root}", "use one that all workers reach, such as store.root=s3://..."
+        )
+    return store
+
+
+@lru_cache(maxsize=8)
+def _laid_out(store: Store, digest: str) -> Input:
+    """An artifact's files on this machine, for as long as this process lives."""
+    clear(store.home / "work")
+    artifact = store.artifact(digest)
+    folder = workfolder(store.home, f"input-{digest.removeprefix('sha256:')[:12]}")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Input(store.checkout(artifact, folder), artifact.kind, artifact.meta, digest)
+
+
+def _check_libraries(stage: Stage, document: Meta, store: Store) -> None:
+    """CodeError where a library is of another version than in the key. (`Job.run` checks the code.)"""
+    here: dict[str, Any] = closure(stage.function.__module__, store.memo)[1]
+    for name, version in document["env"].items():
+        if here.get(name) != version:
+            raise CodeError(
+                f"this worker has {name} {here.get(name)}, the flow {version}: what it makes would differ",
+                "install the same requirements.lock on every worker",
+            )

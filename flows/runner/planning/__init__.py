@@ -1,0 +1,1 @@
+"""Predict what a run would do: which stages would run, how long they would take, and whether training fits in memory."""

@@ -1,0 +1,195 @@
+"""Check before a run whether training fits in a device's memory.
+
+The need is measured by tracing one training pass (`tasks.training.memory`); the result is cached below the home folder. If
+the stage precompile has a result already, its measurement is used instead. While the data stages have not run, rows are
+assumed to have `pack.chunk_length` tokens, or the largest of `pack.lengths`. If even that is not set (buckets that will be
+chosen from the data), an upper bound is used, and a run is then never refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from flows.recipes.recipe import Recipe
+from flows.runner.planning.forecast import ANYWAY
+from flows.runner.planning.planner import Planner
+from tasks.artifact import Meta, Source
+from tasks.data.pack.packers import ALIGN
+from tasks.errors import ModelError, ProcessFailed, TrnflowError
+from tasks.training.config import TrainConfig
+from tasks.training.devices import known_memory
+from tasks.training.memory.estimate import Memory, check_memory, gib
+from tasks.training.memory.trace_process import Traced, trace_in_process, trace_key
+
+ROW_FIELDS = ("task", "lengths", "labels", "vocab_size", "pad_id", "bos_id", "eos_id")
+"""Metadata of packed rows on which the figure depends."""
+
+UNTRACED = "not traced yet: `plan --trace` traces it, and `run` does before it runs a data stage"
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The memory that training needs, compared with what a device has.
+
+    Attributes:
+        config: the training config, with `micro_batch: auto` replaced by its number if `memory` is known.
+        limit: the memory of a device in bytes; None when unknown.
+        memory: the memory that training needs; None when it is unknown, and `why` then gives the reason.
+        exact: whether the rows that will be trained on are packed already, so that `memory` is not an estimate.
+        error: the error with which a run would be refused; None when it would not be.
+    """
+
+    config: TrainConfig
+    limit: int | None
+    memory: Memory | None = None
+    exact: bool = False
+    why: str = ""
+    error: TrnflowError | None = None
+
+    def to_json(self) -> Meta:
+        """Return the report as `trnflow plan --json` prints it. fits: None when the need or the device's memory is
+        unknown."""
+        return {
+            "estimate": self.memory.to_json() if self.memory else None,
+            "device_bytes": self.limit,
+            "exact": self.exact,
+            "micro_batch": self.config.replica_batch if self.memory else None,
+            "fits": None if self.memory is None or self.limit is None else self.memory.total <= self.limit,
+            "why": self.why,
+        }
+
+    def __str__(self) -> str:
+        if self.memory is None:
+            return f"memory   {self.why}"
+        of = f" of {gib(self.limit)}" if self.limit is not None else ""
+        size = f"{'' if self.exact else 'about '}{gib(self.memory.total)}{of} GiB a device"
+        return f"memory   {size} ({self.memory}) in {self.memory.at}, micro batch {self.config.replica_batch}"
+
+
+class Rows(NamedTuple):
+    """The rows that training is measured with.
+
+    meta: the metadata of packed rows that ROW_FIELDS names; packed: whether the rows are packed already; sure: whether the
+    real rows will be at least as long, with a vocabulary at least as large, so that a need above the limit is certain.
+    """
+
+    meta: Meta
+    packed: bool
+    sure: bool
+
+
+Trace = Callable[[TrainConfig, Source, Meta, int | None], Traced]
+
+
+def report_memory(recipe: Recipe, planner: Planner, trace: Trace | None = None) -> MemoryReport:
+    """Return how much memory training needs, from a past result or the cache.
+
+    trace: called to measure the need in a child process (takes seconds) when no measurement is found. Without `trace` the
+    report then has no figure.
+    """
+    config, limit = recipe.training, known_memory(recipe.training)
+    graphs = planner.outcomes["precompile"].artifact
+    if graphs is not None and graphs.meta.get("memory") is not None:
+        config, memory = config.with_micro_batch(graphs.meta["micro_batch"]), Memory.from_json(graphs.meta["memory"])
+        return MemoryReport(config, limit, memory, exact=True, error=_refusal(config, memory, limit, planner))
+    rows = expected_rows(recipe, planner)
+    try:
+        traced = _traced(config, planner, rows.meta, limit, trace)
+    except (ModelError, ProcessFailed) as error:
+        refused = error if rows.sure and isinstance(error, ModelError) and _trains(planner) else None
+        return MemoryReport(config, limit, why=f"could not be traced: {error.message}", error=refused)
+    if traced is None or traced.memory is None:
+        return MemoryReport(config, limit, why=traced.why if traced else UNTRACED)
+    config = config.with_micro_batch(traced.micro_batch)
+    refusal = _refusal(config, traced.memory, limit, planner) if rows.sure else None
+    return MemoryReport(config, limit, traced.memory, rows.packed, error=refusal)
+
+
+def refuse_what_cannot_fit(
+    recipe: Recipe, planner: Planner, environ: Mapping[str, str], preload: tuple[str, ...]
+) -> None:
+    """Raise ModelError if training can't fit on the device, so that a run fails before its data stages and not after them.
+
+    Does nothing if training is cached or `train.allow_overcommit` is set, if the device's memory or the length of the rows
+    is unknown, or if the rows are packed already (the stage precompile, which runs next, then makes the same check). Costs
+    a trace (seconds) unless the measurement is cached.
+
+    environ, preload: the environment variables, and the modules imported in advance, of the process that the trace is
+    forked from.
+    """
+    if known_memory(recipe.training) is None or recipe.training.allow_overcommit or not _trains(planner):
+        return
+    rows = expected_rows(recipe, planner)
+    if rows.packed or not rows.sure:
+        return
+    report = report_memory(recipe, planner, partial(trace_in_process, environ=environ, preload=preload))
+    if report.error is not None:
+        raise report.error
+
+
+def expected_rows(recipe: Recipe, planner: Planner) -> Rows:
+    """Return the packed rows if they exist, else rows as long as the recipe's settings make them."""
+    packed, tokens = (planner.outcomes[name].artifact for name in ("pack_chunks", "tokenize_text"))
+    if packed is not None:
+        return Rows({name: packed.meta.get(name) for name in ROW_FIELDS}, packed=True, sure=True)
+    length, is_bound = _longest(recipe)
+    vocabulary = _vocabulary(recipe, planner)
+    meta = {
+        "task": "classification" if recipe.format.task == "classification" else "causal_lm",
+        "labels": list(recipe.data.labels or ("no", "yes")) if recipe.format.task == "classification" else None,
+        "vocab_size": vocabulary or 0,
+        **{"pad_id": 0, "bos_id": 1, "eos_id": 2},  # any will do: memory does not depend on them
+    }
+    if tokens is not None:
+        meta = {name: tokens.meta.get(name) for name in ROW_FIELDS}
+    sure = not is_bound and (tokens is not None or vocabulary is not None)
+    return Rows({**meta, "lengths": [length]}, packed=False, sure=sure)
+
+
+def _longest(recipe: Recipe) -> tuple[int, bool]:
+    """(tokens of the longest rows, whether that is only an upper bound)."""
+    pack = recipe.pack
+    if pack.strategy != "bucket":
+        return pack.chunk_length, False
+    if pack.lengths:
+        return pack.lengths[-1], False
+    return min(pack.chunk_length, -(-recipe.tokenize.max_length // ALIGN) * ALIGN), True
+
+
+def _vocabulary(recipe: Recipe, planner: Planner) -> int | None:
+    """Entries of the embedding of a model from scratch; 0 of a pretrained one, which has its own; None where not known yet."""
+    trained, known = recipe.tokenize.train, planner.sources["model"].identity["config"]
+    if known["pretrained"] is not None:
+        return 0
+    return trained.vocab_size if trained else None
+
+
+def _traced(config: TrainConfig, planner: Planner, rows: Meta, limit: int | None, trace: Trace | None) -> Traced | None:
+    """The cached figure; None where there is none and it may not be traced now."""
+    model, memo = planner.sources["model"], planner.store.memo
+    key = trace_key(config, model, rows, limit, memo)
+    found = memo.get("memory", key, "")
+    if found is None and trace is not None:
+        found = trace(config, model, rows, limit).to_json()
+        memo.put("memory", key, "", found)
+        memo.save()
+    return Traced.from_json(found) if found is not None else None
+
+
+def _trains(planner: Planner) -> bool:
+    """Whether training is yet to run."""
+    return planner.outcomes["train"].action not in ANYWAY
+
+
+def _refusal(config: TrainConfig, memory: Memory, limit: int | None, planner: Planner) -> ModelError | None:
+    """The error with which a run would be refused."""
+    if not _trains(planner):
+        return None
+    try:
+        check_memory(config, memory, limit)
+    except ModelError as error:
+        return error
+    return None

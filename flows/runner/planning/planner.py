@@ -1,0 +1,106 @@
+"""Find out what a run would do, without running a stage. Imports neither Prefect nor torch and writes nothing.
+
+The pipeline function is called with a `Planner` in place of a runner. A stage whose inputs depend on stages that have to
+run has the action `maybe` and no key: those inputs may turn out the same as in a past run, and the stage is then a hit.
+"""
+
+from __future__ import annotations
+
+from flows.runner.call import Call, Function, Outcome, Unknown, Value, bind
+from flows.runner.hits import hit, on_record
+from flows.runner.inputs import Inputs
+from flows.runner.planning.forecast import forecast
+from flows.runner.resumable import outlook
+from tasks.artifact import Artifact, Meta
+from tasks.config import StageConfig
+from tasks.keys.explain import nearest_record
+from tasks.keys.key_document import key_document, key_of
+from tasks.sources.resolver import Resolver
+from tasks.store import Store
+
+RECENT = 50
+
+
+class Planner(Inputs):
+    """Look up each stage that the pipeline calls and note what a run would do with it; call it as a pipeline calls a
+    runner.
+
+    calls, outcomes: {stage: its call} and {stage: what a run would do}, in the pipeline's order; documents: {stage: key
+    document} of the stages whose key is known.
+    """
+
+    def __init__(self, store: Store, resolver: Resolver) -> None:
+        super().__init__(store, resolver)
+        self.calls: dict[str, Call] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        self.documents: dict[str, Meta] = {}
+
+    def __call__(
+        self, function: Function, config: StageConfig, *inputs: Value | None, after: Call | None = None
+    ) -> Artifact | Unknown:
+        call = bind(function, config, inputs, after)
+        outcome = self._look(call)
+        for needed in call.after.values():
+            if outcome.action == "hit" and self.outcomes[needed.name].action != "hit":
+                self.outcomes[needed.name].action = "skip"
+                self.outcomes[needed.name].why = f"{call.name} is a hit"
+        return outcome.artifact or Unknown(call.name)
+
+    def later(self, function: Function, config: StageConfig, *inputs: Value) -> Call:
+        """Plan a stage that a run would start only if a following stage needs it, such as precompile for train; return the
+        call."""
+        call = bind(function, config, inputs)
+        self._look(call)
+        return call
+
+    def _look(self, call: Call) -> Outcome:
+        self.calls[call.name] = call
+        self.outcomes[call.name] = outcome = self._outcome(call)
+        return outcome
+
+    def _outcome(self, call: Call) -> Outcome:
+        if call.unknown:
+            waits = " and ".join(dict.fromkeys(call.unknown))
+            known = {"params": call.stage.params(call.config)}
+            return self._expected(Outcome(call.name, "maybe", f"waits for {waits}"), self._past(call.name), known)
+        document = key_document(call.stage, call.config, call.inputs, self.store.memo)
+        key = key_of(document)
+        self.documents[call.name] = document
+        found = self._recorded(call, key, document)
+        if isinstance(found, Outcome):
+            return found
+        past = self._past(call.name)
+        why = found or self._why(document, past)
+        if call.stage.resumable:
+            why = "; ".join(filter(None, (why, outlook(self.store, call.name, key, document))))
+        return self._expected(Outcome(call.name, "run", why, key), past, document)
+
+    def _past(self, stage: str) -> list[Meta]:
+        return self.store.records(stage)[:RECENT]
+
+    def _expected(self, outcome: Outcome, past: list[Meta], known: Meta) -> Outcome:
+        outcome.seconds, outcome.expected_bytes = forecast(self.store, past, known)
+        return outcome
+
+    def _recorded(self, call: Call, key: str, document: Meta) -> Outcome | str:
+        """The outcome on record, or why that can't be used; nothing when there is none. What changed on disk may still be
+        sound, or be made anew to the same bytes: what comes below is planned with it."""
+        record = self.store.record(call.name, key)
+        if record is None:
+            return ""
+        found = on_record(self.store, record, call.stage.kind, set())
+        if found.artifact is None:
+            return f"its artifact is damaged or gone: {found.why}"
+        outcome = hit(self.store, record, found.artifact)
+        if not found.changed:
+            return outcome
+        outcome.action, outcome.why = "maybe", f"{found.changed[0].path} changed on disk, run will check"
+        return self._expected(outcome, self._past(call.name), document)
+
+    def _why(self, document: Meta, past: list[Meta]) -> str:
+        near = nearest_record(past, document)
+        if near is None:
+            return "never ran in this store"
+        changes = near[1]
+        more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
+        return "; ".join(str(change) for change in changes[:2]) + more

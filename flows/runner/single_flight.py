@@ -1,0 +1,74 @@
+"""Make sure that one run makes a key while others that need it wait and use the result, on one machine or several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from flows.runner.call import Outcome
+from tasks.store import Store
+from tasks.store.lease import Lease, LeaseLost, Waiter
+
+FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
+"""Seconds between two attempts to take the lease: at first, and at most. The pause grows by half each time."""
+
+
+def single_flight(
+    waiter: Callable[[], Waiter],
+    *,
+    made: Callable[[bool], Outcome | None],
+    make: Callable[[Lease], Outcome],
+    say: Callable[[str], None],
+) -> Outcome:
+    """Return the outcome for a key: wait while another run makes it, else make it under the key's lease.
+
+    Does not wait if no run has the lease. Ctrl-C ends the waiting at once.
+
+    Args:
+        waiter: Returns an object that tries to take the lease.
+        made: Looks up what another run has published; None if there is nothing. Its argument: whether another run has taken
+            the lease from this one.
+        make: Runs the stage under the lease. If it raises LeaseLost, this function waits for the run that took the lease.
+        say: Gets text for the user: once for each run that is waited for.
+
+    Raises:
+        StoreError: The store failed.
+    """
+    superseded = False
+    while True:
+        turn = _await_turn(waiter(), made, superseded, say)
+        if isinstance(turn, Outcome):
+            return turn
+        with turn as lease:
+            try:
+                # another may have published between this run's last look and its turn
+                return made(superseded) or make(lease)
+            except LeaseLost as error:
+                superseded = True
+                say(f"{error}; adopting what that one makes")
+
+
+def _await_turn(
+    waiter: Waiter, made: Callable[[bool], Outcome | None], superseded: bool, say: Callable[[str], None]
+) -> Lease | Outcome:
+    pause = FIRST_WAIT
+    told = None
+    while True:
+        lease = waiter.take()
+        if lease is not None:
+            return lease
+        outcome = made(superseded)
+        if outcome is not None:
+            return outcome
+        if waiter.holder is not None and waiter.holder.token != told:
+            told = waiter.holder.token
+            say(f"waits for {waiter.holder}")
+        time.sleep(pause)
+        pause = min(pause * 1.5, LONGEST_WAIT)
+
+
+def maker(store: Store, stage: str, key: str) -> str:
+    """Return which process made the recorded artifact of a key, as text `HOST pid N`."""
+    record = store.record(stage, key) or {}
+    attempt = store.attempt(key, str(record.get("attempt", "")))
+    return f"{attempt.get('host', 'an unknown host')} pid {attempt.get('pid', '?')}"

@@ -1,0 +1,121 @@
+"""Find the earlier model that a setting names: by digest, by the beginning of a digest, or by the recipe that made it.
+
+A recipe may name itself, to train on from its own newest model. That model changes with each run, so a repeated run would
+never find its result in the store. `beginning` therefore returns the model that the newest one was trained from, if nothing
+else changed: the key is then the same, and the run hits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.artifact import Artifact, Meta
+from tasks.errors import BlobLost, ConfigError
+from tasks.keys.key_document import key_of
+from tasks.keys.lineage import start_of, unique
+from tasks.store import Store
+from tasks.store.layout import newest_runs
+
+MADE_BY = {"consolidate": "model", "train": "checkpoint"}
+LEAST = 8
+"""The least number of hex digits that text must have to count as the beginning of a digest."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier model that a setting names.
+
+    Attributes:
+        artifact: The model; an artifact of `consolidate` or `train`.
+        setting: The name of the setting, such as train.warm_start_from, for messages.
+        document: The key document of the training that made the model, if the setting names a recipe; None for a digest.
+    """
+
+    artifact: Artifact
+    setting: str
+    document: Meta | None = None
+
+
+def earlier_model(store: Store, text: str, setting: str) -> Earlier:
+    """Return the model that the setting names.
+
+    Args:
+        text: A digest or the beginning of one, or a recipe's name, which stands for the model of its newest completed run.
+        setting: The name of the setting, for error messages.
+
+    Raises:
+        ConfigError: The store has no such model, or has lost a file of it.
+    """
+    if _is_digest(text):
+        return Earlier(_model(store, _by_digest(store, text), setting), setting)
+    digest, key = _by_recipe(store, text, setting)
+    record = store.record("train", key) if key else None
+    return Earlier(_model(store, digest, setting), setting, record["document"] if record else None)
+
+
+def beginning(store: Store, earlier: Earlier, document: Meta) -> tuple[Artifact, str]:
+    """Return (the model that training starts from, a note for the user or "").
+
+    This is `earlier`, unless a training with the same key document made that model from another one: then it is that other
+    model. If the store no longer has it, `earlier` is returned, and the note says so.
+
+    Args:
+        document: The key document of the training that is about to start, without the model that it starts from.
+    """
+    before, start = start_of(earlier.document or {})
+    if start is None or key_of(before) != key_of(document):
+        return earlier.artifact, ""
+    newest, other = earlier.artifact.digest[:19], start[:19]
+    try:
+        found = _model(store, start, earlier.setting)
+    except ConfigError:
+        gone = f"{other}, of which this training made {newest}, is gone: it starts from {newest}"
+        return earlier.artifact, f"{earlier.setting}: {gone}"
+    again = (
+        f"nothing changed since {newest} was made of {other}, which it starts from again; to train on, name the digest"
+    )
+    return found, f"{earlier.setting}: {again}"
+
+
+def _model(store: Store, digest: str, setting: str) -> Artifact:
+    """ConfigError when the artifact is no model, or not whole."""
+    try:
+        artifact = store.artifact(digest)
+    except BlobLost as error:
+        raise ConfigError(f"{setting}: {error.message}", "name a model that the store still holds") from error
+    if artifact.kind not in MADE_BY.values():
+        raise ConfigError(
+            f"{setting}: {digest[:19]} is of kind {artifact.kind}, no model", "name what consolidate or train made"
+        )
+    missing = store.missing(artifact)
+    if missing is not None:
+        raise ConfigError(f"{setting}: the store has lost {missing.path} of {digest[:19]}", "run what made it again")
+    return artifact
+
+
+def _is_digest(text: str) -> bool:
+    digits = text.removeprefix("sha256:")
+    return len(digits) >= LEAST and set(digits) <= set("0123456789abcdef")
+
+
+def _by_digest(store: Store, text: str) -> str:
+    wanted = f"sha256:{text.removeprefix('sha256:')}"
+    if len(wanted) == len("sha256:") + 64:
+        return wanted
+    made = [record["artifact"] for stage in MADE_BY for record in store.records(stage)]
+    return unique(wanted, made, "model", "`trnflow show RECIPE` names them")
+
+
+def _by_recipe(store: Store, name: str, setting: str) -> tuple[str, str | None]:
+    """(digest of the model, key of its training)"""
+    for run in newest_runs(store.backend.entries("runs")):
+        document = store.run(run) or {}
+        if document.get("recipe") == name and document.get("outcome") == "completed":
+            stages = {stage["stage"]: stage for stage in document.get("stages", [])}
+            made = next((stages[name]["artifact"] for name in MADE_BY if stages.get(name, {}).get("artifact")), None)
+            if made:
+                return made, stages.get("train", {}).get("key")
+    raise ConfigError(
+        f"{setting}: no completed run of the recipe {name} made a model in this store",
+        "give a digest (`trnflow show RECIPE` names them), or run that recipe first",
+    )

@@ -1,0 +1,114 @@
+"""A listener of a run that records its settings, metrics, figures, plots, digests and data sources in MLflow."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from flows.recipes.recipe import Recipe
+from flows.runner.call import Call, Outcome
+from flows.runner.run import Result, checkout_state, open_store
+from flows.runner.runner import Listener
+from flows.services.pages import tracking_uri
+from tasks.artifact import Meta
+from tasks.config import keyed_params
+from tasks.errors import Interrupted
+from tasks.system.redaction import hide
+from tasks.tracking import Tracker
+
+PLOTS = (".png", ".json")
+PLOTTED = "evaluate_model"
+
+
+class Tracking(Listener):
+    """Record one run in MLflow, as a listener of the run. Does nothing when `tracking.enabled` is false.
+
+    Used as a context manager, it marks the run in MLflow as FAILED or KILLED when an exception leaves the context. run: the
+    id of the run.
+    """
+
+    def __init__(self, recipe: Recipe, home: Path, run: str) -> None:
+        self.run = run
+        self._recipe = recipe
+        self._store = open_store(recipe)
+        self._tracker: Tracker | None = None
+        if recipe.tracking.enabled:
+            self._tracker = Tracker(
+                home,
+                run,
+                recipe.name,
+                settings=recipe.to_json(),
+                tags=_tags(),
+                experiment=recipe.tracking.experiment,
+                uri=tracking_uri(home, recipe.tracking, recipe.folder("tracking.uri")),
+                written=recipe.tracking.uri,
+            )
+
+    def stage_started(self, call: Call, key: str) -> None:
+        """Record that a stage begins, with the settings that are part of its key."""
+        if self._tracker:
+            self._tracker.stage_started(call.name, key, keyed_params(call.config))
+
+    def event(self, stage: str, event: Meta) -> None:
+        """Record the metrics of an event of a running stage; ignore events without metrics."""
+        if self._tracker and "metrics" in event:
+            metrics = event["metrics"]
+            self._tracker.metrics(stage, metrics["step"], metrics["values"], metrics["time"])
+
+    def stage_ended(self, outcome: Outcome) -> None:
+        """Record how a stage ended. For load_data the data sources are recorded too, for evaluate_model the plots."""
+        if not self._tracker or outcome.artifact is None:
+            return
+        if outcome.stage == "load_data":
+            for setting, source in sources(self._recipe):
+                note = f"{setting}={source}"
+                self._tracker.dataset(source, outcome.artifact.digest, note=note, context="training")
+        lengths = outcome.artifact.meta.get("row_lengths", {})
+        with tempfile.TemporaryDirectory() as folder:
+            plots: tuple[Path, ...] = ()
+            if outcome.stage == PLOTTED:
+                self._store.copy_out(outcome.artifact, Path(folder))
+                plots = tuple(path for path in sorted(Path(folder).iterdir()) if path.suffix in PLOTS)
+            self._tracker.stage_ended(
+                outcome.stage,
+                action=outcome.action,
+                key=outcome.key,
+                artifact=outcome.artifact.digest,
+                seconds=outcome.seconds,
+                metrics=outcome.metrics,
+                figures=outcome.figures,
+                plots=plots,
+                lengths={split: counted["rows"] for split, counted in lengths.items()},
+            )
+
+    def finish(self, result: Result) -> Result:
+        """End the run in MLflow and return the result. If not everything is uploaded yet, a note in the result says so."""
+        if self._tracker and self._tracker.is_open:
+            stopped = isinstance(result.error, Interrupted)
+            status = "KILLED" if stopped else "FAILED" if result.error else "FINISHED"
+            warning = self._tracker.finish(status, wait_seconds=2.0 if stopped else 20.0)
+            if warning:
+                result.notes.append(warning)
+        return result
+
+    def __enter__(self) -> Tracking:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._tracker:
+            self._tracker.__exit__(kind, error, at)
+
+
+def sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield (name of the setting, its value with secrets hidden) of each data source of a recipe."""
+    for name, one in recipe.data.sources().items():
+        yield f"data.mix.{name}.source" if name else "data.source", str(hide(one.source))
+
+
+def _tags() -> dict[str, str]:
+    state = checkout_state()
+    if state is None:
+        return {}
+    return {"git.commit": str(state["commit"]), "git.dirty": str(state["dirty"]).lower()}

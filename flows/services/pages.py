@@ -1,0 +1,40 @@
+"""Find the addresses of the web pages of Prefect and MLflow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flows.recipes.recipe import TrackingConfig
+from flows.services.prefect_address import api_url
+from tasks.sources.paths import located_database
+from tasks.system.redaction import fill, hide, scrub
+from tasks.tracking import tracking_page
+
+
+def pages(home: Path, tracking: TrackingConfig, folder: Path = Path()) -> list[str]:
+    """Return two lines of text: the address of Prefect's page and that of MLflow's. Neither server is asked.
+
+    folder: the folder that a relative path in `tracking.uri` is relative to.
+    """
+    return [f"prefect: {_prefect(home)}", f"mlflow:  {_mlflow(home, tracking, folder)}"]
+
+
+def tracking_uri(home: Path, tracking: TrackingConfig, folder: Path) -> str:
+    """Return the address of the MLflow server: the recipe's `tracking.uri` with its `${NAME}` variables filled in, else
+    MLFLOW_TRACKING_URI, else a sqlite file in `home`. folder: what a relative path in the setting is relative to."""
+    if tracking.uri:
+        return located_database(fill(tracking.uri, "tracking.uri"), folder)
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}"
+
+
+def _prefect(home: Path) -> str:
+    url = api_url(home)
+    return str(hide(url)).removesuffix("/api") if url else "`trnflow up` starts a local server and prints its address"
+
+
+def _mlflow(home: Path, tracking: TrackingConfig, folder: Path) -> str:
+    if not tracking.enabled:
+        return "off (tracking.enabled)"
+    page = tracking_page(home, tracking_uri(home, tracking, folder))
+    return scrub(page if page.startswith("http") else f"http://127.0.0.1:5000 after `{page}`")

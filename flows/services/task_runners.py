@@ -1,0 +1,201 @@
+"""Make the parts of stages (shards) on Prefect's task runners: processes of this machine, a Ray cluster or a Dask cluster.
+
+Each shard is a task run. The task runner starts with the first shard that must be made (Ray takes 5 to 10 s) and serves the
+whole run. Local clusters have no dashboard. A local Dask cluster listens on 127.0.0.1 only. A local Ray cluster listens on
+all interfaces, whatever address it is given, so it refuses clients without a token that is made for the run. Ray and Dask
+pickle the data they send: use only clusters that you trust.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import multiprocessing
+import os
+import secrets
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.task_runners import ProcessPoolTaskRunner
+
+from flows.recipes.recipe import TaskRunnerConfig
+from flows.runner.parts.worker_process import make_part_apart
+from tasks.artifact import Meta
+from tasks.errors import ConfigError, MissingDependency, ProcessFailed, TrnflowError, is_interruption
+from tasks.system.redaction import fill, hide, scrub
+
+CONNECT_SECONDS = 8
+PARENT_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def task_runner(config: TaskRunnerConfig) -> Iterator[TaskRunner | None]:
+    """Yield the task runner of one run, and end it when the context ends.
+
+    Yields None for `task_runner.kind: threads`: then each stage's own process makes its parts.
+
+    Raises:
+        MissingDependency: The package of this task runner is not installed.
+    """
+    with contextlib.ExitStack() as stack:
+        yield None if config.kind == "threads" else TaskRunner(config, stack)
+
+
+class TaskRunner:
+    """A `flows.runner.parts.part_makers.PartMaker` that makes each part in a task run of one of Prefect's task runners.
+
+    Args:
+        stack: The context that ends the task runner; it is started there with the first part.
+    """
+
+    def __init__(self, config: TaskRunnerConfig, stack: contextlib.ExitStack) -> None:
+        self._config = config
+        self._runner = _made(config, stack)
+        self._stack = stack
+        self._started = False
+        # a stage's task run holds what can't travel: parts are task runs of the flow, beside it
+        self._flow = contextvars.copy_context()
+
+    def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
+        """Make each part in a task run, and yield the results in order.
+
+        At most twice as many parts as there are workers are submitted at once. When the caller stops, the parts still
+        waiting are cancelled.
+
+        Raises:
+            ProcessFailed: A worker died.
+            ConfigError: The task runner can't be started or reached.
+            TrnflowError: The error of a part.
+        """
+        todo = iter(jobs)
+        waiting = deque(self._submit(job) for job in islice(todo, 2 * self._config.count))
+        try:
+            while waiting:
+                result = _result(waiting.popleft())
+                waiting.extend(self._submit(job) for job in islice(todo, 1))
+                yield result
+        except BaseException as error:
+            ended = is_interruption(error) and not isinstance(error, GeneratorExit)
+            if ended and self._config.kind == "processes":
+                _kill_processes()  # the pool would wait for them
+            raise
+        finally:
+            for future in waiting:
+                with contextlib.suppress(Exception):  # not all runners can; then it ends with the runner
+                    future.wrapped_future.cancel()
+
+    def _submit(self, job: Meta) -> Any:
+        """A Prefect future; the runner is started with the first."""
+        name = f"{job['document']['stage']} {' '.join(map(str, job['arguments'].values()))}"
+        part = _task.with_options(name=job["document"]["stage"], task_run_name=name)
+        if self._started:
+            return self._flow.run(self._runner.submit, part, {"job": job})
+        try:
+            self._flow.run(self._stack.enter_context, self._runner)
+            future = self._flow.run(self._runner.submit, part, {"job": job})  # Dask connects only here
+        except (OSError, RuntimeError, ConnectionError, TimeoutError) as error:
+            raise _unreachable(self._config, error) from error
+        self._started = True
+        return future
+
+
+def _result(future: Any) -> Meta:
+    """Wait for a part. Raises its own error; ProcessFailed when the worker died."""
+    try:
+        result: Meta = future.result()
+    except TrnflowError:
+        raise
+    except Exception as error:  # whatever a cluster makes of a worker that died
+        said = scrub(" ".join(str(error).split()))[:300]
+        raise ProcessFailed(
+            f"a worker failed with {type(error).__name__}: {said}", "run again: finished shards are kept"
+        ) from error
+    return result
+
+
+def _unreachable(config: TaskRunnerConfig, error: Exception) -> ConfigError:
+    where, said = hide(config.address) or "this machine", scrub(" ".join(str(error).split()))[:200]
+    return ConfigError(
+        f"task_runner: {config.kind} can't be used on {where}: {said}",
+        "check task_runner.address, or set task_runner.kind=threads",
+    )
+
+
+_task = task(cache_policy=NO_CACHE, persist_result=False)(make_part_apart)
+
+
+def _made(config: TaskRunnerConfig, stack: contextlib.ExitStack) -> Any:
+    if config.kind == "processes":
+        return ProcessPoolTaskRunner(max_workers=config.count, initializer=_end_with_the_flow, initargs=(os.getpid(),))
+    try:
+        return _ray(config, stack) if config.kind == "ray" else _dask(config)
+    except ImportError as error:
+        raise MissingDependency(
+            f"task_runner.kind: {config.kind} needs prefect-{config.kind}, which is not installed",
+            f"pip install 'trnflow[{config.kind}]'",
+        ) from error
+
+
+def _ray(config: TaskRunnerConfig, stack: contextlib.ExitStack) -> Any:
+    if not config.address:  # before ray is imported, which reads them once
+        stack.enter_context(_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}))
+    from prefect_ray import RayTaskRunner
+
+    if config.address:
+        return RayTaskRunner(address=_address(config), init_kwargs={"log_to_driver": False})
+    local = {"num_cpus": config.count, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    return RayTaskRunner(init_kwargs={**local, "log_to_driver": False, "logging_level": "ERROR"})
+
+
+def _address(config: TaskRunnerConfig) -> str:
+    """Of the cluster, its variables filled in."""
+    return fill(config.address or "", "task_runner.address")
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables of this process, and put the earlier ones back at the end."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _dask(config: TaskRunnerConfig) -> Any:
+    from prefect_dask.task_runners import DaskTaskRunner
+
+    if config.address:
+        return DaskTaskRunner(address=_address(config), client_kwargs={"timeout": CONNECT_SECONDS})
+    # a thread a worker: a part is watched by its thread
+    local = {"n_workers": config.count, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
+    return DaskTaskRunner(cluster_kwargs=local)
+
+
+def _kill_processes() -> None:
+    """Kill the pool's workers; they are the only processes that the flow starts through multiprocessing."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+
+
+def _end_with_the_flow(flow: int) -> None:
+    """In a worker process: a flow that is killed outright can't tell its workers to end. The kernel's own signal would come
+    when the thread that started the worker ends, which is sooner. Ctrl-C in a terminal reaches the workers, too: that is the
+    flow's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def look() -> None:
+        while os.getppid() == flow:
+            time.sleep(PARENT_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()

@@ -1,0 +1,1 @@
+"""The parts of the four data stages, one package for each stage: `load`, `format`, `tokenization` and `pack`."""

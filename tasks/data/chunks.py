@@ -1,0 +1,62 @@
+"""Read the files of chunks that `pack_chunks` writes: `<split>/<length>.arrow`, Arrow IPC streams that
+`datasets.Dataset.from_file` opens, too.
+
+A file is one record batch without nulls, so its last bytes are the columns' values, one column after another, and numpy
+can memory-map each column. This module does not import pyarrow, so that pyarrow's version is no part of a training's key.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tasks.artifact import Input
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Columns = dict[str, NDArray[np.int32]]
+
+COLUMNS = ("input_ids", "labels", "segment_ids", "position_ids")
+_END = 8
+"""Bytes of the mark that ends a stream; also the alignment of columns."""
+
+
+def chunk_file(artifact: Path, split: str, length: int) -> Path:
+    """Return the path of the file with the chunks of one split and length (in tokens). A split without chunks of this
+    length has no such file."""
+    return artifact / split / f"{length}.arrow"
+
+
+def shapes(task: str, chunks: int, length: int) -> dict[str, tuple[int, ...]]:
+    """Return {column: shape} for a file of chunks, in the file's order.
+
+    task: "classification" or "causal_lm"; chunks: number of chunks; length: tokens of each. A shape is (chunks, length),
+    except (chunks,) for the labels of classification."""
+    labels = (chunks,) if task == "classification" else (chunks, length)
+    return {name: labels if name == "labels" else (chunks, length) for name in COLUMNS}
+
+
+def open_chunks(packed: Input, split: str, length: int) -> Columns:
+    """Open the chunks of one split and length (in tokens) for reading. packed: the artifact of `pack_chunks`.
+
+    Returns {column: int32 array}, memory-mapped and read-only, with the shapes that `shapes` gives."""
+    chunks = packed.meta["rows"][split][str(length)]
+    return map_columns(chunk_file(packed.path, split, length), shapes(packed.meta["task"], chunks, length))
+
+
+def map_columns(path: Path, wanted: dict[str, tuple[int, ...]], mode: Literal["r", "r+"] = "r") -> Columns:
+    """Memory-map the columns of a file of chunks as int32 arrays.
+
+    wanted: {column: shape} in the file's order; mode: "r" to read, "r+" to write values into the file."""
+    import numpy as np
+
+    sizes = {name: -(-4 * prod(shape) // _END) * _END for name, shape in wanted.items()}
+    at = path.stat().st_size - _END - sum(sizes.values())
+    found: Columns = {}
+    for name, shape in wanted.items():
+        found[name] = np.memmap(path, "<i4", mode, at, shape)
+        at += sizes[name]
+    return found

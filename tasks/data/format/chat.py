@@ -1,0 +1,382 @@
+"""Turn conversations into training texts through a chat template, and mark which parts of a text are trained on.
+
+Only what the assistant says is trained on. If the template has `{% generation %}` blocks, this is exactly their text.
+Otherwise an assistant turn is what the template adds to the prompt when the assistant's message is appended, the
+end-of-turn token included. Some templates rewrite earlier turns (Qwen3 leaves out their thinking): then each turn becomes
+an example of its own, in which it is the last turn. A special token that a user or assistant spells in a message becomes
+a separate part marked `plain`, which the tokenizer reads as ordinary text. Errors are DataErrors that name row and
+message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tasks.data.format.templates import RESERVED, ChatTemplate, rendering
+from tasks.errors import ConfigError, DataError
+
+Row = dict[str, Any]
+Example = list[Row]
+"""The parts of a text: dicts with `text`, `train` (trained on) and perhaps `plain` (special tokens in it are read as text)."""
+
+PRIVATE = range(0xF0000, 0xFFFFC)
+"""Private characters, which stand for special tokens while a template is rendered; the two after them are sandbox.MARKS."""
+
+ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
+SHAREGPT = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "bing": "assistant",
+    "function_call": "assistant", "function": "tool", "observation": "tool",
+}  # fmt: skip
+THINKING = ("reasoning_content", "thinking", "reasoning")
+"""Fields of a message that may hold its thinking; most templates read the first, gpt-oss's reads the second."""
+
+REPAIR = "repair the row; `format.tools=null` and `format.documents=null` leave these columns alone"
+
+REWRITTEN = "rewritten"
+OUTSIDE = "outside"
+UNLIKE_PROMPT = "unlike_prompt"
+"""Notes about a row: the template rewrites its earlier turns; it has more assistant turns than `{% generation %}` blocks; the
+template's prompt for an answer ends in words that the training text does not have before the answer."""
+
+
+class Conversation(NamedTuple):
+    """One row's input to a chat template.
+
+    messages: dicts with `role`, `content` and other fields; tools, documents: lists of objects, or None where the row has
+    none; arguments: further variables for the template."""
+
+    messages: list[Row]
+    tools: list[Any] | None = None
+    documents: list[Any] | None = None
+    arguments: Row = {}
+
+
+class Columns(NamedTuple):
+    """The names of the columns that hold a conversation and its tools, documents and template variables; None for a
+    column that is not used."""
+
+    messages: str
+    tools: str | None = None
+    documents: str | None = None
+    arguments: str | None = None
+
+
+class Made(NamedTuple):
+    """The examples made from one row, and notes about the row. An example is a list of text parts (`Example`).
+
+    notes: any of REWRITTEN, OUTSIDE and UNLIKE_PROMPT, which are counted and reported."""
+
+    examples: list[Any]
+    notes: tuple[str, ...] = ()
+
+
+class Turn(NamedTuple):
+    """One turn of the assistant in a rendered conversation.
+
+    through: the rendered text from the conversation's start to this turn's end; start: the index in `through` of the
+    turn's first character; unlike_prompt: whether the prompt that a model gets at inference differs from the text before
+    the turn."""
+
+    through: str
+    start: int
+    unlike_prompt: bool
+
+
+def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
+    """Read the conversation in a row. columns: the names of its columns, whose values may be objects or JSON text; where:
+    names the row in errors.
+
+    Raises DataError for broken JSON, messages of a wrong shape, or tools, documents or arguments of a wrong type."""
+    given = {name: parsed(row, column, where) for name, column in columns._asdict().items()}
+    arguments = given["arguments"] or {}
+    for name in ("tools", "documents"):
+        items = given[name]
+        if items is not None and not (isinstance(items, list) and all(isinstance(item, dict) for item in items)):
+            raise DataError(f"{where}: the column {getattr(columns, name)} is no list of objects", REPAIR)
+    if not isinstance(arguments, dict) or {*arguments} & {*RESERVED}:
+        raise DataError(
+            f"{where}: the column {columns.arguments} must be an object without {', '.join(RESERVED)}", REPAIR
+        )
+    return Conversation(messages_of(given["messages"], where), given["tools"], given["documents"], arguments)
+
+
+def parsed(row: Row, column: str | None, where: str) -> Any:
+    """Return a column's value in a row, parsed if it is JSON text. None if the column is None, missing or blank.
+
+    where: names the row in errors. Raises DataError for a text that is not JSON."""
+    value = row.get(column) if column else None
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: the column {column} is no JSON: {error}", REPAIR) from error
+
+
+def messages_of(value: Any, where: str) -> list[Row]:
+    """Convert a conversation to a list of messages: dicts with `role`, `content` and their other fields.
+
+    value: a list in OpenAI's shape (`role`, `content`) or ShareGPT's (`from`, `value`); None gives []. where: names the
+    row in errors. Raises DataError for a value of another shape or an unknown role."""
+    if value is not None and not isinstance(value, list):
+        raise DataError(f"{where}: the messages are {str(value)[:60]!r}", "give a list of messages")
+    return [_message(item, f"{where}: message {number}") for number, item in enumerate(value or [], 1)]
+
+
+def templated(
+    given: Conversation, template: ChatTemplate, where: str, *, last: bool, special: re.Pattern[str] | None = None
+) -> Made:
+    """Render a conversation through a chat template into training examples. A conversation in which the assistant says
+    nothing gives no example.
+
+    where: names the row in errors; last: train on the assistant's last turn only, not on all of its turns; special: the
+    pattern from `special_pattern`, whose matches in messages become parts marked `plain`; None marks nothing. Raises
+    DataError for a conversation that the template refuses or leaves words out of, ConfigError for a template in which
+    turns can't be told apart."""
+    if not _trained(given.messages, last):
+        return Made([])
+    fix = "repair the row, or set format.chat_template to a template that takes it (`sections` takes any)"
+    with rendering(where, "the chat template refuses the messages", fix):
+        spelled = _stand_ins(given, special)
+        writing = _Writing(_replaced(given, spelled), template, where)
+        made = writing.by_blocks(last) if template.generation else writing.by_turns(last)
+    names = {letter: name for name, letter in spelled.items()}
+    return made._replace(examples=[list(_plain_apart(example, names)) for example in made.examples])
+
+
+def sections(messages: list[Row], where: str, *, last: bool) -> Example:
+    """Write a conversation under plain headings, such as `### User`, without a chat template, and return it as one
+    example.
+
+    where: names the row in errors; last: train on the assistant's last turn only. Raises DataError for content that is no
+    text."""
+    trained, parts = _trained(messages, last), []
+    for number, message in enumerate(messages):
+        before, content = "\n\n" if number else "", message.get("content") or ""
+        if not isinstance(content, str):
+            raise DataError(f"{where}: message {number + 1} is no text", "set format.chat_template to a Jinja template")
+        if number in trained:
+            _check_written(message, content, f"{where}: message {number + 1}")
+        parts.append({"text": f"{before}### {ROLES[message['role']]}\n", "train": False})
+        parts.append({"text": content, "train": number in trained})
+    return parts
+
+
+def special_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Compile a pattern that finds special tokens in messages, preferring the longest. names: the texts of the
+    tokenizer's special tokens; the pattern also finds the internal characters `sandbox.MARKS`."""
+    from tasks.data.format.sandbox import MARKS
+
+    return re.compile("|".join(re.escape(name) for name in sorted((*names, *MARKS), key=len, reverse=True)))
+
+
+class _Writing(NamedTuple):
+    """A conversation and the template to render it with. Special tokens that it spells are already replaced."""
+
+    given: Conversation
+    template: ChatTemplate
+    where: str
+
+    def by_turns(self, last: bool) -> Made:
+        """The example for a template without `{% generation %}`; one for each assistant turn if the template rewrites
+        earlier turns."""
+        whole = self._text()
+        turns = [self._turn(index, whole) for index in _trained(self.given.messages, last)]
+        notes = [UNLIKE_PROMPT] * any(turn.unlike_prompt for turn in turns)
+        if all(whole.startswith(turn.through) for turn in turns):
+            return Made([list(_cut(whole, [(turn.start, len(turn.through)) for turn in turns]))], tuple(notes))
+        examples = [list(_cut(turn.through, [(turn.start, len(turn.through))])) for turn in turns]
+        return Made(examples, tuple(notes if last else [*notes, REWRITTEN]))
+
+    def by_blocks(self, last: bool) -> Made:
+        """The example for a template with `{% generation %}` blocks, which are trained on; with `last`, those of the last
+        turn alone."""
+        marked, plain = _Marked.of(self._text(marked=True)), self._text()
+        if marked.text != plain:
+            raise ConfigError(
+                f"format.chat_template: {self.where}: a filter works on the text of a {{% generation %}} block after the block "
+                "(as `trim` of a macro that holds one), so where that text ends up can't be told",
+                "move the filter into the block",
+            )
+        turns = _trained(self.given.messages, last=False)
+        spans = marked.spans
+        if last:
+            before = self._text(turns[-1], marked=True)
+            spans = spans[len(_Marked.of(before).spans) :]
+        for index in turns:  # templates may leave out the thinking of earlier turns
+            _check_written(self.given.messages[index], plain, self._names(index), thinking=index == turns[-1])
+        return Made([list(_cut(plain, spans))], (OUTSIDE,) if len(turns) > len(marked.spans) else ())
+
+    def _turn(self, index: int, whole: str) -> Turn:
+        """The turn of message `index`, in the conversation that ends with it."""
+        prompt = self._text(index, add_generation_prompt=True)
+        through = whole if index + 1 == len(self.given.messages) else self._text(index + 1)
+        start = len(prompt)
+        unlike = not through.startswith(prompt)
+        if unlike:
+            start = self._start(index, prompt, through)
+        _check_written(self.given.messages[index], through[start:], self._names(index))
+        return Turn(through, start, unlike)
+
+    def _start(self, index: int, prompt: str, through: str) -> int:
+        """The first character of a turn in `through`, where the prompt at inference is not the text before the turn
+        (DeepSeek-R1's prompt ends in `<think>`): the first character in which both differ, or the message's content if that
+        comes first."""
+        before = self._text(index)
+        if not (prompt.startswith(before) and through.startswith(before)):
+            raise ConfigError(
+                f"format.chat_template: {self._names(index)}: the text before it depends on what comes after it, "
+                "so the assistant's turns can't be told apart",
+                "set format.chat_template to a template that renders turn by turn",
+            )
+        start = next(
+            (at for at, (one, other) in enumerate(zip(prompt, through, strict=False)) if one != other), len(through)
+        )
+        content = self.given.messages[index].get("content")
+        found = through.find(content.strip(), len(before)) if isinstance(content, str) and content.strip() else -1
+        return start if found < 0 else min(start, found)
+
+    def _text(self, until: int | None = None, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
+        messages, tools, documents, arguments = self.given
+        given = {**arguments, "messages": messages[:until], "tools": tools, "documents": documents}
+        return self.template.render(given, self.where, add_generation_prompt=add_generation_prompt, marked=marked)
+
+    def _names(self, index: int) -> str:
+        return f"{self.where}: message {index + 1}"
+
+
+class _Marked(NamedTuple):
+    """A text without the marks around its `{% generation %}` blocks. spans: (start, end) of the blocks, of nested ones the
+    outermost."""
+
+    text: str
+    spans: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, text: str) -> _Marked:
+        from tasks.data.format.sandbox import BEGIN, MARKS
+
+        pieces, spans, at, depth, start = [], [], 0, 0, 0
+        for piece in re.split(f"([{''.join(MARKS)}])", text):
+            if piece not in MARKS:
+                pieces.append(piece)
+                at += len(piece)
+            elif piece == BEGIN:
+                start = start if depth else at
+                depth += 1
+            else:
+                depth -= 1
+                if not depth:
+                    spans.append((start, at))
+        return cls("".join(pieces), spans)
+
+
+def _message(item: Any, where: str) -> Row:
+    if not isinstance(item, dict):
+        raise DataError(f"{where} is {str(item)[:60]!r}", "give role and content")
+    given = {name: value for name, value in item.items() if value is not None}  # as transformers does
+    ours = {theirs: name for theirs, name in (("from", "role"), ("value", "content")) if name not in given}
+    given = {ours.get(name, name): value for name, value in given.items()}
+    role = SHAREGPT.get(str(given.get("role")), given.get("role"))
+    if role not in ROLES:
+        raise DataError(f"{where} has the role {role!r}", f"give role (one of {', '.join(ROLES)}) and content")
+    thinking = next((given[name] for name in THINKING if name in given), None)
+    aliases = {} if thinking is None else {"thinking": thinking, **given, "reasoning_content": thinking}
+    return {**(aliases or given), "role": role}
+
+
+def _trained(messages: list[Row], last: bool) -> list[int]:
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    return turns[-1:] if last else turns
+
+
+def _check_written(message: Row, text: str, where: str, *, thinking: bool = True) -> None:
+    """Raise DataError when `text` lacks the thinking of a message (with `thinking`), or one of its tool calls."""
+    lost = ["thinking"] if thinking and _thinking(message) not in text else []
+    lost += ["a tool call"] if any(name not in text for name in _called(message)) else []
+    if lost:
+        raise DataError(
+            f"{where} has {lost[0]}, and the chat template leaves it out",
+            "set format.chat_template to a template that writes it (the tokenizer's own, without the part that cuts it)",
+        )
+
+
+def _thinking(message: Row) -> str:
+    """A message's thinking, from a field of its own or from `<think>` in its content; empty without any."""
+    content = message.get("content")
+    found = next((message[name] for name in THINKING if isinstance(message.get(name), str)), "")
+    if not found and isinstance(content, str) and "</think>" in content:
+        found = content.split("</think>")[0].split("<think>")[-1]
+    return str(found).strip()
+
+
+def _called(message: Row) -> Iterator[str]:
+    """The names of the functions that a message calls."""
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            yield function["name"]
+
+
+def _cut(whole: str, spans: list[tuple[int, int]]) -> Iterator[Row]:
+    at = 0
+    for start, end in spans:
+        if start > at:
+            yield {"text": whole[at:start], "train": False}
+        yield {"text": whole[start:end], "train": True}
+        at = end
+    if at < len(whole):
+        yield {"text": whole[at:], "train": False}
+
+
+def _stand_ins(given: Conversation, special: re.Pattern[str] | None) -> dict[str, str]:
+    """Special token that the conversation spells -> a private character that it does not hold."""
+    texts: list[str] = []
+    _add_strings(given, texts)
+    written = "\0".join(texts)
+    spelled = sorted({*special.findall(written)}) if special else []
+    if not spelled:
+        return {}
+    used = set(written)
+    return dict(zip(spelled, (chr(code) for code in PRIVATE if chr(code) not in used), strict=False))
+
+
+def _add_strings(value: Any, to: list[str]) -> None:
+    """Append all strings in a value, names of fields included."""
+    if isinstance(value, str):
+        to.append(value)
+    elif isinstance(value, dict):
+        to.extend(value)
+        _add_strings([*value.values()], to)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _add_strings(item, to)
+
+
+def _replaced(given: Conversation, stand_ins: dict[str, str]) -> Conversation:
+    """The conversation with each special token replaced by its private character; roles stay as they are."""
+    if not stand_ins:
+        return given
+    found = re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, str):
+            return found.sub(lambda match: stand_ins[match[0]], value)
+        if isinstance(value, dict):
+            return {replaced(name): replaced(item) for name, item in value.items()}
+        return [replaced(item) for item in value] if isinstance(value, list | tuple) else value
+
+    messages = [{**replaced(message), "role": message["role"]} for message in given.messages]
+    return Conversation(messages, *map(replaced, given[1:]))
+
+
+def _plain_apart(parts: Example, names: dict[str, str]) -> Iterator[Row]:
+    """Put the special tokens back for their private characters, each in a part of its own with `plain` set. names:
+    character -> token."""
+    for part in parts:
+        texts = re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]]
+        for text in filter(None, texts):
+            yield {**part, "text": names.get(text, text), "plain": text in names}

@@ -1,0 +1,84 @@
+"""Count what `format_prompts` did to the rows (dropped them, made several examples of them), remember the first row of
+each kind, and print the counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from tasks.artifact import Meta
+from tasks.data.format.chat import OUTSIDE, REWRITTEN, UNLIKE_PROMPT
+from tasks.stage import Workdir
+
+BAD = "bad"
+"""The kind of rows that can't be rendered."""
+
+WARNINGS = {
+    BAD: "rows that can't be rendered, dropped",
+    OUTSIDE: "rows with more assistant turns than {% generation %} blocks, trained on in the blocks alone",
+    UNLIKE_PROMPT: "rows whose answers lack the words that the chat template's prompt ends in, so that the model is asked in "
+    "another way than it is trained",
+}
+
+
+@dataclass
+class Tally:
+    """Counts of source rows and of the training examples that `format_prompts` made from them, for one part or split.
+
+    read: source rows; made: examples written; empty: rows without an answer or text, which are left out; apart: examples
+    from rows that became one example for each turn; noted: {kind: (number of rows, name of the first of them)}, where a
+    kind is BAD or a note of `tasks.data.format.chat`."""
+
+    read: int = 0
+    made: int = 0
+    empty: int = 0
+    apart: int = 0
+    noted: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def note(self, what: str, first: str, rows: int = 1) -> None:
+        """Count `rows` more rows of the kind `what` (BAD or a note of `tasks.data.format.chat`). first: the name of the
+        first of them, used only if the kind has none yet."""
+        count, known = self.noted.get(what, (0, first))
+        self.noted[what] = (count + rows, known)
+
+    def add(self, other: Meta) -> None:
+        """Add the counts of another part or split. other: what its `Tally.meta()` returned."""
+        for name in ("read", "made", "empty", "apart"):
+            setattr(self, name, getattr(self, name) + other[name])
+        for what, (rows, first) in other["noted"].items():
+            self.note(what, first, rows)
+
+    def rows(self, what: str) -> int:
+        """Return the number of rows of the kind `what`: BAD or a note of `tasks.data.format.chat`."""
+        return self.noted.get(what, (0, ""))[0]
+
+    def meta(self) -> Meta:
+        """Return the counts as a JSON object, the form in which `add` reads them."""
+        return asdict(self)
+
+
+def report(splits: dict[str, Tally], out: Workdir) -> Meta:
+    """Print which rows were dropped or formatted otherwise than expected. splits: {split: its counts}; out: prints the
+    messages.
+
+    Returns metadata for the artifact: `dropped` {reason: rows} and, where rows were dropped or became several examples,
+    `metrics` with the counts."""
+    total = Tally()
+    for tally in splits.values():
+        total.add(tally.meta())
+    if total.empty:
+        out.info(f"rows without an answer dropped: {total.empty}")
+    if rewritten := total.rows(REWRITTEN):
+        out.info(
+            f"rows whose earlier turns the chat template rewrites: {rewritten}, made into {total.apart} examples, one for each "
+            f"assistant turn (the first: {total.noted[REWRITTEN][1]})"
+        )
+    for what, text in WARNINGS.items():
+        if rows := total.rows(what):
+            out.warn(f"{text}: {rows} (the first: {total.noted[what][1]})")
+    dropped = {reason: rows for reason, rows in (("empty", total.empty), (BAD, total.rows(BAD))) if rows}
+    shown = {f"{reason}_rows_dropped": rows for reason, rows in dropped.items()} | (
+        {"rewritten_rows": rewritten, "rewritten_examples": total.apart} if rewritten else {}
+    )
+    sizes = {f"{split}_rows": tally.made for split, tally in splits.items()}
+    return {"dropped": dropped, **({"metrics": {**shown, **sizes}} if shown else {})}

@@ -1,0 +1,137 @@
+"""Jinja templates from recipes and tokenizers, parsed once and rendered for many rows. Threads may share a template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import Any
+
+from tasks.errors import ConfigError, DataError, TrnflowError
+
+Row = dict[str, Any]
+Limit = Callable[[str], AbstractContextManager[None]]
+"""Returns the context in which one row is rendered; called with the row's name. See `tasks.data.format.time_limit`."""
+
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables of a chat template that `template_arguments` can't set, because they come from the rows."""
+
+
+def no_limit(where: str) -> AbstractContextManager[None]:
+    """Return a context that limits nothing: a `Limit` for renderings that need no time limit."""
+    return nullcontext()
+
+
+class RowTemplate:
+    """A Jinja template over the columns of a row, such as `format.prompt_template`.
+
+    setting: the dotted setting that holds the template, for errors; source: the template's text; columns: the columns
+    that the rows have. Raises ConfigError for a syntax error."""
+
+    def __init__(self, setting: str, source: str, columns: list[str], limit: Limit = no_limit) -> None:
+        from jinja2 import StrictUndefined, nodes
+
+        from tasks.data.format.sandbox import Limited
+
+        self._setting, self._columns, self._limit = setting, columns, limit
+        self._environment = Limited(undefined=StrictUndefined, keep_trailing_newline=True)
+        self._tree = _parsed(setting, source, self._environment)
+        self._names = {node.name for node in self._tree.find_all(nodes.Name) if node.ctx == "load"}
+
+    def render(self, row: Row, where: str) -> str:
+        """Return the text that the template makes of a row. where: names the row in errors.
+
+        Raises ConfigError for an unknown column or a template that uses Python's internals, DataError for a row that
+        can't be rendered."""
+        from jinja2.exceptions import SecurityError, UndefinedError
+
+        from tasks.data.format.sandbox import render
+
+        with rendering(where, self._setting, "repair the row or the template"):
+            try:
+                with self._limit(where):
+                    return render(self._template, row)
+            except (SecurityError, UndefinedError) as error:
+                if isinstance(error, UndefinedError) and self._names <= {*self._columns, *self._environment.globals}:
+                    raise
+                fix = f"the row's columns are {', '.join(self._columns)}"
+                raise ConfigError(f"{self._setting}: {error}", fix) from error
+
+    @cached_property
+    def _template(self) -> Any:
+        return _compiled(self._setting, self._environment, self._tree)
+
+
+class ChatTemplate:
+    """A chat template, rendered with the same variables as transformers' `apply_chat_template`.
+
+    setting: the dotted setting that the template comes from, for errors; source: its Jinja text; special: {role, such as
+    `eos_token`: text} of the tokenizer's special tokens; date: today's date for the template, YYYY-MM-DD; arguments:
+    `format.template_arguments`. Attributes: `generation`, whether the template has `{% generation %}` blocks; `names`,
+    the variables that it reads. Raises ConfigError for a syntax error."""
+
+    def __init__(
+        self, setting: str, source: str, special: dict[str, str], *, date: str, arguments: Row, limit: Limit = no_limit
+    ) -> None:
+        from jinja2 import nodes
+
+        from tasks.data.format.sandbox import chat_environment
+
+        self._setting, self._limit = setting, limit
+        self._variables = {**special, **arguments}
+        self._environment = chat_environment(date)
+        self._tree = _parsed(setting, source, self._environment)
+        self.generation = any(True for _ in self._tree.find_all(nodes.ExtensionAttribute))
+        self.names = frozenset(node.name for node in self._tree.find_all(nodes.Name))
+
+    def render(self, given: Row, where: str, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
+        """Return the text that the template makes of one row.
+
+        given: the template's variables, such as `messages`, `tools` and `documents`; where: names the row in errors;
+        add_generation_prompt: end the text with the beginning of an assistant's answer; marked: put the characters
+        `sandbox.MARKS` around the assistant's text. Raises the template's own exceptions; use `rendering` to turn them
+        into errors that name the row."""
+        from tasks.data.format.sandbox import render
+
+        variables = {**self._variables, **given, "add_generation_prompt": add_generation_prompt}
+        with self._limit(where):
+            return render(self._template, variables, marked=marked)
+
+    @cached_property
+    def _template(self) -> Any:
+        return _compiled(self._setting, self._environment, self._tree)
+
+
+@contextmanager
+def rendering(where: str, what: str, fix: str) -> Iterator[None]:
+    """Context that turns any exception raised while a template is rendered into a DataError.
+
+    where: names the row; what: the beginning of the message; fix: what the user can do."""
+    try:
+        yield
+    except TrnflowError:
+        raise
+    except MemoryError as error:
+        raise ConfigError(f"{where}: {what}: the template takes too much memory", "repair the template") from error
+    except Exception as error:
+        raise DataError(f"{where}: {what}: {error}", fix) from error
+
+
+def _parsed(setting: str, source: str, environment: Any) -> Any:
+    """The template's tree. It is not compiled yet: compiling computes constant expressions, which may take very long."""
+    from jinja2 import TemplateError
+
+    try:
+        return environment.counted(environment.parse(source))
+    except (TemplateError, RecursionError) as error:
+        raise ConfigError(f"{setting}: {error}", "repair the template") from error
+
+
+def _compiled(setting: str, environment: Any, tree: Any) -> Any:
+    """The compiled template. Raises ConfigError for a filter or test that Jinja does not have."""
+    from jinja2 import TemplateError
+
+    try:
+        return environment.from_string(tree)
+    except (TemplateError, RecursionError) as error:
+        raise ConfigError(f"{setting}: {error}", "repair the template") from error

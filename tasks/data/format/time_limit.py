@@ -1,0 +1,137 @@
+"""Render templates in a process of its own, which the kernel ends when one rendering takes too long.
+
+Python can't be interrupted while it computes `10 ** 10 ** 10`, so the process sets a timer of processor time around each
+rendering; on expiry the kernel's signal ends the process and the run stops with an error. Such a row is never dropped:
+speed must not decide which rows are kept. Costs half a second for each process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from mmap import mmap
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from tasks.artifact import Json, Meta
+from tasks.data.format.templates import Limit
+from tasks.errors import ConfigError, Interrupted, ProcessFailed, TrnflowError, from_json
+from tasks.launch.python import python
+
+SECONDS = 5.0
+"""Processor time that one rendering may take, in seconds."""
+
+MEMORY = 4 << 30
+"""Bytes by which the process may grow in LOOK_EVERY renderings."""
+
+LOOK_EVERY = 1024
+"""After how many renderings the memory limit is set anew."""
+
+PLACE = 256
+"""Bytes of the shared file in which the process notes the name of the row that it renders."""
+
+Function = Callable[[Meta, Limit], Meta]
+
+
+def call_limited(function: str, arguments: Meta) -> Meta:
+    """Call a `Function` in a new process and return its result. function: "module:name"; arguments: JSON.
+
+    Raises the function's own TrnflowError, ConfigError when a rendering took too long, ProcessFailed when the process ended
+    otherwise."""
+    with TemporaryFile() as place, _started(function, place.fileno()) as process:
+        place.truncate(PLACE)
+        try:
+            output, errors = process.communicate(json.dumps(arguments))
+        finally:
+            process.kill()
+        if process.returncode:
+            row = place.read().rstrip(b"\0").decode(errors="replace")
+            raise _ended(process.returncode, row or "before the first row", errors)
+    answer = json.loads(output)
+    for file in answer["modules"]:  # opened here as well: the file audit of this stage does not see the other process
+        Path(file).open("rb").close()
+    if "error" in answer:
+        raise from_json(answer["error"])
+    meta: Meta = answer["meta"]
+    return meta
+
+
+def _started(function: str, place: int) -> subprocess.Popen[str]:
+    """Start the process. place: the descriptor of the file in which it notes the row that it renders."""
+    command, pipe = python("tasks.data.format.time_limit:serve", function, str(place)), subprocess.PIPE
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=[place], text=True, encoding="utf-8"
+    )
+
+
+def serve(function: str, place: str) -> None:
+    """The process's main function: read arguments as JSON from stdin, call the function, write the answer as JSON to stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    module, _, name = function.partition(":")
+    answer: dict[str, Json] = {}
+    try:
+        call: Function = getattr(import_module(module), name)
+        answer["meta"] = call(json.load(sys.stdin), Timer(mmap(int(place), PLACE)))
+    except TrnflowError as error:
+        answer["error"] = error.to_json()
+    answer["modules"] = sorted(
+        str(module.__file__)
+        for name, module in list(sys.modules.items())
+        if name.split(".")[0] == "tasks" and module.__file__
+    )
+    sys.stdout.write(json.dumps(answer))
+
+
+class Timer:
+    """A `Limit` by processor time; also the context that it returns. place: memory shared with the parent, in which the row
+    is noted."""
+
+    def __init__(self, place: mmap) -> None:
+        self._place, self._row, self._renderings, self._caller = place, "", 0, os.getppid()
+
+    def __call__(self, where: str) -> Timer:
+        if os.getppid() != self._caller:  # the parent was killed: nobody reads the answer
+            os._exit(1)
+        if where != self._row:
+            self._place[:] = where.encode()[:PLACE].ljust(PLACE, b"\0")
+            self._row = where
+        if self._renderings % LOOK_EVERY == 0:
+            _limit_memory()
+        self._renderings += 1
+        return self
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+
+    def __exit__(self, *error: object) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit_memory() -> None:
+    """Limit the process to MEMORY bytes more than it has now. Does nothing where /proc is missing (not Linux)."""
+    import resource
+
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[5])
+    except OSError:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = pages * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+
+
+def _ended(status: int, row: str, errors: str) -> TrnflowError:
+    if status == -signal.SIGPROF:
+        return ConfigError(
+            f"{row}: its template takes more than {SECONDS:g} s of processor time", "repair the template"
+        )
+    if status == -signal.SIGINT:
+        return Interrupted("interrupted", "run the same command again")
+    last_line = errors.strip().rpartition("\n")[2] or f"status {status}"
+    return ProcessFailed(f"{row}: the process that renders templates failed: {last_line}", "run again with --debug")

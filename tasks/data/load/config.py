@@ -1,0 +1,160 @@
+"""The recipe's section `data`: one source or a mixture of several, and how their rows are chosen."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tasks.config import NOT_KEYED, Positive, PositiveCount, Seed, StageConfig
+from tasks.data.load.columns import Nulls, text_columns
+from tasks.data.load.mixture import Strategy
+from tasks.errors import ConfigError
+
+_NAME = re.compile(r"[\w-]+")
+Split = Literal["train", "validation", "test"]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class SourceConfig(StageConfig):
+    """Where rows come from, and which of their columns are used."""
+
+    source: Annotated[str | None, NOT_KEYED] = None
+    """The data: a folder with one file per split, a glob, a file, a URL, a name on the Hugging Face hub, or
+    `builtin:stdlib`. Required unless `mix` names several sources."""
+    name: Annotated[str | None, NOT_KEYED] = None
+    """The configuration of a hub dataset, or the view of the built-in corpus (`packages` or `questions`)."""
+    revision: Annotated[str | None, NOT_KEYED] = None
+    """The branch, tag or commit of a hub dataset. Default: its main branch."""
+    format: Annotated[Literal["parquet", "csv", "tsv", "jsonl", "arrow", "txt"] | None, NOT_KEYED] = None
+    """The format of the files, where their names do not show it."""
+    splits: Annotated[dict[Split, str], NOT_KEYED] = Field(default_factory=dict)
+    """The name or file at the source of each split, such as `{test: held-out.csv}`. Splits that are not named here are
+    found by their own names."""
+    text: str | tuple[str, ...] | None = None
+    """The column, or the list of columns, that holds the text. Default: the column `text`, where there is a label."""
+    label: str | None = None
+    """The column of the label, or a rule such as `rating >= 4`, which makes two labels."""
+    labels: tuple[str, ...] | None = None
+    """The names of the labels, in the order of their ids. Default: the names that the data gives, else the label's
+    values, sorted."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Further columns to keep: our name of the column, then its name at the source. Default: all columns, when no
+    column is named anywhere."""
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _common_names(cls, value: Any) -> Any:
+        return (
+            {"json": "jsonl", "text": "txt", "ndjson": "jsonl"}.get(value, value) if isinstance(value, str) else value
+        )
+
+    @field_validator("labels")
+    @classmethod
+    def _names_are_names(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and (len(set(value)) != len(value) or len(value) < 2):
+            raise ValueError("`labels` needs at least two names, each once")
+        return value
+
+
+class MixedSource(SourceConfig):
+    """One source of a mixture. Its settings win over those of `data`."""
+
+    weight: Positive | None = None
+    """The share of this source in the rows of train, relative to the other weights. Default: all rows of each
+    source."""
+
+
+class DataConfig(SourceConfig):
+    """Settings of `load_data`: one source or a mixture of several, and how their rows are chosen."""
+
+    mix: dict[str, MixedSource] | None = None
+    """Several sources by names of your choice, instead of `source`. Each takes the settings of a source, and a
+    `weight`."""
+    stopping_strategy: Strategy = "first_exhausted"
+    """When a weighted mixture ends: `first_exhausted` repeats no row, `all_exhausted` uses every row and repeats rows
+    of smaller sources."""
+    split: dict[Literal["validation", "test"], Fraction] = Field(default_factory=dict)
+    """The fraction of train from which a missing split is made, such as `{validation: 0.1, test: 0.1}`. A row's split
+    follows from a hash of its text."""
+    split_seed: Seed = 0
+    """The seed of `split`. Another seed puts other rows into the made splits."""
+    stratify: bool = False
+    """Whether the made splits hold the same share of each label as train, to the row."""
+    limit: PositiveCount | dict[Split, PositiveCount] | None = None
+    """The largest number of rows of each split, or of named splits. The rows are a random sample by `shuffle_seed`.
+    Default: all rows."""
+    shuffle_seed: Seed = 0
+    """The seed of the sample that `limit` takes."""
+    dedupe: bool = False
+    """Whether to drop rows of train whose text repeats an earlier row of train or stands in another split."""
+    nulls: Nulls = "error"
+    """What happens to rows whose text or label is missing or blank: `error` stops and names the first, `drop` drops and
+    counts them."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> DataConfig:
+        if sum(self.split.values()) >= 1:
+            raise ValueError("the fractions of `split` leave nothing to train on: their sum must be below 1")
+        labelled = self.label is not None or any(one.label for one in (self.mix or {}).values())
+        if self.labels is not None and not labelled:
+            raise ValueError("`labels` names what `label` holds: set `label` too")
+        if self.stratify and not labelled:
+            raise ValueError("`stratify` needs a label to go by: set `label`, or leave `stratify` out")
+        return self
+
+    @model_validator(mode="after")
+    def _one_or_a_mixture(self) -> DataConfig:
+        if self.mix is None:
+            if self.source is None:
+                raise ValueError("`source` is missing: set it, or name several in `mix`")
+            return self
+        outside = [name for name in ("source", "name", "revision", "format", "splits") if getattr(self, name)]
+        if outside:
+            raise ValueError(f"`{outside[0]}` is each source's own in a mixture: set it in `mix`, and to null here")
+        if len(self.mix) < 2:
+            raise ValueError("`mix` needs two sources or more: one is `source`")
+        strange = [name for name in self.mix if not _NAME.fullmatch(name)]
+        if strange:
+            raise ValueError(f"mix.{strange[0]}: names of sources are made of letters, digits, `_` and `-`")
+        lacking = [name for name, one in self.mix.items() if one.source is None]
+        if lacking:
+            raise ValueError(f"mix.{lacking[0]} has no `source`")
+        unweighted = [name for name, one in self.mix.items() if one.weight is None]
+        if 0 < len(unweighted) < len(self.mix):
+            raise ValueError(f"mix.{unweighted[0]} has no `weight`: give all sources one, or none")
+        return self
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """The weight of each source of a mixture, by its name in `mix`; None if no source has a weight."""
+        found = {name: one.weight for name, one in sorted((self.mix or {}).items()) if one.weight is not None}
+        return found or None
+
+    def sources(self) -> dict[str, SourceConfig]:
+        """Return {name in `mix`: settings of that source}, with the settings of `data` filled in. Without a mixture, the
+        only source has the name ""."""
+        return {name: self._filled(name, one) for name, one in sorted(self.mix.items())} if self.mix else {"": self}
+
+    def _filled(self, name: str, one: MixedSource) -> SourceConfig:
+        label = one.label or self.label
+        texts = self.texts
+        theirs = (one.text,) if isinstance(one.text, str) else (one.text or texts)
+        if len(theirs) != len(texts):
+            raise ConfigError(
+                f"data.mix.{name}.text names {len(theirs)} columns, data.text {len(texts)}",
+                "name each one's counterpart",
+            )
+        renamed = {ours: column for ours, column in zip(texts, theirs, strict=True) if ours != column}
+        filled = {"columns": {**self.columns, **one.columns, **renamed}, "text": texts, "label": label}
+        return one.model_copy(update={**filled, "labels": one.labels or self.labels})
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The names, in the artifact, of the columns that hold the text."""
+        mixed = (self.mix or {}).values()
+        label = self.label or next((one.label for one in mixed if one.label), None)
+        if self.text is None and any(one.text for one in mixed):
+            return ("text",)
+        return text_columns(self.text, label, self.columns)

@@ -1,0 +1,191 @@
+"""The built-in corpus `builtin:stdlib`: docstrings of Python's standard library, real text that is on every machine.
+
+It has two views (`data.name`):
+- `packages`: classify from which package a docstring comes, among the ten packages with most docstrings in train. The
+  package's, module's and object's names are removed from the text. Columns text, package, name.
+- `questions`: the instruction "What does `x.y` do?" with the docstring as response. Columns instruction, response, name.
+
+The files are parsed, never imported. The key holds their content, so it differs between builds of Python. Train, validation
+and test are 80/10/10 by a hash of the text; each text occurs once. Costs about 3 s to read; resolving costs a stat for each
+file once the digest is known.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tasks.artifact import Source
+from tasks.data.load.readers import Rows, open_table
+from tasks.errors import ConfigError, DataError
+from tasks.keys.hash_cache import sha256_file, stamp
+from tasks.sources.resolver import Resolver
+
+SOURCE = "builtin:stdlib"
+VIEWS = ("packages", "questions")
+CLASSES = 10
+FEWEST_WORDS = 3
+_SKIPPED = frozenset(
+    {
+        "test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "pydoc_data", "ensurepip", "site-packages",
+        "dist-packages", "lib-dynload", "__pycache__", "__phello__",
+    }
+)  # fmt: skip
+_SPLIT_OF_TENTH = {0: "test", 1: "validation"}
+
+
+class Docstring(NamedTuple):
+    """A docstring of the standard library. name: dotted name of its object, from the package on; doc: its text without
+    indentation."""
+
+    name: str
+    doc: str
+
+
+def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
+    """Resolve `builtin:stdlib` to the source files of the running Python: a Source with the identity `{builtin, view,
+    digest of all files}`.
+
+    source: `data.source`; view: `data.name`, or None for the first view. Raises ConfigError for an unknown corpus or
+    view."""
+    if source != SOURCE:
+        raise ConfigError(f"data.source: there is no built-in corpus {source}", f"use {SOURCE}")
+    view = view or VIEWS[0]
+    if view not in VIEWS:
+        raise ConfigError(f"data.name: {SOURCE} has no view {view}", f"use one of: {', '.join(VIEWS)}")
+    root = _root()
+    files = stdlib_files(root)
+    now = hashlib.sha256(repr(files).encode()).hexdigest()
+    digest = resolver.memo.get("corpus", root, now)
+    if digest is None:
+        digest = _digest(root, files)
+        resolver.memo.put("corpus", root, now, digest)
+        resolver.memo.save()
+    identity = {"builtin": "stdlib", "view": view, "digest": digest}
+    return Source("data", identity, {"builtin": "stdlib", "view": view})
+
+
+def stdlib_files(root: Path) -> list[tuple[str, str]]:
+    """List (path relative to `root`, stamp) of every source file of the standard library, without tests, tools and
+    installed packages. root: the folder of the standard library."""
+    found: list[tuple[str, str]] = []
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                name = f"{folder}{entry.name}"
+                if entry.name.endswith(".py"):
+                    found.append((name, stamp(entry.path)))
+                elif entry.name not in _SKIPPED and "." not in entry.name and "-" not in entry.name and entry.is_dir():
+                    pending.append(f"{name}/")
+    return sorted(found)
+
+
+def corpus_splits(view: str) -> dict[str, Rows]:
+    """Return {split: rows} of a view of the corpus. view: `packages` or `questions`.
+
+    Raises DataError when this Python was installed without its source files."""
+    import pyarrow as pa
+
+    docstrings = list(read_docstrings(_root()))
+    if not docstrings:
+        raise DataError(f"{SOURCE}: this Python's standard library has no source files", "set data.source to your data")
+    rows = _packages(docstrings) if view == "packages" else _questions(docstrings)
+    return {
+        split: open_table(pa.Table.from_pylist(rows[split]), f"{SOURCE} {split}")
+        for split in ("train", "validation", "test")
+    }
+
+
+def read_docstrings(root: Path) -> Iterator[Docstring]:
+    """Yield the docstrings of public modules, classes and functions, in the order of the files and of their lines. root:
+    the folder of the standard library."""
+    for path, _ in stdlib_files(root):
+        parts = [part for part in path.removesuffix(".py").split("/") if part != "__init__"]
+        if any(part.startswith("_") for part in parts):
+            continue
+        try:
+            tree = ast.parse((root / path).read_bytes())
+        except (SyntaxError, ValueError):
+            continue  # a template, or a file for another version of Python
+        yield from _docstrings(tree, ".".join(parts))
+
+
+def _docstrings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> Iterator[Docstring]:
+    doc = ast.get_docstring(node)
+    if doc and len(doc.split()) >= FEWEST_WORDS:
+        yield Docstring(name, doc)
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _is_public(child.name):
+            yield from _docstrings(child, f"{name}.{child.name}")
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+
+
+def anonymous(docstring: Docstring) -> str:
+    """Return a docstring as one line without the names of its package, module, class and function, so that the text does
+    not give away the label."""
+    names = sorted({part for part in docstring.name.split(".") if len(part) > 1}, key=lambda part: (-len(part), part))
+    hidden = re.sub(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", " ", docstring.doc, flags=re.IGNORECASE)
+    return " ".join(hidden.split())
+
+
+def _packages(docstrings: list[Docstring]) -> dict[str, list[dict[str, str]]]:
+    splits = _split([(anonymous(item), item.name) for item in docstrings])
+    counts = Counter(_package(name) for _, name in splits["train"])
+    classes = {package for package, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:CLASSES]}
+    return {
+        split: [
+            {"text": text, "package": _package(name), "name": name} for text, name in rows if _package(name) in classes
+        ]
+        for split, rows in splits.items()
+    }
+
+
+def _questions(docstrings: list[Docstring]) -> dict[str, list[dict[str, str]]]:
+    splits = _split([(item.doc, item.name) for item in docstrings])
+    return {
+        split: [{"instruction": f"What does `{name}` do?", "response": text, "name": name} for text, name in rows]
+        for split, rows in splits.items()
+    }
+
+
+def _package(name: str) -> str:
+    return name.split(".")[0]
+
+
+def _split(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """Divide (text, name) rows into splits by the text's hash. A text that occurs again is left out."""
+    splits: dict[str, list[tuple[str, str]]] = {"train": [], "validation": [], "test": []}
+    seen: set[str] = set()
+    for text, name in rows:
+        if text in seen or len(text.split()) < FEWEST_WORDS:
+            continue
+        seen.add(text)
+        tenth = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 10
+        splits[_SPLIT_OF_TENTH.get(tenth, "train")].append((text, name))
+    return splits
+
+
+def _root() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def _digest(root: Path, files: list[tuple[str, str]]) -> str:
+    """`sha256:<hex>` over the sorted relative paths and contents, without times or the folder's own path."""
+    digest = hashlib.sha256()
+    for path, _ in files:
+        digest.update(f"{path}\0{sha256_file(root / path)}\n".encode())
+    return f"sha256:{digest.hexdigest()}"

@@ -1,0 +1,111 @@
+"""Read a dataset of the Hugging Face hub at a fixed commit. Files are downloaded to the hub client's own cache; no code
+of a repository is run.
+
+JSON and csv files are read by this project's readers, other datasets by the library `datasets`. `datasets` would change
+values in JSON and csv files: it turns texts that look like dates or numbers into those (007 becomes 7) and cuts digits of
+nested numbers. Fails with DataError when the dataset can't be read, ConfigError when it lacks a split or a configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Meta
+from tasks.data.load.readers import BATCH, Rows, open_file
+from tasks.errors import ConfigError, DataError
+from tasks.sources.data_files import ALIASES, format_of
+from tasks.sources.hub_errors import hub_errors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def hub_splits(location: Meta) -> dict[str, list[Rows]]:
+    """Open a hub dataset and return {split: its files' rows}.
+
+    location: `hub` (repository), `name` (configuration or null), `commit`, and `splits` ({our split: name at the hub}; {}
+    to go by the names at the hub)."""
+    from datasets import disable_progress_bars, load_dataset_builder
+
+    disable_progress_bars()  # the stage has a bar of its own
+    repo, commit = location["hub"], location["commit"]
+    with _dataset_errors(repo, commit):
+        builder = load_dataset_builder(repo, location["name"], revision=commit)
+        files = _text_files(builder, commit)
+        if files is not None:
+            features = builder.info.features
+            wanted = _chosen_splits(location, files)
+            return {
+                ours: [_text_rows(repo, commit, path, features) for path in files[theirs]]
+                for ours, theirs in wanted.items()
+            }
+        builder.download_and_prepare()
+        datasets = builder.as_dataset()
+        wanted = _chosen_splits(location, datasets)
+        return {ours: [_rows(datasets[theirs], f"{repo} {theirs}")] for ours, theirs in wanted.items()}
+
+
+def _chosen_splits(location: Meta, there: Iterable[str]) -> dict[str, str]:
+    """The splits to read, ours -> theirs. Raises ConfigError for a split that the dataset lacks."""
+    repo, there = location["hub"], list(there)
+    wanted: dict[str, str] = location["splits"] or {ALIASES[name]: name for name in there if name in ALIASES}
+    for ours, theirs in wanted.items():
+        if theirs not in there:
+            raise ConfigError(
+                f"data.splits.{ours}: {repo} has no split {theirs} (it has {', '.join(there)})",
+                f"change data.splits.{ours}, or make the split from train with data.split.{ours}=0.1",
+            )
+    if "train" not in wanted:
+        raise ConfigError(f"{repo} has no train split (it has {', '.join(there)})", "set data.splits.train")
+    return wanted
+
+
+def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
+    """The paths of each split's files, if all are json, csv or tsv and the repository has no settings for reading them;
+    else None."""
+    config = builder.config
+    apart = ("name", "version", "data_dir", "data_files", "description", "features")
+    settings = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}
+    changed = {name: now for name, (now, default) in settings.items() if name not in apart and now != default}
+    urls = config.data_files or {}
+    found = {str(split): [url.partition(f"@{commit}/")[2] for url in some] for split, some in urls.items()}
+    formats = {format_of(path) for paths in found.values() for path in paths}
+    wanted: Meta = {"sep": "\t"} if formats == {"tsv"} else {}
+    return found if formats in ({"jsonl"}, {"csv"}, {"tsv"}) and changed == wanted else None
+
+
+def _text_rows(repo: str, commit: str, path: str, features: Any) -> Rows:
+    """Download a file and open it. features: what the repository declares of its columns (such as class names), or None."""
+    from huggingface_hub import hf_hub_download
+
+    place = hf_hub_download(repo, path, repo_type="dataset", revision=commit)
+    rows = open_file(Path(place), format_of(path) or "", f"{repo} {path}")
+    return replace(rows, schema=rows.schema.with_metadata(features.arrow_schema.metadata)) if features else rows
+
+
+@contextlib.contextmanager
+def _dataset_errors(repo: str, commit: str | None) -> Iterator[None]:
+    from datasets.exceptions import DatasetsError
+
+    with hub_errors("data", repo, commit):
+        try:
+            yield
+        except ValueError as error:
+            raise ConfigError(f"the dataset {repo}: {' '.join(str(error).split())[:300]}", "set data.name") from error
+        except (DatasetsError, RuntimeError) as error:
+            raise DataError(
+                f"the dataset {repo} can't be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}",
+                "check the repository's files, or point data.source at local files",
+            ) from error
+
+
+def _rows(dataset: Any, name: str) -> Rows:
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for table in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
+            yield from table.combine_chunks().to_batches()
+
+    return Rows(name, dataset.features.arrow_schema, batches)

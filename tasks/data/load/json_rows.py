@@ -1,0 +1,127 @@
+"""Read JSON files: one object a line, or one array of objects. A key that a row lacks is null.
+
+Each file is read twice, because the type of a column depends on all rows. Lists and objects become JSON text, so that
+keys, their order and number types stay as written. Memory: one batch; a file that is a single array is held whole. Fails
+with DataError, which names the file and the row or line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.data.load.column_types import encode_json, is_nested, json_object
+from tasks.data.load.streams import file_errors, lines, open_stream, open_text
+from tasks.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_decode = json.JSONDecoder(object_pairs_hook=json_object).decode
+
+
+def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]]]:
+    """Open a JSON file. Returns the schema of all columns, in the order in which they first occur, and a function that
+    reads the columns it is given in batches.
+
+    name: the file's name, for errors; size: rows in a batch."""
+    import pyarrow as pa
+
+    kinds: dict[str, dict[type, None]] = {}
+    for row in _objects(path, name):
+        for key, value in row.items():
+            if type(value) not in kinds.setdefault(key, {}):
+                kinds[key][type(value)] = None
+    schema = pa.schema([(key, _column_type([*found])) for key, found in kinds.items()])
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        objects, done = _objects(path, name), 0
+        while rows := list(islice(objects, size)):
+            arrays = [_column(rows, key, schema.field(key).type, name, done) for key in columns]
+            yield pa.record_batch(arrays, names=columns)
+            done += len(rows)
+
+    return schema, batches
+
+
+def _column_type(kinds: list[type]) -> pa.DataType:
+    """The type of a column with values of these Python types.
+
+    For types in conflict it is the type of the first, or bool: making the array then fails at the row to report."""
+    import pyarrow as pa
+
+    types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), type(None): pa.null()}
+    if list in kinds or dict in kinds:
+        return pa.json_()
+    kinds = [kind for kind in kinds if kind is not type(None)] or kinds
+    if bool in kinds:
+        return types[bool]
+    return types[float] if set(kinds) == {int, float} else types[kinds[0]]
+
+
+def _column(rows: list[dict[str, Any]], key: str, kind: pa.DataType, name: str, before: int) -> pa.Array:
+    """The column as an Arrow array. before: rows of the file above these. Raises DataError with the row that does not fit."""
+    import pyarrow as pa
+
+    values = [row.get(key) for row in rows]
+    try:
+        return _array(values, kind)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        for number, value in enumerate(values, before + 1):
+            where = f"{name} row {number}: {key}"
+            try:
+                _array([value], kind)
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"{where} holds {error.object[error.start : error.end]!a}, half a character",
+                    "repair the row: such escapes (surrogates) come in pairs",
+                ) from error
+            except (pa.ArrowException, OverflowError) as error:
+                raise DataError(
+                    f"{where} is {json.dumps(value)[:80]}, which is no {kind}",
+                    "give the column one type in the file, and numbers beyond 64 bits as texts",
+                ) from error
+        raise
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    if not is_nested(kind):
+        return pa.array(values, kind)
+    texts = [None if value is None else encode_json(value) for value in values]
+    return pa.ExtensionArray.from_storage(kind, pa.array(texts, pa.string()))
+
+
+def _objects(path: Path, name: str) -> Iterator[dict[str, Any]]:
+    with file_errors(name), open_stream(path) as raw:
+        is_array = raw.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+    if is_array:
+        with open_text(path, name) as text:
+            items = _parsed(text.read(), name)
+        yield from (_object(item, f"{name} item {number}") for number, item in enumerate(items, 1))
+        return
+    for number, line in lines(path, name):
+        if line:
+            where = f"{name} line {number}"
+            yield _object(_parsed(line, where), where)
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return _decode(text)
+    except ValueError as error:
+        raise DataError(f"{where} is not JSON: {error}", "give one object a line, or one array of objects") from error
+    except RecursionError as error:
+        raise DataError(
+            f"{where} is nested too deeply", "give lists and objects of some hundred levels at most"
+        ) from error
+
+
+def _object(item: Any, where: str) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise DataError(f"{where} is not an object: {json.dumps(item)[:80]}", "give objects: {...}")
+    return item

@@ -1,0 +1,253 @@
+"""Read labels from a column or a rule such as `rating >= 4`, and turn them into ids.
+
+Labels are compared as text ("0", "joy", "true"), so that a label is the same in csv, json and parquet. The label names,
+in the order of their ids, are the recipe's `labels`; without that setting the class names that the file declares, else
+the names in a column `<label>_name`, else the labels that train holds, sorted. Fails with DataError, which names file,
+row and label, for a label outside this set.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tasks.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+MOST_LABELS = 10_000
+_RULE = re.compile(r"\s*(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
+_OPPOSITE = {">=": "<", "<": ">=", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
+_COMPARE = {">=": "greater_equal", "<": "less", "<=": "less_equal", ">": "greater", "==": "equal", "!=": "not_equal"}
+_INTEGER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule such as `rating >= 4` that makes two labels of a column: 1 where it holds, else 0.
+
+    column: its name in the source; operator: a comparison, such as `>=`; value: a number, or a text for == and !=."""
+
+    column: str
+    operator: str
+    value: float | str
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of labels 0 and 1 for a recipe that gives none: the opposite of the rule, then the rule."""
+        value = f"{self.value:g}" if isinstance(self.value, float) else self.value
+        return [f"{self.column} {_OPPOSITE[self.operator]} {value}", f"{self.column} {self.operator} {value}"]
+
+
+def parse_rule(label: str) -> Rule | None:
+    """Parse the setting `data.label` as a rule; None if it is the name of a column. Raises ConfigError for `<` or `>`
+    with a text."""
+    match = _RULE.fullmatch(label)
+    if match is None:
+        return None
+    column, operator, value = match.groups()
+    try:
+        return Rule(column, operator, float(value))
+    except ValueError:
+        if operator not in ("==", "!="):
+            raise ConfigError(
+                f"data.label: {label!r} compares with {value!r}, which is no number", "e.g. rating >= 4"
+            ) from None
+        return Rule(column, operator, value.strip("'\""))
+
+
+@dataclass
+class SeenLabels:
+    """The labels that occur in a split, collected while its rows are read.
+
+    first: {label: file and row where it first occurs}; names: {label: its name in the column `<label>_name`, if there is
+    one}."""
+
+    first: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add(self, labels: pa.Array, siblings: pa.Array | None, where: str, numbers: NDArray[np.int64]) -> None:
+        """Add the labels of a batch of rows.
+
+        labels: strings; siblings: the labels' names from the column `<label>_name`, or None; where: the file's name;
+        numbers: int64 [rows], the rows' numbers in the file, from 1. Raises ConfigError for more than MOST_LABELS labels.
+        """
+        import numpy as np
+
+        encoded = labels.dictionary_encode()
+        ids, rows = np.unique(encoded.indices.to_numpy(zero_copy_only=False), return_index=True)
+        for index, row in zip(ids, rows, strict=True):
+            label = encoded.dictionary[int(index)].as_py()
+            self.first.setdefault(label, f"{where} row {numbers[row]}")
+            if siblings is not None and (name := siblings[int(row)].as_py()) is not None:
+                self.names.setdefault(label, str(name))
+        if len(self.first) > MOST_LABELS:
+            raise ConfigError(
+                f"data.label: more than {MOST_LABELS} distinct labels in {where}",
+                "choose a column with classes, or a rule",
+            )
+
+
+def label_texts(values: pa.Array, rule: Rule | None, named: tuple[str, ...], where: str, before: int) -> pa.Array:
+    """Convert a label column to texts. With a rule the texts are "0" and "1".
+
+    Null, NaN, blank texts and the text "nan" in any case become null, unless the recipe lists them in `named`
+    (`data.labels`). where: the file's name; before: how many rows of the file precede `values`. Raises DataError for a
+    label that is a fraction, and for a value that the rule can't compare."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_string(values.type):
+        is_nan = pc.equal(pc.ascii_lower(pc.utf8_trim_whitespace(values)), "nan")
+        missing = pc.or_(is_blank(values), pc.and_not(is_nan, pc.is_in(values, pa.array(named, pa.string()))))
+        values = pc.if_else(missing, pa.scalar(None, pa.string()), values)
+    if pa.types.is_floating(values.type):  # pandas writes NaN for a missing number
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    if rule is not None:
+        return _ruled(values, rule, where, before)
+    if pa.types.is_floating(values.type):
+        values = _as_integers(values, where, before)
+    return values.cast(pa.string())
+
+
+def is_blank(texts: pa.Array) -> pa.Array:
+    """Return bool [texts]: True where a text is empty or only whitespace, null where the text is null."""
+    import pyarrow.compute as pc
+
+    return pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
+
+
+def _ruled(values: pa.Array, rule: Rule, where: str, before: int) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(rule.value, float):
+        values, kind = _numbers(values, rule, where, before), pa.float64()
+    else:
+        values, kind = values.cast(pa.string()), pa.string()
+    truth = getattr(pc, _COMPARE[rule.operator])(values, pa.scalar(rule.value, kind))
+    return truth.cast(pa.int8()).cast(pa.string())
+
+
+def _numbers(values: pa.Array, rule: Rule, where: str, before: int) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return values.cast(pa.float64())
+    except pa.ArrowInvalid:
+        for number, value in enumerate(values.to_pylist(), before + 1):
+            if value is not None and not _is_number(value):
+                raise DataError(
+                    f"{where} row {number}: {rule.column} is {value!r}, which is no number",
+                    "repair the row, or the rule",
+                ) from None
+        raise
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _as_integers(values: pa.Array, where: str, before: int) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    broken = pc.not_equal(values, pc.floor(values)).index(True).as_py()
+    if broken >= 0:
+        raise DataError(
+            f"{where} row {before + broken + 1}: the label {values[broken].as_py()} is a fraction",
+            "give classes, or a rule such as data.label='rating >= 4'",
+        )
+    return values.cast(pa.int64())
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """The set of a source's labels with their ids.
+
+    names: the labels' names, ordered by id; ids: {label as it stands in the data: id}."""
+
+    names: list[str]
+    ids: dict[str, int]
+
+    def encode(self, labels: pa.Array) -> pa.Array:
+        """Convert label texts to ids, int64 [rows]. Every text must be in the set; call `check` first."""
+        import numpy as np
+        import pyarrow as pa
+
+        encoded = labels.dictionary_encode()
+        table = np.array([self.ids[text] for text in encoded.dictionary.to_pylist()], dtype=np.int64)
+        return pa.array(table[encoded.indices.to_numpy(zero_copy_only=False)])
+
+    def renumbered(self, names: list[str]) -> LabelSet:
+        """Return the same labels with other ids: each id is the position of the label's name in `names`, which must
+        contain all names of this set."""
+        return LabelSet(names, {text: names.index(self.names[i]) for text, i in self.ids.items()})
+
+    def check(self, seen: SeenLabels) -> None:
+        """Raise DataError, with file and row, if a split has a label that is not in this set. seen: the split's labels."""
+        for label, where in seen.first.items():
+            if label not in self.ids:
+                known = ", ".join(self.names[:12])
+                raise DataError(
+                    f"{where}: the label {label!r} is outside the label set ({known})",
+                    "repair the row, or name all labels in data.labels",
+                )
+
+
+def label_set(
+    train: SeenLabels, given: tuple[str, ...] | None, classes: list[str] | None, rule: Rule | None
+) -> LabelSet:
+    """Decide the labels of a source, their names and ids.
+
+    train: the labels in its train split; given: `data.labels`, or None; classes: the names that the file declares, or
+    None; rule: the rule that made the labels, or None. If all labels in train are integers, they are read as ids of the
+    given or declared names, unless those names are integers too."""
+    declared = list(given) if given is not None else (rule.names if rule else classes)
+    numbers = all(_INTEGER.fullmatch(label) for label in train.first)
+    if declared is None:
+        ordered = sorted(train.first, key=(lambda text: (int(text), text)) if numbers else None)
+        names = [train.names.get(text, text) for text in ordered]
+        return LabelSet(
+            names if len(set(names)) == len(names) else ordered, {text: i for i, text in enumerate(ordered)}
+        )
+    by_index = numbers and not all(_INTEGER.fullmatch(name) for name in declared)
+    return LabelSet(declared, {str(i) if by_index else name: i for i, name in enumerate(declared)})
+
+
+def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -> list[str]:
+    """Return the label names of a mixture, ordered by id: `data.labels` if set, else the names that all sources share.
+
+    sources: {source: its label names}; given: `data.labels`, or None. Raises ConfigError where the sources' names differ.
+    """
+    first, *others = sources
+    names = list(given) if given is not None else sources[first]
+    for source in (first, *others):
+        unknown = [name for name in sources[source] if name not in names]
+        missing = [name for name in names if name not in sources[source]] if given is None else []
+        if unknown or missing:
+            known = "data.labels" if given is not None else first
+            raise ConfigError(
+                f"data.mix: {source} has the labels {', '.join(sources[source][:12])}, {known} {', '.join(names[:12])}",
+                f"name them alike with data.mix.{source}.labels, or all that there are with data.labels",
+            )
+    return names
+
+
+def declared_classes(schema: pa.Schema, column: str) -> list[str] | None:
+    """Return the class names of a column if `datasets` stored them in the schema's metadata (type `ClassLabel`), else
+    None."""
+    import json
+
+    info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    feature = info.get("info", {}).get("features", {}).get(column, {})
+    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    return [str(name) for name in names] if names else None

@@ -1,0 +1,144 @@
+"""Read rows from parquet, csv, tsv, json lines, arrow and text files, in batches of the columns asked for.
+
+Memory: one batch (4,096 rows or lines), whatever the file's size; a JSON array is held whole. The columns of csv and tsv
+files are strings. Fails with DataError, which names the file and the row or line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.data.load.json_rows import open_json
+from tasks.data.load.streams import BUFFER, file_errors, lines, open_text
+from tasks.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH = 4096
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An opened data file whose rows are not read yet.
+
+    name: the file's name, for errors; schema: of all its columns; batches: call this function with column names to read
+    those columns, in the given order."""
+
+    name: str
+    schema: pa.Schema
+    batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
+
+
+def open_file(path: Path, kind: str, name: str) -> Rows:
+    """Open a data file by its format. kind: a value of `tasks.sources.data_files.FORMATS`; name: the file's name in
+    errors.
+
+    Raises DataError for a file that can't be read, or that has two columns of one name."""
+    opener = {"parquet": _parquet, "csv": _csv, "tsv": _tsv, "jsonl": _json, "arrow": _arrow, "txt": _text}[kind]
+    with file_errors(name):
+        rows = opener(path, name)
+    twice = [column for column, count in Counter(rows.schema.names).items() if count > 1]
+    if twice:
+        raise DataError(f"{name} has two columns named {twice[0]}", "rename one in the file")
+    return rows
+
+
+def open_table(table: pa.Table, name: str) -> Rows:
+    """Wrap a table that is in memory or memory-mapped as `Rows`, like an opened file. name: its name in errors."""
+    return Rows(name, table.schema, lambda columns: iter(table.select(columns).to_batches(max_chunksize=BATCH)))
+
+
+def _parquet(path: Path, name: str) -> Rows:
+    import pyarrow.parquet as pq
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        # buffer_size: without it whole columns of a row group, perhaps a million rows, are in memory
+        with file_errors(name), pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
+            yield from file.iter_batches(BATCH, columns=columns, use_threads=False)
+
+    with pq.ParquetFile(path) as file:
+        return Rows(name, file.schema_arrow, batches)
+
+
+def _arrow(path: Path, name: str) -> Rows:
+    """Arrow IPC files, and the IPC streams that `datasets` writes under the same extension."""
+    import pyarrow as pa
+
+    with path.open("rb") as file:
+        is_file = file.read(6) == b"ARROW1"
+    mapped = pa.memory_map(str(path))
+    return open_table((pa.ipc.open_file if is_file else pa.ipc.open_stream)(mapped).read_all(), name)
+
+
+def _json(path: Path, name: str) -> Rows:
+    return Rows(name, *open_json(path, name, BATCH))
+
+
+def _text(path: Path, name: str) -> Rows:
+    """One row for each line that is not blank, in the column `text`."""
+    import pyarrow as pa
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        texts = (line for _, line in lines(path, name) if line)
+        while batch := list(islice(texts, BATCH)):
+            yield pa.record_batch([pa.array(batch, pa.string())] * len(columns), names=columns)
+
+    return Rows(name, pa.schema([("text", pa.string())]), batches)
+
+
+def _tsv(path: Path, name: str) -> Rows:
+    return _csv(path, name, "\t")
+
+
+def _csv(path: Path, name: str, delimiter: str = ",") -> Rows:
+    import pyarrow as pa
+
+    with contextlib.closing(_records(path, name, delimiter)) as records:
+        header = next(records, [])
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        places = [header.index(column) for column in columns]
+        records = islice(_records(path, name, delimiter), 1, None)
+        while batch := list(islice(records, BATCH)):
+            cells = list(zip(*batch, strict=True))
+            yield pa.record_batch([pa.array(cells[place], pa.string()) for place in places], names=columns)
+
+    return Rows(name, pa.schema([(column, pa.string()) for column in header]), batches)
+
+
+def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
+    """The cells of the header, then of each row; blank lines are skipped.
+
+    Raises DataError with the line of a record that has more or fewer cells than the header, or wrong quotes: such a record
+    may contain the records after it."""
+    csv.field_size_limit(sys.maxsize)  # for the whole process; without it a cell holds 128 KB at most
+    width, line = 0, 1
+    with open_text(path, name) as text:
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        try:
+            for cells in reader:
+                blank = len(cells) < 2 and not "".join(cells).strip()
+                if len(cells) != width and not blank:
+                    if width:
+                        raise DataError(
+                            f"{name} line {line} has {len(cells)} cell{'s' * (len(cells) != 1)}, the header {width}",
+                            "repair the line: a cell that holds a delimiter or a line break is quoted",
+                        )
+                    width = len(cells)
+                if width and len(cells) == width:
+                    yield cells
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(
+                f"{name} line {line} is not csv: {error}",
+                "quote the whole cell and double the quotes inside it, or give json lines or parquet",
+            ) from error

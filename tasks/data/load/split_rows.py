@@ -1,0 +1,265 @@
+"""Choose which rows of the sources go into each split, and write them.
+
+A split made of several sources has their rows in the order of the sources' names. Among rows with equal text, `dedupe`
+uses the first in this order. `dedupe`, weights and `limit` drop rows of train; only `limit` drops rows of validation and
+test.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tasks.artifact import Meta
+from tasks.data.load.labels import LabelSet
+from tasks.data.load.mixture import Strategy, amounts, interleaved
+from tasks.data.load.scratch_file import ReadSplit, common_schema, kept_rows, label_ids
+from tasks.data.load.selection import (
+    all_rows,
+    limited,
+    made_splits,
+    narrowed,
+    repeated,
+    repetitions,
+    shared_rows,
+    stratified_splits,
+    union_of,
+)
+from tasks.data.tables import ROW_GROUP, regrouped, write_rows
+from tasks.errors import DataError
+from tasks.sources.split_files import SPLITS
+from tasks.stage import Workdir
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tasks.data.load.selection import Hashes, Mask
+
+
+class SourceRows(NamedTuple):
+    """The rows that one source contributes to one split.
+
+    source: its name; read: the scratch file that holds the rows; labels: converts label texts to ids, or None without
+    labels; mask: bool [rows of `read`], which rows are used; times: how often each of them is written; more: bool [rows
+    of `read`], rows that are written once more, or None."""
+
+    source: str
+    read: ReadSplit
+    labels: LabelSet | None
+    mask: Mask
+    times: int = 1
+    more: Mask | None = None
+
+    @property
+    def hashes(self) -> Hashes:
+        """The hashes of the rows that are used, each row once: uint64 [distinct]."""
+        return self.read.hashes[self.mask]
+
+    @property
+    def distinct(self) -> int:
+        """The number of rows that are used, each counted once."""
+        return int(self.mask.sum())
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that are written, where a repeated row counts each time."""
+        return self.distinct * self.times + (int(self.more.sum()) if self.more is not None else 0)
+
+    def tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
+        """Yield the rows to write as tables with the given schema, batch by batch, repeated rows included."""
+        for keep in [self.mask] * self.times + ([self.more] if self.more is not None else []):
+            yield from kept_rows(self.read, keep, self.labels, schema)
+
+
+SplitRows = dict[str, list[SourceRows]]
+"""Split -> what each source gives to it."""
+
+
+def source_splits(
+    source: str,
+    read: Mapping[str, ReadSplit],
+    labels: LabelSet | None,
+    split: Mapping[str, float],
+    seed: int,
+    *,
+    stratify: bool,
+) -> dict[str, SourceRows]:
+    """Assign all rows of a source to splits. Splits that the source does not have are made from its train split.
+
+    source: its name; read: {split: the source's rows}; labels: the source's label set, or None; split: {split: fraction
+    of train to make it from}; seed: of that choice; stratify: give the made splits the same share of each label as train.
+    """
+    train = read["train"]
+    fractions = {name: share for name, share in split.items() if name not in read}
+    if stratify and fractions and labels:
+        masks = stratified_splits(train.hashes, label_ids(train, labels), fractions, seed)
+    else:
+        masks = made_splits(train.hashes, fractions, seed)
+    made = {name: SourceRows(source, train, labels, mask) for name, mask in masks.items()}
+    return made | {
+        name: SourceRows(source, rows, labels, all_rows(rows.hashes)) for name, rows in read.items() if name != "train"
+    }
+
+
+def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
+    """Group the sources' rows by split, in the order train, validation, test. Splits that no source has are left out.
+
+    sources: for each source, {split: its rows}."""
+    found = {name: [shares[name] for shares in sources if name in shares] for name in SPLITS}
+    return {name: shares for name, shares in found.items() if shares}
+
+
+class Dropped(NamedTuple):
+    """Counts of rows that were dropped, and of texts that occur more than once.
+
+    rows: {reason: rows dropped}; leakage: {"train/test": rows of the first split whose text also occurs in the second};
+    overlap: {"a/b": train rows of source a whose text also occurs in train of source b}; duplicates: rows of train whose
+    text occurs in an earlier row of train."""
+
+    rows: Meta
+    leakage: Meta
+    overlap: Meta
+    duplicates: int
+
+
+def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
+    """Count the texts that train repeats or shares with other splits. With `drop`, also remove those rows from train.
+
+    Returns the rows of each split, and the counts."""
+    hashes = {name: joined([share.hashes for share in some]) for name, some in shares.items()}
+    shared = shared_rows(hashes)
+    leakage = {f"{a}/{b}": int(mask.sum()) for (a, b), mask in shared.items()}
+    trains = {share.source: share.hashes for share in shares["train"]}
+    overlap = {f"{a}/{b}": int(mask.sum()) for (a, b), mask in shared_rows(trains).items()}
+    duplicates = repetitions(hashes["train"])
+    if not drop:
+        return shares, Dropped({}, leakage, overlap, duplicates)
+    twice = repeated(hashes["train"])
+    leaked = union_of([mask for (a, _), mask in shared.items() if a == "train"], twice) & ~twice
+    lost = {"duplicate": duplicates, "leaked": int(leaked.sum())}
+    return {**shares, "train": _narrowed(shares["train"], ~(twice | leaked))}, Dropped(
+        lost, leakage, overlap, duplicates
+    )
+
+
+def sampled(limit: int | None, split: str, shares: list[SourceRows], seed: int) -> list[SourceRows]:
+    """Draw a random sample of at most `limit` rows from the rows of a split. All rows are used if `limit` is None.
+
+    split, seed: together seed the sample; shares: the rows that each source contributes."""
+    rows = sum(share.distinct for share in shares)
+    if limit is None or rows <= limit:
+        return shares
+    return _narrowed(shares, limited(_trues(rows), limit, seed, split))
+
+
+def weighted_train(
+    shares: list[SourceRows], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None, seed: int
+) -> tuple[list[SourceRows], int]:
+    """Choose the rows of train by the sources' weights (see `tasks.data.load.mixture`), at most `limit` rows in all.
+
+    shares: the rows that each source has; weights: None to use all rows once; limit: None for no limit; seed: of the
+    samples. Returns the chosen rows of each source, and how many rows the weights left out. Raises DataError for a source
+    without rows."""
+    there = {share.source: share.distinct for share in shares}
+    for source, count in there.items():
+        if count == 0:
+            raise DataError(f"the source {source} has no rows of train left", "check data.dedupe and data.split")
+    whole, taken = amounts(there, weights, strategy), amounts(there, weights, strategy, limit)
+    unmixed = sum(max(0, there[name] - whole[name]) for name in there)
+    return [_taken(share, taken[share.source], seed) for share in shares], unmixed
+
+
+def _taken(share: SourceRows, rows: int, seed: int) -> SourceRows:
+    """`rows` rows of a source: a seeded sample, or where it has fewer, all of them several times and a sample."""
+    times, rest = divmod(rows, share.distinct)
+    sample = narrowed(share.mask, limited(_trues(share.distinct), rest, seed, f"train/{share.source}"))
+    return share._replace(mask=sample) if times == 0 else share._replace(times=times, more=sample if rest else None)
+
+
+def write_split(
+    split: str, shares: list[SourceRows], nested: Collection[str], to: Path, out: Workdir
+) -> tuple[int, dict[str, int]]:
+    """Write a split as a parquet file. In train the rows of the sources are interleaved, in other splits one source
+    follows another.
+
+    shares: the rows of each source; nested: columns that are written as JSON text; to: the new file; out: shows the
+    progress. Returns the number of rows, and {label name: rows} ({} without labels)."""
+    import pyarrow as pa
+
+    labels = shares[0].labels
+    schema = common_schema({share.source: share.read.schema for share in shares}, nested, labels is not None, split)
+    total, counts = sum(share.rows for share in shares), Counter[int]()
+    if split == "train" and len(shares) > 1:
+        tables = _interleaved({share.source: share for share in shares}, schema)
+    else:
+        tables = (table for share in shares for table in share.tables(schema))
+    if labels:
+        tables = _counted(tables, counts)
+    plain = pa.schema([(field.name, pa.string() if field.name in nested else field.type) for field in schema])
+    done = write_rows(
+        (table.cast(plain) for table in tables),
+        plain,
+        to,
+        lambda done: out.progress(done, total, f"{split} rows written"),
+    )
+    return done, {name: counts[number] for number, name in enumerate(labels.names)} if labels else {}
+
+
+def _counted(tables: Iterator[pa.Table], counts: Counter[int]) -> Iterator[pa.Table]:
+    """Pass the tables on, and add the ids in their column `label` to `counts`."""
+    import numpy as np
+
+    for table in tables:
+        ids, rows = np.unique(table.column("label").to_numpy(), return_counts=True)
+        counts.update(dict(zip(ids.tolist(), rows.tolist(), strict=True)))
+        yield table
+
+
+def _interleaved(shares: dict[str, SourceRows], schema: pa.Schema) -> Iterator[pa.Table]:
+    import pyarrow as pa
+
+    readers = {name: _Reader(share.tables(schema), schema) for name, share in shares.items()}
+    for counts, order in interleaved({name: share.rows for name, share in shares.items()}, ROW_GROUP):
+        yield pa.concat_tables([readers[name].take(count) for name, count in counts.items()]).take(pa.array(order))
+
+
+class _Reader:
+    """Reads any number of rows at a time from a stream of tables."""
+
+    def __init__(self, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
+        self._tables = regrouped(tables, schema, ROW_GROUP)
+        self._held = schema.empty_table()
+
+    def take(self, count: int) -> pa.Table:
+        """The next `count` rows; the stream must have as many."""
+        import pyarrow as pa
+
+        while self._held.num_rows < count:
+            self._held = pa.concat_tables([self._held, next(self._tables)])
+        taken, self._held = self._held.slice(0, count), self._held.slice(count)
+        return taken.combine_chunks()
+
+
+def _narrowed(shares: list[SourceRows], keep: Mask) -> list[SourceRows]:
+    """Narrow each source's mask by `keep`, a mask over the distinct rows of all sources one after another."""
+    found, start = [], 0
+    for share in shares:
+        end = start + share.distinct
+        found.append(share._replace(mask=narrowed(share.mask, keep[start:end])))
+        start = end
+    return found
+
+
+def joined(hashes: list[Hashes]) -> Hashes:
+    """Concatenate arrays of hashes. A single array is returned as it is, without a copy."""
+    import numpy as np
+
+    return hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
+
+
+def _trues(rows: int) -> Mask:
+    import numpy as np
+
+    return np.ones(rows, dtype=bool)

@@ -1,0 +1,82 @@
+"""Create a file of chunks (see `tasks.data.chunks`) before its values are known: pyarrow writes the file's structure,
+numpy the columns' values later.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.data.chunks import map_columns
+from tasks.errors import DataError
+
+if TYPE_CHECKING:
+    from tasks.data.chunks import Columns
+
+
+def create_columns(path: Path, wanted: dict[str, tuple[int, ...]]) -> Columns:
+    """Create a file of chunks whose int32 columns are all zeros, memory-mapped so that the caller can write the values.
+    Takes no memory, and no disk until values are written.
+
+    path: the new file; wanted: {column: shape}. The file is one record batch, so that readers get one array for each
+    column. Raises DataError when the installed pyarrow writes the file in a layout that this module does not know."""
+    import numpy as np
+    import pyarrow as pa
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    most = max(prod(shape) for shape in wanted.values())
+    zeros = pa.py_buffer(np.zeros(most, dtype="<i4"))  # its pages are never touched, so it takes no memory
+    batch = pa.record_batch([_column(zeros, shape) for shape in wanted.values()], names=list(wanted))
+    with _Holes(path) as holes:
+        options = pa.ipc.IpcWriteOptions(allow_64bit=True)  # columns of more than 2**31 tokens
+        with pa.ipc.new_stream(pa.PythonFile(holes, "w"), batch.schema, options=options) as stream:
+            stream.write_batch(batch)
+    columns = map_columns(path, wanted, "r+")
+    if holes.at != [getattr(column, "offset", None) for column in columns.values()]:
+        raise DataError(f"pyarrow {pa.__version__} lays columns out in another way", "install the locked versions")
+    return columns
+
+
+def _column(zeros: Any, shape: tuple[int, ...]) -> Any:
+    import pyarrow as pa
+
+    size = prod(shape)
+    flat = pa.Array.from_buffers(pa.int32(), size, [None, zeros.slice(0, 4 * size)], null_count=0)
+    return flat if len(shape) == 1 else pa.FixedSizeListArray.from_arrays(flat, shape[1])
+
+
+class _Holes:
+    """A file for pyarrow to write to, which skips the columns' buffers instead of writing them (sparse file).
+
+    at: the byte where each column begins."""
+
+    closed = False
+
+    def __init__(self, path: Path) -> None:
+        self.at: list[int] = []
+        self._file = path.open("wb")
+
+    def write(self, data: Any) -> int:
+        import pyarrow as pa
+
+        if not isinstance(data, pa.Buffer):
+            return self._file.write(data)
+        self.at.append(self._file.tell())
+        self._file.seek(data.size, 1)
+        return int(data.size)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Do nothing: pyarrow calls this at an unknown time; the context closes the file."""
+
+    def __enter__(self) -> _Holes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()

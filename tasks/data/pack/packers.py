@@ -1,0 +1,209 @@
+"""Compute where token rows go in chunks of fixed length. Pure functions of the rows' lengths, which never read the
+tokens.
+
+Three algorithms. bfd: best fit decreasing over the whole split. An integer whose bit r says that some chunk has room for
+r tokens is the index of open chunks, so its lowest suitable bit is the fullest chunk with enough room. Rows of equal
+length are placed together, so Python's work grows with chunk_length, not with the number of rows. concat: rows one after
+another, cut at each chunk's end. bucket: the few lengths that need the least padding, by dynamic programming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Counts = np.ndarray[Any, np.dtype[np.int64]]
+
+ALIGN = 8
+"""Bucket lengths are multiples of this: accelerators pad to it anyway."""
+
+
+class Pieces(NamedTuple):
+    """Pieces of token rows, each a whole row or a part of one, that are placed in chunks without being cut. All arrays
+    are int64 [pieces].
+
+    row: the row's number in the split; start: the index of the piece's first token among all tokens of the split; size:
+    its number of tokens."""
+
+    row: Counts
+    start: Counts
+    size: Counts
+
+    def where(self, mask: Any) -> Pieces:
+        """Return some of the pieces. mask: a mask, a slice or an array of indices, as numpy takes it."""
+        return Pieces(self.row[mask], self.start[mask], self.size[mask])
+
+
+class Layout(NamedTuple):
+    """The chunk and position of each piece, sorted by (chunk, offset).
+
+    chunk: int64 [pieces], the number of the piece's chunk; offset: int64 [pieces], the position in the chunk of the
+    piece's first token; chunks: the number of chunks."""
+
+    pieces: Pieces
+    chunk: Counts
+    offset: Counts
+    chunks: int
+
+    def only(self, wanted: Any) -> Layout:
+        """Return the layout of some of the chunks, numbered from 0 again. wanted: bool [chunks], True for the chunks to
+        keep."""
+        import numpy as np
+
+        kept = wanted[self.chunk]
+        number = (np.cumsum(wanted) - 1)[self.chunk[kept]]
+        return Layout(self.pieces.where(kept), number, self.offset[kept], int(wanted.sum()))
+
+
+def whole_rows(offsets: Counts) -> Pieces:
+    """Make one piece of each row. offsets: int64 [rows + 1], the index of each row's first token among the split's
+    tokens."""
+    import numpy as np
+
+    return Pieces(np.arange(len(offsets) - 1), np.asarray(offsets[:-1]), np.diff(offsets))
+
+
+def cut_rows(pieces: Pieces, most: int) -> Pieces:
+    """Cut pieces that are longer than `most` tokens into several. The order of the tokens stays the same."""
+    import numpy as np
+
+    parts = np.maximum(-(-pieces.size // most), 1)
+    row, first, size = (np.repeat(values, parts) for values in pieces)
+    at = (np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)) * most
+    return Pieces(row, first + at, np.minimum(size - at, most))
+
+
+def trained_on(pieces: Pieces, mask: Any) -> Any:
+    """Return bool [pieces]: whether any token after the piece's first is trained on. The first token does not count,
+    because no token before it predicts it.
+
+    pieces: ascending, not overlapping; mask: uint8 [tokens], 1 where trained on."""
+    import numpy as np
+
+    found = np.zeros(len(pieces.size), dtype=bool)
+    longer = np.flatnonzero(pieces.size > 1)
+    if len(longer):
+        first, size = pieces.start[longer], pieces.size[longer]
+        edges = np.stack([first + 1, first + size], axis=1).ravel()
+        inside = edges[:-1] if edges[-1] == len(mask) else edges
+        found[longer] = np.maximum.reduceat(mask, inside)[::2] > 0
+    return found
+
+
+def one_each(pieces: Pieces) -> Layout:
+    """Lay out each piece in a chunk of its own, in order: for the strategies pad and bucket."""
+    import numpy as np
+
+    return Layout(pieces, np.arange(len(pieces.size)), np.zeros(len(pieces.size), dtype=np.int64), len(pieces.size))
+
+
+def concatenated(pieces: Pieces, length: int) -> Layout:
+    """Lay out all tokens one after another and cut them at multiples of `length`: the strategy concat. The last chunk is
+    padded. There must be at least one token."""
+    import numpy as np
+
+    ends = np.cumsum(pieces.size)
+    begins = ends - pieces.size
+    cuts = np.union1d(begins[pieces.size > 0], np.arange(0, ends[-1], length))
+    index = np.searchsorted(begins, cuts, side="right") - 1
+    # where several rows begin at one place, all but the last are empty; searchsorted finds the last
+    stops = np.append(cuts[1:], ends[-1])
+    parts = Pieces(pieces.row[index], pieces.start[index] + cuts - begins[index], stops - cuts)
+    return Layout(parts, cuts // length, cuts % length, int(-(-ends[-1] // length)))
+
+
+def best_fit(pieces: Pieces, length: int) -> Layout:
+    """Lay out pieces by best fit decreasing (the strategy bfd): the longest first, each in the fullest chunk that has
+    room for it.
+
+    length: tokens of a chunk; no piece may be empty or longer. Chunks are numbered by their earliest row, and rows keep
+    their order within a chunk."""
+    import numpy as np
+
+    order = np.argsort(-pieces.size, kind="stable")
+    bins = np.empty(len(order), dtype=np.int64)
+    bins[order] = _fill(pieces.size[order], length)
+    count = int(bins.max()) + 1
+    earliest = np.empty(count, dtype=np.int64)
+    earliest[bins[::-1]] = np.arange(len(bins))[::-1]  # of several values for one index the last one stays
+    number = np.empty(count, dtype=np.int64)
+    number[np.argsort(earliest)] = np.arange(count)
+    return _ordered(pieces, number[bins], count)
+
+
+def _fill(sizes: Counts, length: int) -> Counts:
+    """The bin of each size, int64 [sizes]. sizes: descending, at least 1; length: the size of a bin.
+
+    The fullest bin with room for a size is still the fullest after it took one, so it takes as many of that size as it holds."""
+    import numpy as np
+
+    open_at: list[list[int]] = [[] for _ in range(length + 1)]
+    rooms, used, found = 0, 0, []
+    values, counts = np.unique(sizes, return_counts=True)
+    for size, left in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        while left:
+            fitting = rooms >> size
+            room = size + (fitting & -fitting).bit_length() - 1 if fitting else length
+            each = min(room // size, left)
+            if fitting:
+                bins = open_at[room][-(left // each) :]
+                del open_at[room][-(left // each) :]
+                rooms ^= 0 if open_at[room] else 1 << room
+            else:
+                bins = list(range(used, used + left // each))
+                used += len(bins)
+            open_at[room - each * size] += bins
+            rooms |= 1 << (room - each * size)
+            left -= each * len(bins)
+            found.append(np.repeat(np.array(bins, dtype=np.int64), each))
+    return np.concatenate(found)
+
+
+def _ordered(pieces: Pieces, chunk: Counts, count: int) -> Layout:
+    """The layout that puts pieces side by side in their chunks, in the order of the pieces. chunk: int64 [pieces]; count:
+    of chunks."""
+    import numpy as np
+
+    order = np.argsort(chunk, kind="stable")
+    pieces, chunk = pieces.where(order), chunk[order]
+    before = np.cumsum(pieces.size) - pieces.size
+    first = np.searchsorted(chunk, np.arange(count))
+    return Layout(pieces, chunk, before - before[first][chunk], count)
+
+
+def bucket_lengths(sizes: Counts, most: int, buckets: int) -> list[int]:
+    """Choose chunk lengths for the strategy bucket: at most `buckets` lengths that need the least padding, ascending,
+    multiples of 8 except that none exceeds `most`.
+
+    sizes: tokens of each row, at least one row, none longer than `most`. Takes O(buckets x (most / 8)^2), however many
+    rows there are."""
+    import numpy as np
+
+    steps = -(-np.maximum(sizes, 1) // ALIGN)
+    rows = np.bincount(steps)
+    candidates = np.flatnonzero(rows)
+    below = np.cumsum(rows)[candidates]
+    lengths = np.minimum(candidates * ALIGN, most)
+    chosen = _fewest_padded(below.tolist(), lengths.tolist(), buckets)
+    return [int(lengths[index]) for index in chosen]
+
+
+def _fewest_padded(below: Sequence[int], lengths: Sequence[int], buckets: int) -> list[int]:
+    """The indices of the chosen lengths, the last one included. below[i]: how many rows are at most lengths[i] long."""
+    import numpy as np
+
+    count, total = np.array(below, dtype=np.float64), np.array(lengths, dtype=np.float64)
+    cost, chains = count * total, [[index] for index in range(len(lengths))]
+    best, best_chain = cost[-1], chains[-1]
+    for _ in range(min(buckets, len(lengths)) - 1):
+        steps = cost[None, :] + (count[:, None] - count[None, :]) * total[:, None]
+        steps[np.triu_indices(len(lengths))] = np.inf
+        before = np.argmin(steps, axis=1)
+        cost = steps[np.arange(len(lengths)), before]
+        chains = [[*chains[prior], index] for index, prior in enumerate(before.tolist())]
+        if cost[-1] < best:
+            best, best_chain = cost[-1], chains[-1]
+    return best_chain

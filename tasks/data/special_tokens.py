@@ -1,0 +1,57 @@
+"""Read a tokenizer's special tokens and chat templates from its Hugging Face folder, without the tokenizers library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import ModelError
+
+
+def special_tokens(folder: Path) -> dict[str, str] | None:
+    """Return {role such as `pad_token`: text} of the special tokens that a tokenizer's config files name; None if the
+    folder has no such file."""
+    configs = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
+    if not any(path.exists() for path in configs):
+        return None
+    found = {}
+    for path in configs:
+        for role, token in read_object(path).items():
+            text = token.get("content") if isinstance(token, dict) else token
+            if role.endswith("_token") and isinstance(text, str):
+                found[role] = text
+    return found
+
+
+def special_texts(folder: Path) -> tuple[str, ...]:
+    """Return the texts of all special tokens of a tokenizer: those in tokenizer.json, or without that file those that its
+    config files name."""
+    if not (folder / "tokenizer.json").exists():
+        return tuple((special_tokens(folder) or {}).values())
+    added = read_object(folder / "tokenizer.json").get("added_tokens") or []
+    return tuple(token["content"] for token in added if token.get("special") and token.get("content"))
+
+
+def chat_templates(folder: Path) -> dict[str, str]:
+    """Return {name such as `default` or `tool_use`: Jinja template} of a tokenizer's chat templates, from
+    `chat_template.jinja` or else tokenizer_config.json; {} if there are none."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return {"default": file.read_text(encoding="utf-8")}
+    found = read_object(folder / "tokenizer_config.json").get("chat_template")
+    entries = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    return {str(name): template for name, template in named.items() if isinstance(template, str)}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file. Returns {} if there is no file, or its JSON is no object. Raises ModelError for a
+    file that is not JSON."""
+    if not path.exists():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path.parent.name}/{path.name} is not JSON: {error}", "save the tokenizer anew") from error
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,62 @@
+"""Write rows to a parquet file whose bytes depend on the rows alone, and read a range of rows from one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROW_GROUP = 8192
+
+
+def read_rows(path: Path, first: int, count: int) -> pa.Table:
+    """Read `count` rows of a parquet file, starting with row `first` (from 0). Reads only the row groups that contain
+    them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path, pre_buffer=False) as file:  # pre_buffer would keep all that was read
+        sizes = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+        ends = list(accumulate(sizes))
+        groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < first + count]
+        if not groups:
+            return pa.Table.from_batches([], file.schema_arrow)
+        table = file.read_row_groups(groups)
+    return table.slice(first - (ends[groups[0]] - sizes[groups[0]]), count).combine_chunks()
+
+
+def write_rows(tables: Iterable[pa.Table], schema: pa.Schema, to: Path, progress: Callable[[int], None]) -> int:
+    """Write rows as parquet (zstd, row groups of 8,192 rows) and return their number. Equal rows give equal bytes.
+
+    progress: called after each row group with the number of rows so far."""
+    import pyarrow.parquet as pq
+
+    done = 0
+    with pq.ParquetWriter(to, schema, compression="zstd") as writer:
+        for table in regrouped(tables, schema, ROW_GROUP):
+            writer.write_table(table)
+            done += table.num_rows
+            progress(done)
+    return done
+
+
+def regrouped(tables: Iterable[pa.Table], schema: pa.Schema, size: int) -> Iterator[pa.Table]:
+    """Yield the same rows in tables of `size` rows each; the last table may be shorter."""
+    import pyarrow as pa
+
+    waiting, count = [schema.empty_table()], 0
+    for table in tables:
+        waiting.append(table)
+        count += table.num_rows
+        if count >= size:
+            whole = pa.concat_tables(waiting)
+            for start in range(0, count - count % size, size):
+                yield whole.slice(start, size).combine_chunks()
+            count %= size
+            waiting = [whole.slice(whole.num_rows - count).combine_chunks()]
+    if count:
+        yield pa.concat_tables(waiting).combine_chunks()

@@ -1,0 +1,50 @@
+"""Write `.npy` files whose length is not known beforehand, without holding the array in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class GrowingArray:
+    """A one-dimensional `.npy` file that values are appended to. Use it as a context: when the context ends, the file is
+    valid.
+
+    path: the new file; dtype: of the values, such as "<i4". Attribute `size`: the number of values so far."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        import numpy as np
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._dtype = np.dtype(dtype)
+        self._file = path.open("wb")
+        self._header()
+        self._start = self._file.tell()
+        self.size = 0
+
+    def append(self, values: np.ndarray[Any, Any]) -> None:
+        """Append the values of a one-dimensional array. Raises TypeError for values of another kind than the file's dtype
+        (such as floats in a file of integers)."""
+        self._file.write(values.astype(self._dtype, casting="same_kind", copy=False).tobytes())
+        self.size += len(values)
+
+    def __enter__(self) -> GrowingArray:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.seek(0)
+        self._header(self.size)
+        assert self._file.tell() == self._start, "numpy's header kept its length"
+        self._file.close()
+
+    def _header(self, size: int = 0) -> None:
+        from numpy.lib import format as npy
+
+        described = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (size,)}
+        npy.write_array_header_1_0(self._file, described)

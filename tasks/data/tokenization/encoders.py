@@ -1,0 +1,326 @@
+"""Encode texts as rows of token ids. For classification each row has a label, for language models (causal texts) a loss
+mask.
+
+Rows longer than `max_length` are truncated, split or dropped, as the setting `overlong` says. With `overlong` "error"
+they are returned whole, and the caller raises the error.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasks.data.tokenization.token_shards import Texts, texts_of
+from tasks.data.tokenization.tokenizer import FastTokenizer
+from tasks.data.tokenization.word_encoder import ADDED, Pieces, WordEncoder, find_all, gather
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    Ints = np.ndarray[Any, np.dtype[np.int32]]
+    Longs = np.ndarray[Any, np.dtype[np.int64]]
+    Extra = np.ndarray[Any, np.dtype[Any]]
+
+
+class Forged(NamedTuple):
+    """A source row whose text spells a special token, which was encoded as ordinary text. row: its number, from 0; what:
+    the token."""
+
+    row: int
+    what: str
+
+
+class Encoded(NamedTuple):
+    """Token rows, made by an encoder from a table of texts. The arrays hold all rows, one after another.
+
+    ids: int32 [tokens]; sizes: int64 [rows], tokens of each row; extra: the loss mask of language models, uint8 [tokens],
+    1 where trained on, or the labels of classification, int32 [rows]; row: int64 [rows], the source row that each row
+    comes from; lengths: int64 [source rows], tokens of each before anything was cut; forged: source rows whose text
+    spells a special token; unsupervised: number of rows that `without_unsupervised` left out."""
+
+    ids: Ints
+    sizes: Longs
+    extra: Extra
+    row: Longs
+    lengths: Longs
+    forged: list[Forged]
+    unsupervised: int = 0
+
+
+class ClassEncoder:
+    """Encodes texts for classification, with the special tokens that the tokenizer puts around a text ([CLS] text [SEP]).
+    Truncation cuts the text and keeps these tokens.
+
+    loaded: the tokenizer; max_length: the most tokens of a row; overlong: the setting for longer rows. Attributes `extra`
+    and `extra_type`: name and dtype of the array written beside the ids."""
+
+    extra, extra_type = "labels", "<i4"
+
+    def __init__(self, loaded: FastTokenizer, max_length: int, overlong: str) -> None:
+        self._frame = loaded.frame()
+        self._words = WordEncoder(loaded.tokenizer)
+        self._max_length = max_length
+        self._overlong = overlong
+
+    def encode(self, rows: pa.Table) -> Encoded:
+        """Encode a table with the columns `text` and `label` as token rows."""
+        import numpy as np
+
+        texts = texts_of(rows)
+        pieces = self._words.pieces(texts.array, texts.rows, self._words.find_added(texts.data, texts.rows, {}))
+        ids, per_piece = self._words.encode(texts.data, pieces)
+        bounds = _row_tokens(texts, pieces, per_piece)
+        frame = sum(map(len, self._frame))
+        lengths = np.diff(bounds) + frame
+        kept = np.arange(len(lengths))
+        sizes = np.diff(bounds)
+        if self._overlong == "truncate":
+            sizes = np.minimum(sizes, max(self._max_length - frame, 0))
+        elif self._overlong == "drop":
+            kept = kept[lengths <= self._max_length]
+        framed, sizes = _framed(gather(ids, bounds[kept], sizes[kept]), sizes[kept], self._frame)
+        labels = rows.column("label").to_numpy().astype(np.int32)[kept]
+        return Encoded(framed, sizes, labels, kept, lengths, _forged(texts, self._words, None))
+
+
+class CausalEncoder:
+    """Encodes texts for a language model: bos if the tokenizer adds it, the row's parts as one text, then eos. bos and
+    eos are not added to a row that has them already.
+
+    loaded: the tokenizer; max_length: the most tokens of a row; overlong: the setting for longer rows; add_eos: whether
+    to append eos; framed: whether a chat template wrote the texts, and with them bos, eos and all special tokens;
+    templates: the recipe's templates. Only special tokens that a template wrote are encoded as such; elsewhere their
+    letters are ordinary text."""
+
+    extra, extra_type = "loss_mask", "|u1"
+
+    def __init__(
+        self,
+        loaded: FastTokenizer,
+        max_length: int,
+        overlong: str,
+        *,
+        add_eos: bool,
+        framed: bool = False,
+        templates: tuple[str, ...] = (),
+    ) -> None:
+        eos = loaded.id_of("eos_token") if add_eos and not framed else None
+        self._prefix = [] if framed else loaded.prefix()
+        self._suffix = [] if eos is None else [eos]
+        self._words = WordEncoder(loaded.tokenizer)
+        self._special = {
+            text: number
+            for text, number in self._words.special.items()
+            if framed or any(text in template for template in templates)
+        }
+        self._max_length = max_length
+        self._overlong = overlong
+
+    def encode(self, rows: pa.Table) -> Encoded:
+        """Encode a table as token rows with a loss mask. Its column `parts` is list<struct<text, train>> or
+        list<struct<text, train, plain>>."""
+        import numpy as np
+
+        texts = texts_of(rows)
+        added = _outside_plain(texts, self._words.find_added(texts.data, texts.rows, self._special))
+        pieces = self._words.pieces(texts.array, texts.rows, added)
+        ids, per_piece = self._words.encode(texts.data, pieces)
+        mask = self._mask(texts, pieces, per_piece)
+        ids, mask, sizes = self._whole(texts, ids, mask, _row_tokens(texts, pieces, per_piece))
+        row, starts, kept = self._cut(sizes, np.cumsum(sizes) - sizes)
+        whole = len(starts) == len(sizes) and kept.sum() == len(ids)
+        given = (ids, mask) if whole else (gather(ids, starts, kept), gather(mask, starts, kept))
+        return Encoded(given[0], kept, given[1], row, sizes, _forged(texts, self._words, added))
+
+    def _mask(self, texts: Texts, pieces: Pieces, per_piece: Longs) -> Extra:
+        """uint8 [tokens]: 1 where trained on. A piece within one part takes that part's flag; pieces that several parts
+        share are looked at token by token."""
+        import numpy as np
+
+        train = texts.train.astype(np.uint8)
+        first = np.searchsorted(texts.parts[1:], pieces.starts[:-1], side="right")
+        last = np.searchsorted(texts.parts[1:], pieces.starts[1:] - 1, side="right")
+        mask = np.repeat(train[first], per_piece)
+        changes = np.cumsum(np.concatenate([[0], train[1:] != train[:-1]]))
+        ends = np.cumsum(per_piece)
+        shared = np.flatnonzero(changes[first] != changes[last])
+        for kind in np.unique(pieces.kind[shared]).tolist():
+            here = shared[pieces.kind[shared] == kind]
+            parts = [_parts_of(texts, pieces, int(piece), int(first[piece]), int(last[piece])) for piece in here]
+            if kind == ADDED:
+                values = [np.full(1, any(part["train"] for part in own), np.uint8) for own in parts]
+            else:
+                spans = self._words.spans(kind, ["".join(part["text"] for part in own) for own in parts])
+                values = [trained_tokens(own, count, span) for own, (count, span) in zip(parts, spans, strict=True)]
+            for piece, value in zip(here.tolist(), values, strict=True):
+                mask[ends[piece] - per_piece[piece] : ends[piece]] = value
+        return mask
+
+    def _whole(self, texts: Texts, ids: Ints, mask: Extra, bounds: Longs) -> tuple[Ints, Extra, Longs]:
+        """Add bos and eos to the rows that lack them. Returns ids, mask and sizes; eos is trained on if its row's last part
+        is."""
+        import numpy as np
+
+        sizes = np.diff(bounds)
+        opens = ~_begins_with(ids, bounds, self._prefix)
+        closes = ~_ends_with(ids, bounds, self._suffix)
+        whole, total = _framed(ids, sizes, (self._prefix, self._suffix), opens, closes)
+        last = texts.last_part()
+        marked, _ = _framed(mask, sizes, ([0] * len(self._prefix), [0] * len(self._suffix)), opens, closes)
+        for back in range(len(self._suffix)):
+            marked[(np.cumsum(total) - 1 - back)[closes]] = texts.train[last[closes]]
+        return whole, marked, total
+
+    def _cut(self, sizes: Longs, starts: Longs) -> tuple[Longs, Longs, Longs]:
+        """Apply `overlong`. Returns for each row that is left its source row, first token and number of tokens."""
+        import numpy as np
+
+        most, row = self._max_length, np.arange(len(sizes))
+        if self._overlong == "truncate":
+            return row, starts, np.minimum(sizes, most)
+        if self._overlong == "drop":
+            row = row[sizes <= most]
+            return row, starts[row], sizes[row]
+        if self._overlong == "split":
+            count = np.maximum(-(-sizes // most), 1)
+            row = np.repeat(row, count)
+            at = (np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)) * most
+            return row, starts[row] + at, np.minimum(sizes[row] - at, most)
+        return row, starts, sizes
+
+
+def without_unsupervised(made: Encoded) -> Encoded:
+    """Remove the rows that train nothing: those in which no token after the first is trained on (nothing predicts the
+    first). Their number is added as `unsupervised`."""
+    import numpy as np
+
+    trained = np.concatenate([[0], np.cumsum(made.extra, dtype=np.int64)])
+    starts = np.cumsum(made.sizes) - made.sizes
+    teaches = trained[starts + made.sizes] > trained[np.minimum(starts + 1, starts + made.sizes)]
+    if teaches.all():
+        return made
+    kept, sizes = starts[teaches], made.sizes[teaches]
+    ids, mask = (gather(values, kept, sizes) for values in (made.ids, made.extra))
+    left_out = int((~teaches).sum())
+    return Encoded(ids, sizes, mask, made.row[teaches], made.lengths, made.forged, left_out)
+
+
+Encoder = ClassEncoder | CausalEncoder
+
+
+def encoder_type(task: str) -> type[ClassEncoder] | type[CausalEncoder]:
+    """Return the encoder class for a task: `classification` or `causal_lm`."""
+    return CausalEncoder if task == "causal_lm" else ClassEncoder
+
+
+def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:
+    """Compute the loss mask of one text, uint8 [count]: 1 for each token that contains a character to train on.
+
+    parts: the text's parts, dicts with `text` and `train`; count: the number of tokens; span_of: returns for a token
+    (first character, end) in the joined text. Only the tokens at the edges of parts are looked up, by bisection, because
+    fetching all spans takes as long as tokenising. A token without characters of its own (trimmed whitespace) has the
+    flag of the character before it; the first token, of the character after it."""
+    import numpy as np
+
+    def start_of(token: int) -> int:
+        start, end = span_of(token)
+        return start if start < end else max(end - 1, 0)
+
+    def end_of(token: int) -> int:
+        return max(span_of(token)[1], 1)
+
+    mask = np.zeros(count, dtype=np.uint8)
+    start = 0
+    for part in parts:
+        end = start + len(part["text"])
+        if part["train"] and start < end:
+            first = bisect_right(range(count), start, key=end_of)
+            mask[first : bisect_left(range(count), end, key=start_of)] = 1
+        start = end
+    return mask
+
+
+def _parts_of(texts: Texts, pieces: Pieces, piece: int, first: int, last: int) -> list[dict[str, Any]]:
+    """The parts that lie in a piece, cut to the piece."""
+    start, end = int(pieces.starts[piece]), int(pieces.starts[piece + 1])
+    found = []
+    for part in range(first, last + 1):
+        here = slice(max(start, int(texts.parts[part])), min(end, int(texts.parts[part + 1])))
+        found.append({"text": texts.data[here].decode(), "train": bool(texts.train[part])})
+    return found
+
+
+def _row_tokens(texts: Texts, pieces: Pieces, per_piece: Longs) -> Longs:
+    """int64 [rows + 1]: the index of each row's first token."""
+    import numpy as np
+
+    begins = np.concatenate([[0], np.cumsum(per_piece)])
+    return np.asarray(begins[np.searchsorted(pieces.starts, texts.rows)])
+
+
+def _framed(
+    values: Any, sizes: Longs, frame: tuple[list[int], list[int]], opens: Any = True, closes: Any = True
+) -> tuple[Any, Longs]:
+    """Put frame[0] before each row and frame[1] after it. opens, closes: bool [rows], which rows get them.
+
+    values: of all rows, one after another; sizes: int64 [rows]. Returns the new values and sizes."""
+    import numpy as np
+
+    before, after = (np.broadcast_to(flag, sizes.shape) for flag in (opens, closes))
+    total = sizes + before * len(frame[0]) + after * len(frame[1])
+    ends = np.cumsum(total)
+    made = np.empty(int(total.sum()), dtype=values.dtype)
+    inside = np.ones(len(made), dtype=bool)
+    for number, value in enumerate(frame[0]):
+        at = (ends - total)[before] + number
+        made[at], inside[at] = value, False
+    for number, value in enumerate(reversed(frame[1]), 1):
+        at = ends[after] - number
+        made[at], inside[at] = value, False
+    made[inside] = values
+    return made, total
+
+
+def _begins_with(ids: Ints, bounds: Longs, prefix: list[int]) -> Any:
+    """bool [rows]: whether a row's ids begin with `prefix`."""
+    import numpy as np
+
+    found = np.diff(bounds) >= len(prefix)
+    for number, value in enumerate(prefix):
+        found[found] = ids[bounds[:-1][found] + number] == value
+    return found
+
+
+def _ends_with(ids: Ints, bounds: Longs, suffix: list[int]) -> Any:
+    import numpy as np
+
+    found = np.diff(bounds) >= len(suffix)
+    for number, value in enumerate(reversed(suffix), 1):
+        found[found] = ids[bounds[1:][found] - number] == value
+    return found
+
+
+def _outside_plain(texts: Texts, added: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The added tokens that touch no part whose text is plain."""
+    import numpy as np
+
+    if not added or not texts.plain.any():
+        return added
+    starts, ends = (np.array([mark[side] for mark in added]) for side in (0, 1))
+    counts = np.concatenate([[0], np.cumsum(texts.plain)])
+    first = np.searchsorted(texts.parts[1:], starts, side="right")
+    last = np.searchsorted(texts.parts[1:], ends - 1, side="right") + 1
+    return [mark for mark, touched in zip(added, counts[last] > counts[first], strict=True) if not touched]
+
+
+def _forged(texts: Texts, words: WordEncoder, added: list[tuple[int, int]] | None) -> list[Forged]:
+    """The rows whose text spells a special token that was not read as one, each with its first such token."""
+    recognised = set(added or ())
+    found: dict[int, str] = {}
+    for start, end in find_all(texts.data, texts.rows, words.blanks):
+        if (start, end) not in recognised:
+            row = bisect_right(texts.rows, start) - 1
+            found.setdefault(row, texts.data[start:end].decode().strip())
+    return [Forged(row, name) for row, name in found.items()]

@@ -1,0 +1,131 @@
+"""Count what tokenising did to the rows: how many were cut or dropped, with one example of each kind, and how long the
+rows are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, NamedTuple
+
+from tasks.artifact import Meta
+from tasks.stage import Workdir
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BLOCK = 1 << 18
+"""Rows whose lengths are counted at once; bounds memory."""
+
+WORDS = 60
+"""Characters of an example's text."""
+
+
+class Example(NamedTuple):
+    """A row that was cut, dropped, or encoded otherwise than its text looks, as an example for messages.
+
+    row: its number, from 1; what: what happened to it, in words; text: the beginning of its text."""
+
+    row: int
+    what: str
+    text: str
+
+    @classmethod
+    def of(cls, rows: pa.Table, row: int, what: str) -> Example:
+        """Make an example of one row in a table of texts. row: its index in the table, from 0; what: what happened to it,
+        in words."""
+        given = rows.slice(row, 1).to_pylist()[0]
+        text = given["text"] if "text" in given else "".join(part["text"] for part in given["parts"])
+        return cls(row + 1, what, shorten(" ".join(text[:1000].split()), WORDS, placeholder=" ..."))
+
+    def describe(self, split: str, before: int = 0) -> str:
+        """Return the example as one line for messages. before: how many rows of the split precede the shard in which
+        `row` is counted."""
+        return f"split {split} row {self.row + before}: {self.what}, in {self.text!r}"
+
+
+@dataclass
+class Count:
+    """Counts of what tokenising did to the rows of a shard or a split.
+
+    read: source rows; rows, tokens: in the result; longest: tokens of the longest row; overlong: source rows longer than
+    `max_length`; forged: source rows whose text spells a special token; dropped: {reason: rows}; first: {"overlong" or
+    "forged": the first such row}."""
+
+    read: int = 0
+    rows: int = 0
+    tokens: int = 0
+    longest: int = 0
+    overlong: int = 0
+    forged: int = 0
+    dropped: dict[str, int] = field(default_factory=lambda: {"overlong": 0, "unsupervised": 0})
+    first: dict[str, Example] = field(default_factory=dict)
+
+    def add(self, other: Meta) -> None:
+        """Add the counts of the next shard of the split. other: what its `Count.meta()` returned."""
+        for what, (row, *rest) in other["first"].items():
+            self.first.setdefault(what, Example(row + self.read, *rest))
+        self.read += other["read"]
+        self.rows += other["rows"]
+        self.tokens += other["tokens"]
+        self.longest = max(self.longest, other["longest"])
+        self.overlong += other["overlong"]
+        self.forged += other["forged"]
+        self.dropped = {reason: count + other["dropped"][reason] for reason, count in self.dropped.items()}
+
+    def meta(self) -> Meta:
+        """Return the counts as a JSON object, the form in which `add` reads them."""
+        return {**asdict(self), "first": {what: list(example) for what, example in self.first.items()}}
+
+
+def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
+    """The first example of a kind in the first split that has one: as a line, and as metadata."""
+    for split, count in counts.items():
+        if example := count.first.get(what):
+            return example.describe(split), {"split": split, **example._asdict()}
+    raise KeyError(what)
+
+
+def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Meta, out: Workdir) -> Meta:
+    """Print how many rows were cut, dropped, or encoded otherwise than their text looks, each with an example.
+
+    max_length, overlong: the settings; counts: {split: counts}; dropped: {reason: rows}; out: prints the messages.
+    Returns {kind: example} for the artifact's metadata."""
+    examples: Meta = {}
+    too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
+    if too_long:
+        example, examples["overlong"] = _examples(counts, "overlong")
+        verb = {"truncate": "cut", "split": "split", "drop": "dropped"}[overlong]
+        many = ", ".join(f"{number} of {split}" for split, number in too_long.items())
+        log = out.info if overlong == "split" else out.warn
+        log(f"rows longer than {max_length} tokens, {verb}: {many} (the first: {example})")
+    forged = sum(count.forged for count in counts.values())
+    if forged:
+        example, examples["forged"] = _examples(counts, "forged")
+        out.warn(f"rows whose text spells a special token, read as plain text: {forged} (the first: {example})")
+    if dropped.get("unsupervised"):
+        out.warn(f"rows without a token to train on, dropped: {dropped['unsupervised']} (a prompt may fill max_length)")
+    return examples
+
+
+def row_lengths(folder: Path) -> Meta:
+    """Summarise the lengths of a split's token rows. folder: the folder that holds the split's `offsets.npy`.
+
+    Returns `percentiles` {length_p50, length_p95, length_p99} and the histogram `rows` {"<most tokens>": number of rows},
+    whose bins double in width."""
+    import numpy as np
+
+    offsets = np.load(folder / "offsets.npy", mmap_mode="r")
+    counts = np.zeros(1, dtype=np.int64)  # rows of each length
+    for start in range(0, len(offsets) - 1, BLOCK):
+        more = np.bincount(np.diff(offsets[start : start + BLOCK + 1]), minlength=len(counts))
+        more[: len(counts)] += counts
+        counts = more
+    below = np.cumsum(counts)
+    at = {f"length_p{share}": int(np.searchsorted(below, below[-1] * share / 100)) for share in (50, 95, 99)}
+    bins = [0, *(2**power for power in range(len(counts).bit_length() + 1))]
+    edges = [0, *below[np.minimum(bins[1:], len(counts) - 1)].tolist()]
+    rows = {most: end - start for most, (start, end) in zip(bins[1:], pairwise(edges), strict=True) if end > start}
+    return {"percentiles": at, "rows": {str(most): count for most, count in rows.items()}}

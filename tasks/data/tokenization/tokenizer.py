@@ -1,0 +1,177 @@
+"""Read and save fast tokenizers (those of the `tokenizers` library) in Hugging Face folders, without torch or
+transformers.
+
+Padding uses the tokenizer's pad token, else its eos token (Llama 2 has no pad token; padding is masked everywhere, so any
+id would do). Only files that are part of the model source's `tokenizer` identity are read. Fails with ModelError for a
+folder without a fast tokenizer, or a tokenizer with neither pad nor eos.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.artifact import Meta
+from tasks.data.special_tokens import read_object, special_tokens
+from tasks.errors import ModelError
+from tasks.sources.model_source import TOKENIZER_FILES
+from tasks.stage import write_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BERT_SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+_USUAL = {
+    "pad_token": ("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>"),
+    "bos_token": ("<s>", "<bos>", "<|begin_of_text|>"),
+    "eos_token": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
+}
+
+
+@dataclass(frozen=True)
+class FastTokenizer:
+    """A tokenizer with its special tokens.
+
+    tokenizer: the `tokenizers` library's object, with truncation and padding off; special: {role such as `pad_token`:
+    text}; name: the tokenizer's name in errors."""
+
+    tokenizer: Tokenizer
+    special: dict[str, str]
+    name: str
+
+    def id_of(self, role: str) -> int | None:
+        """Return the id of the special token with a role such as `pad_token`; None if the tokenizer has no such token."""
+        text = self.special.get(role)
+        found: int | None = self.tokenizer.token_to_id(text) if text else None
+        return found
+
+    @property
+    def pad_id(self) -> int:
+        """The token id for padding: that of the pad token, else of eos. Raises ModelError if the tokenizer has neither."""
+        for role in ("pad_token", "eos_token"):
+            if (found := self.id_of(role)) is not None:
+                return found
+        raise ModelError(
+            f"the tokenizer {self.name} has neither a pad nor an eos token, so rows can't be padded",
+            'name one in its tokenizer_config.json, e.g. "pad_token": "<unk>"',
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """The largest token id plus one: the smallest number of rows that an embedding needs."""
+        return int(max(self.tokenizer.get_vocab(with_added_tokens=True).values())) + 1
+
+    def frame(self) -> tuple[list[int], list[int]]:
+        """Return the token ids that the tokenizer puts (before, after) each text, such as [CLS] and [SEP], or bos and
+        nothing."""
+        encoded = self.tokenizer.encode("a")
+        ids, marks = encoded.ids, encoded.special_tokens_mask
+        first = [*marks, 0].index(0)
+        return ids[:first], ids[len(ids) - [*reversed(marks), 0].index(0) :] if first < len(ids) else []
+
+    def prefix(self) -> list[int]:
+        """Return the token ids that the tokenizer puts before each text: bos, or none."""
+        return self.frame()[0]
+
+    def meta(self) -> Meta:
+        """Return the tokenizer's part of the artifact's metadata: vocab_size, pad_id, bos_id and eos_id (null where there
+        is no such token)."""
+        return {
+            "vocab_size": self.vocab_size,
+            "pad_id": self.pad_id,
+            "bos_id": self.id_of("bos_token"),
+            "eos_id": self.id_of("eos_token"),
+        }
+
+
+def read_tokenizer(folder: Path) -> FastTokenizer:
+    """Read the tokenizer in a Hugging Face folder, from tokenizer.json or a WordPiece vocab.txt. Raises ModelError if
+    neither can be read."""
+    if (folder / "tokenizer.json").exists():
+        return _read_fast(folder)
+    if (folder / "vocab.txt").exists():
+        return _read_vocabulary(folder)
+    raise ModelError(
+        f"{folder.name} has no tokenizer that can be read: neither tokenizer.json nor vocab.txt",
+        "convert it once: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
+    )
+
+
+def save_tokenizer(loaded: FastTokenizer, source: Path | None, to: Path) -> None:
+    """Write a tokenizer to a new folder `to`, in the form that `PreTrainedTokenizerFast.from_pretrained` loads.
+
+    source: the folder that the tokenizer was read from, whose files are copied; None for a tokenizer that was trained
+    here."""
+    to.mkdir(parents=True)
+    for name in TOKENIZER_FILES:
+        if source is not None and (source / name).exists():
+            shutil.copyfile(source / name, to / name)
+    if not (to / "tokenizer.json").exists():
+        loaded.tokenizer.save(str(to / "tokenizer.json"))
+    if not (to / "tokenizer_config.json").exists():
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **loaded.special}
+        write_json(to / "tokenizer_config.json", config)
+
+
+def _read_fast(folder: Path) -> FastTokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{folder.name}/tokenizer.json can't be read: {error}", "save the tokenizer anew") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    special = special_tokens(folder)
+    return FastTokenizer(tokenizer, special if special is not None else _usual(tokenizer), folder.name)
+
+
+def _read_vocabulary(folder: Path) -> FastTokenizer:
+    """BERT's WordPiece. It lowercases if the config says so; without a config, if only special entries have capitals."""
+    from tokenizers import Tokenizer, models
+
+    entries = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
+    vocabulary = {entry: index for index, entry in enumerate(entries) if entry}
+    config = read_object(folder / "tokenizer_config.json")
+    lowercase = config.get("do_lower_case", not any(entry.lower() != entry for entry in vocabulary if entry[0] != "["))
+    special = {**BERT_SPECIAL, **(special_tokens(folder) or {})}
+    missing = [text for text in special.values() if text not in vocabulary]
+    if missing:
+        raise ModelError(f"{folder.name}/vocab.txt has no {missing[0]}", "use the vocabulary that belongs to the model")
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=special["unk_token"]))
+    bert_pipeline(tokenizer, lowercase, special)
+    return FastTokenizer(tokenizer, special, folder.name)
+
+
+def bert_pipeline(tokenizer: Tokenizer, lowercase: bool, special: dict[str, str]) -> None:
+    """Set up a WordPiece tokenizer as BERT's, in place: normalizer, pre-tokenizer, decoder, special tokens and `[CLS]
+    text [SEP]`.
+
+    lowercase: whether texts are lowercased first; special: {role such as `pad_token`: text}."""
+    from tokenizers import decoders, normalizers, pre_tokenizers, processors
+
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(list(special.values()))
+    cls, sep = special["cls_token"], special["sep_token"]
+    ids = [(text, tokenizer.token_to_id(text)) for text in (cls, sep)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}", pair=f"{cls} $A {sep} $B:1 {sep}:1", special_tokens=ids
+    )
+
+
+def _usual(tokenizer: Tokenizer) -> dict[str, str]:
+    """The special tokens of a tokenizer without a config, guessed by usual names."""
+    named = {
+        role: [text for text in texts if tokenizer.token_to_id(text) is not None] for role, texts in _USUAL.items()
+    }
+    return {role: texts[0] for role, texts in named.items() if texts}

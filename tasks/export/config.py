@@ -1,0 +1,31 @@
+"""The config class of the stage export_neuron."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from tasks.config import NOT_KEYED, BatchRows, Parallel, Positive, StageConfig, Tokens
+
+
+class ExportConfig(StageConfig):
+    """Settings of `export_neuron`, which compiles or exports the trained model for inference."""
+
+    target: Literal["stablehlo", "neuron"] = "stablehlo"
+    """The result: `stablehlo` (a portable graph) or `neuron` (compiled for NeuronCores; needs optimum-neuron)."""
+    batch: BatchRows = 1
+    """The rows of each call of the exported model."""
+    length: Tokens | None = None
+    """The only sequence length to export. Default: every length that the data was packed to."""
+    tolerance: Positive | None = None
+    """The largest accepted difference between the exported model's logits and PyTorch's. Default: 1e-3 for float32
+    weights, 2e-2 for float16, 1e-1 for bfloat16."""
+    cores: Parallel = 2
+    """The NeuronCores that share a language model (target `neuron`)."""
+    auto_cast: Literal["none", "matmul", "all"] = "matmul"
+    """Which operations the Neuron compiler casts to `auto_cast_type` (target `neuron`)."""
+    auto_cast_type: Literal["bf16", "fp16"] = "bf16"
+    """The type that the Neuron compiler casts to (target `neuron`)."""
+    instance_type: Literal["inf2", "trn1", "trn1n", "trn2"] | None = None
+    """The instance family to compile for (target `neuron`). Default: the compiler's choice."""
+    neuron_python: Annotated[str | None, NOT_KEYED] = None
+    """The Python interpreter of an environment with optimum-neuron (target `neuron`). Default: this one."""

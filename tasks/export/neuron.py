@@ -1,0 +1,136 @@
+"""Call AWS's Neuron compiler. This code follows AWS's documentation and optimum-neuron's sources; it has never been run.
+
+Of these compilers the first that is installed is used: optimum-neuron in the environment of `export.neuron_python`,
+optimum-neuron in this environment, `optimum-cli` on the PATH, torch_neuronx in this environment (for one core).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.artifact import Input, Meta
+from tasks.errors import CompileError, MissingDependency
+from tasks.evaluation.models import load_model
+from tasks.sources.model_source import TOKENIZER_FILES
+from tasks.stage import Workdir
+from tasks.system.compiler_flags import flags_around
+
+if TYPE_CHECKING:
+    from tasks.export.config import ExportConfig
+
+COMPILER = ("libneuronxla", "neuronx-cc", "optimum-neuron", "torch-neuronx")
+TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out: Workdir) -> None:
+    """Compile the model once for each length, into a folder of its own below `out.path`. weights: the consolidated Hugging
+    Face folder.
+
+    Raises:
+        MissingDependency: no compiler is installed.
+        CompileError: the compiler failed.
+    """
+    prefix = optimum_command(config)
+    if prefix is None and find_spec("torch_neuronx") is None:
+        raise MissingDependency(
+            "export.target=neuron needs AWS's compiler, and neither optimum-neuron nor torch_neuronx is installed here",
+            "install optimum-neuron or torch-neuronx with neuronx-cc as AWS's Neuron SDK documentation says (they come "
+            "from its own package repository) and name that environment's Python in export.neuron_python; "
+            "export.target=stablehlo works without",
+        )
+    for done, length in enumerate(lengths):
+        out.progress(done, len(lengths), "graphs")
+        folder = out.path / str(length)
+        if prefix is not None:
+            _run([*prefix, *optimum_arguments(config, weights, length, folder)], out.scratch)
+        else:
+            _trace(config, weights, length, folder)
+    out.progress(len(lengths), len(lengths), "graphs")
+
+
+def compiler(config: ExportConfig) -> Meta:
+    """Return what the compiled graphs depend on besides config and weights, for the stage's key: {"versions", "flags"} of
+    the Neuron compiler."""
+    from importlib.metadata import distributions
+
+    folders = sys.path
+    if config.neuron_python:
+        folders = [
+            str(path) for path in Path(config.neuron_python).absolute().parents[1].glob("lib*/python*/site-packages")
+        ]
+    found = {name: next(iter(distributions(name=name, path=folders)), None) for name in COMPILER}
+    versions = {name: item.version if item else None for name, item in found.items()}
+    return {"versions": versions, "flags": flags_around(("NEURON_CC_FLAGS",))}
+
+
+def optimum_command(config: ExportConfig) -> list[str] | None:
+    """Return the first words of the command that runs optimum-neuron's exporter, or None when it is not installed.
+
+    `optimum-cli` is used only if nothing else is installed: it passes its arguments through a shell, where a space in a
+    path breaks them.
+    """
+    module = ["-m", "optimum.exporters.neuron"]
+    if config.neuron_python:
+        return [config.neuron_python, *module]
+    if find_spec("optimum") is not None and find_spec("optimum.neuron") is not None:
+        return [sys.executable, *module]
+    command = shutil.which("optimum-cli")
+    return [command, "export", "neuron"] if command else None
+
+
+def optimum_arguments(config: ExportConfig, weights: Input, length: int, folder: Path) -> list[str]:
+    """Return the arguments of optimum-neuron's exporter for one length. folder: where the exporter writes.
+
+    For a language model they give the dtype and the number of cores that it is sharded over; for an encoder, how the
+    compiler casts it.
+    """
+    task = weights.meta["task"]
+    arguments = ["--model", str(weights.path), "--task", TASKS[task]]
+    arguments += ["--batch_size", str(config.batch), "--sequence_length", str(length)]
+    if task == "causal_lm":
+        arguments += ["--tensor_parallel_size", str(config.cores), "--torch_dtype", DTYPES[config.auto_cast_type]]
+    else:
+        arguments += ["--auto_cast", config.auto_cast, "--auto_cast_type", config.auto_cast_type]
+    if config.instance_type:
+        arguments += ["--instance_type", config.instance_type]
+    return [*arguments, str(folder)]
+
+
+def _run(command: list[str], scratch: Path) -> None:
+    """Run the exporter in the folder `scratch`: the compiler writes logs and working files into its working directory."""
+    try:
+        done = subprocess.run(command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    except FileNotFoundError as error:
+        raise MissingDependency(
+            f"export.neuron_python: there is no {command[0]}", "name the Python of an environment with optimum-neuron"
+        ) from error
+    if done.returncode:
+        last = "\n".join(done.stdout.strip().splitlines()[-20:])
+        raise CompileError(
+            f"the Neuron export ended with exit code {done.returncode}:\n{last}\n(command: {' '.join(command)})",
+            "run that command by hand to see all of its output",
+        )
+
+
+def _trace(config: ExportConfig, weights: Input, length: int, folder: Path) -> None:
+    """Compile with torch_neuronx, for one core, to a TorchScript file with the NEFF inside."""
+    import torch
+    import torch_neuronx
+
+    from tasks.export.stablehlo import logits_of
+
+    model = load_model(weights.path, weights.meta["task"])
+    inputs = torch.ones((config.batch, length), dtype=torch.long)
+    compiler = ["--auto-cast", config.auto_cast, "--auto-cast-type", config.auto_cast_type]
+    traced = torch_neuronx.trace(logits_of(model), (inputs, inputs), compiler_args=compiler)
+    folder.mkdir(parents=True)
+    torch.jit.save(traced, folder / "model.neuron")  # type: ignore[no-untyped-call]
+    for name in ("config.json", *TOKENIZER_FILES):
+        if (weights.path / name).is_file():
+            shutil.copyfile(weights.path / name, folder / name)

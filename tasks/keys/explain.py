@@ -1,0 +1,95 @@
+"""Find the differences between two key documents, which explain to the user why a stage would run again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tasks.artifact import Json, Meta
+from tasks.keys.key_document import PARTS
+
+
+class Change(NamedTuple):
+    """A value that differs between two key documents.
+
+    part: code, params, inputs, env or accel; name: the value's dotted name below that part; before, after: the value in
+    each document, None where it does not exist."""
+
+    part: str
+    name: str
+    before: Json
+    after: Json
+
+    def __str__(self) -> str:
+        if self.part == "code":
+            what = "is new" if self.before is None else "is gone" if self.after is None else "changed"
+            return f"code of {self.name} {what}"
+        return f"{self.part}.{self.name}: {_short(self.before)} -> {_short(self.after)}"
+
+
+def difference(before: Meta, after: Meta) -> list[Change]:
+    """List every value that differs between two key documents, in the order of PARTS."""
+    changes = []
+    for part in PARTS:
+        old, new = (dict(_leaves(document.get(part, {}))) for document in (before, after))
+        for name in sorted(old.keys() | new.keys()):
+            if _is_filled(name, old, new) or _is_filled(name, new, old):
+                continue
+            if name not in old or name not in new or not _same(old[name], new[name]):
+                changes.append(Change(part, name, old.get(name), new.get(name)))
+    return changes
+
+
+def moved_settings(before: Meta, after: Meta) -> dict[str, str]:
+    """Find settings that moved to another section without changing their own name. Returns {old dotted name: new dotted
+    name}.
+
+    before, after: the `params` of two key documents. A setting counts as moved if exactly one name with its last part is
+    only in `before`, and exactly one only in `after`."""
+    old, new = (dict(_leaves(params)).keys() for params in (before, after))
+    gone, found = _by_last_part(old - new), _by_last_part(new - old)
+    return {gone[last][0]: found[last][0] for last in gone if len(gone[last]) == len(found.get(last, ())) == 1}
+
+
+def nearest_record(records: list[Meta], document: Meta) -> tuple[Meta, list[Change]] | None:
+    """Return the record whose key document differs least from `document`, with the differences. None if there are no
+    records.
+
+    records: newest first; among equally near ones the newest is returned."""
+    scored = [(record, difference(record["document"], document)) for record in records]
+    return min(scored, key=lambda pair: len(pair[1]), default=None)
+
+
+def _leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            # module names hold dots: a code part is flat, and its names stay whole
+            yield from _leaves(item, f"{name}.{key}" if name else key)
+    else:
+        yield name, value
+
+
+def _by_last_part(names: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        found[name.rpartition(".")[2]].append(name)
+    return found
+
+
+def _is_filled(name: str, empty: Meta, other: Meta) -> bool:
+    """Whether `name` is an empty table in `empty` and has entries in `other`, which are listed one by one instead."""
+    return empty.get(name) == {} and any(
+        found.startswith(f"{name}." if name else "") for found in other if found != name
+    )
+
+
+def _same(one: Json, other: Json) -> bool:
+    return type(one) is type(other) and one == other
+
+
+def _short(value: Json) -> str:
+    text = "nothing" if value is None else str(value)
+    if text.startswith("sha256:"):
+        return text[:19]
+    return text if len(text) <= 60 else f"{text[:57]}..."

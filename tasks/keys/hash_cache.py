@@ -1,0 +1,188 @@
+"""Compute SHA-256 digests of files, and cache on this machine what was computed from files that have not changed since.
+
+The cache is a sqlite file: (kind, path) -> (inode, size, mtime_ns, ctime_ns) -> value. It only saves time: if it is
+missing, locked or broken, everything is computed again. It is never shared between machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tasks.system.private_files import make_home
+from tasks.system.threads import ThreadPool
+
+Json = Any
+Stamp = str
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+_SMALL, _CHUNK = 1 << 17, 1 << 20
+_BATCH = 64
+
+
+def stamp(path: str | Path) -> Stamp:
+    """Return a file's inode, size, mtime and ctime as one text. The text changes when the file's bytes do, so it tells
+    whether a cached value still holds. Raises OSError if there is no file."""
+    found = os.stat(path)
+    return f"{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+
+
+def size_in(stamped: Stamp) -> int:
+    """Return the size in bytes that a stamp holds: the file's size when the stamp was taken."""
+    return int(stamped.split(":")[1])
+
+
+def sha256_file(path: str | Path) -> str:
+    """Return `sha256:<hex>` of a file's bytes. Several threads hash in parallel; a large file takes 1 MiB of memory."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(handle, _SMALL)
+        digest = hashlib.sha256(data)
+        if len(data) == _SMALL:
+            _hash_rest(handle, digest)
+    finally:
+        os.close(handle)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Return the digest of bytes in memory: `sha256:<hex>`."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def sha256_files(paths: Sequence[str | Path]) -> list[str]:
+    """Return the digest of each file, `sha256:<hex>`, in the order of `paths`. Hashes files in parallel on all cores."""
+    return in_threads(sha256_file, paths, os.cpu_count() or 1)
+
+
+def in_threads(function: Callable[[Item], Value], items: Sequence[Item], threads: int) -> list[Value]:
+    """Call `function` for each item in parallel, and return the values in the order of the items. threads: how many at
+    most. Each thread gets batches of items, because passing one small file to a thread costs more than hashing it."""
+    size = min(max(len(items) // _BATCH, 1), _BATCH)
+    batches = [items[start : start + size] for start in range(0, len(items), size)]
+    with ThreadPool(threads, "in_threads") as pool:
+        made = [pool.submit(partial(_each, function, batch)) for batch in batches]
+        return [value for future in made for value in future.result()]
+
+
+def _each(function: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:
+    return [function(item) for item in items]
+
+
+def _hash_rest(handle: int, digest: Any) -> None:
+    """Hash the rest of an open file through one buffer: new memory for each chunk, or smaller chunks, would be slower."""
+    buffer = memoryview(bytearray(_CHUNK))
+    while count := os.readv(handle, [buffer]):
+        digest.update(buffer[:count])
+
+
+class Memo:
+    """The hash cache of one home, `<home>/memo.db`: values that were computed from files, valid while the files do not
+    change.
+
+    path: the sqlite file. Values are JSON; `put` keeps new ones in memory until `save` writes them to disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._known: dict[str, dict[str, tuple[Stamp, Json]]] = {}
+        self._fresh: dict[tuple[str, str], tuple[Stamp, Json]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, kind: str, path: str | Path, now: Stamp) -> Json | None:
+        """Return the value of this kind that is cached for `path`, if the file's stamp was `now` when it was cached; else
+        None."""
+        known = self._of(kind).get(str(path))
+        return _decoded(known[1]) if known and known[0] == now else None
+
+    def last(self, kind: str, path: str | Path) -> Stamp | None:
+        """Return the stamp of the file at `path` when a value of this kind was cached for it; None if none is cached."""
+        known = self._of(kind).get(str(path))
+        return known[0] if known else None
+
+    def put(self, kind: str, path: str | Path, now: Stamp, value: Json) -> None:
+        """Cache a value of this kind for the file at `path`, whose stamp is `now`. `save` writes it to disk."""
+        known, entry = self._of(kind), (now, _encoded(value))
+        with self._lock:
+            known[str(path)] = self._fresh[kind, str(path)] = entry
+
+    def save(self) -> None:
+        """Write the values cached since the last call to disk. A failure is ignored, because the values can be computed
+        again."""
+        if not self._fresh:
+            return
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}  # other threads put into the new one
+        rows = [(kind, path, now, value) for (kind, path), (now, value) in fresh.items()]
+        with contextlib.suppress(sqlite3.Error, OSError), self._connect() as connection:
+            connection.executemany("insert or replace into known values (?, ?, ?, ?)", rows)
+
+    def digest(self, path: str | Path) -> str:
+        """Return the digest of a file, `sha256:<hex>`. The file is read only if it has changed since it was last hashed."""
+        return self.digests([path])[0]
+
+    def digests(self, paths: Iterable[str | Path]) -> list[str]:
+        """Return the digest of each file, `sha256:<hex>`. Files that have changed are hashed in parallel; an unchanged
+        file costs 5 us."""
+        return [digest for digest, _ in self.stamped(paths)]
+
+    def stamped(self, paths: Iterable[str | Path]) -> list[tuple[str, Stamp]]:
+        """Return (digest, stamp) of each file. The stamp is taken before the file is hashed, so a change during hashing
+        shows later."""
+        files = [text if (text := os.fspath(path)).startswith("/") else os.path.abspath(text) for path in paths]
+        stamps = [stamp(path) for path in files]
+        known = self._of("digest")
+        found = [known.get(path, ("", "")) for path in files]
+        unknown = {path: now for path, now, (then, _) in zip(files, stamps, found, strict=True) if then != now}
+        if not unknown:
+            return [(value, then) for then, value in found]
+        for path, digest in zip(unknown, sha256_files([*unknown]), strict=True):
+            self.put("digest", path, unknown[path], digest)
+        self.save()
+        return [(known[path][1], now) for path, now in zip(files, stamps, strict=True)]
+
+    def _of(self, kind: str) -> dict[str, tuple[Stamp, Json]]:
+        """All values of a kind, read once; other threads wait meanwhile."""
+        found = self._known.get(kind)
+        if found is None:
+            with self._lock:
+                found = self._known.setdefault(kind, self._load(kind))
+        return found
+
+    def _load(self, kind: str) -> dict[str, tuple[Stamp, Json]]:
+        if kind in self._known or not self._path.exists():
+            return {}
+        with contextlib.suppress(sqlite3.Error, OSError), self._connect() as connection:
+            rows = connection.execute("select path, stamp, value from known where kind = ?", (kind,))
+            return {path: (now, value) for path, now, value in rows}
+        return {}
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            make_home(self._path.parent)
+            self._connection = sqlite3.connect(self._path, timeout=5, check_same_thread=False)
+            self._connection.execute(
+                "create table if not exists known (kind text, path text, stamp text, value blob, primary key (kind, path))"
+            )
+            self._connection.execute("pragma secure_delete = on")
+            # earlier versions kept the URL itself, with its credentials
+            self._connection.execute("delete from known where kind = 'etag' and path like '%://%'")
+        return self._connection
+
+
+def _encoded(value: Json) -> str | bytes:
+    """A value as stored: text as it is, anything else as JSON in bytes. Digests, which may be many, then need no parser."""
+    return value if isinstance(value, str) else json.dumps(value).encode()
+
+
+def _decoded(value: str | bytes) -> Json:
+    return value if isinstance(value, str) else json.loads(value)

@@ -1,0 +1,68 @@
+"""Build the document that identifies a stage's result, and the stage key from it.
+
+The *key document* is canonical JSON of the stage's code, parameters, inputs, environment and accelerator. Its sha256 is
+the stage key. The record of a result keeps the document, so comparing two documents explains why a result was not found
+again.
+"""
+
+from __future__ import annotations
+
+from tasks.artifact import Meta
+from tasks.config import StageConfig
+from tasks.errors import ConfigError
+from tasks.keys.canonical_json import digest_of
+from tasks.keys.code_closure import closure, installed_versions, project_folder
+from tasks.keys.hash_cache import Memo
+from tasks.stage import Keyed, Stage
+
+SCHEMA = 1
+
+PARTS = ("code", "params", "inputs", "env", "accel")
+"""The tables of a key document."""
+
+
+def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -> Meta:
+    """Return the key document of a stage for this config and these inputs. memo: the hash cache.
+
+    Raises ConfigError when a declared asset is missing."""
+    code, env = closure(stage.function.__module__, memo)
+    return {
+        "schema": SCHEMA,
+        "stage": stage.name,
+        "code": code | _assets(stage, memo),
+        "params": stage.params(config),
+        "inputs": stage.inputs(config, inputs),
+        "env": env,
+        "accel": _accel(stage, config, memo),
+    }
+
+
+def key_of(document: Meta) -> str:
+    """Compute the stage key of a key document: its sha256, 64 hexadecimal digits."""
+    return digest_of(document).removeprefix("sha256:")
+
+
+def code_of(stage: Stage, memo: Memo) -> dict[str, str]:
+    """Return the code part of a stage's key: {module: code hash or schema number} and {path of a declared asset: digest}.
+
+    Raises ConfigError when a declared asset is missing."""
+    return closure(stage.function.__module__, memo)[0] | _assets(stage, memo)
+
+
+def _assets(stage: Stage, memo: Memo) -> dict[str, str]:
+    found = {}
+    folder = project_folder(stage.function.__module__.split(".")[0])
+    for asset in stage.assets:
+        if not (folder / asset).is_file():
+            raise ConfigError(
+                f"{stage.name} declares the asset {asset}, and {folder} has no such file", "mend its @stage"
+            )
+        found[asset] = memo.digest(folder / asset)
+    return found
+
+
+def _accel(stage: Stage, config: StageConfig, memo: Memo) -> Meta:
+    accel = stage.accel(config)
+    if isinstance(accel.get("versions"), list):
+        accel["versions"] = installed_versions(set(accel["versions"]), memo)
+    return accel

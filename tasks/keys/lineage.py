@@ -1,0 +1,202 @@
+"""Trace which artifacts were made from which, and compare two runs. Pure functions of records and of run documents.
+
+The ancestors of an artifact are the inputs in the key document of its record; its descendants are the artifacts whose
+records have it among their inputs. A stage that only runs after another one (train after precompile) is no descendant.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from tasks.artifact import Json, Meta
+from tasks.errors import ConfigError
+from tasks.keys.explain import Change, difference
+
+
+class Family:
+    """The records of a store, linked so that the ancestors and descendants of an artifact can be found. records: newest
+    first."""
+
+    def __init__(self, records: Iterable[Meta]) -> None:
+        self._made: dict[str, list[Meta]] = defaultdict(list)
+        self._used: dict[str, list[Meta]] = defaultdict(list)
+        for record in records:
+            self._made[record["artifact"]].append(record)
+            for digest in set(_digests(record["document"]["inputs"])):
+                self._used[digest].append(record)
+
+    @property
+    def artifacts(self) -> list[str]:
+        """The digests of all artifacts that have a record."""
+        return list(self._made)
+
+    def up(self, artifact: str) -> Meta:
+        """Return how an artifact was made, with its ancestors. artifact: its digest.
+
+        Returns {"artifact", "stage", "key", "created", "adopted", "attempt", "params", "code", "env", "accel", "inputs":
+        {name: such an object for an artifact, or {"source": identity}}, "shards": number of shards it was made from,
+        "also": other keys with the same artifact}. For an artifact without a record, {"artifact", "stage": None}."""
+        return self._up(artifact, ())
+
+    def _up(self, artifact: str, below: tuple[str, ...]) -> Meta:
+        records = self._made.get(artifact)
+        if not records or artifact in below:  # a stage may return its input
+            return {"artifact": artifact, "stage": None}
+        record, document = records[0], records[0]["document"]
+        return {
+            "artifact": artifact,
+            **{name: record.get(name) for name in ("stage", "key", "created", "adopted", "attempt")},
+            **{part: document[part] for part in ("params", "code", "env", "accel")},
+            "inputs": {name: self._input(value, (*below, artifact)) for name, value in document["inputs"].items()},
+            "shards": len(record.get("shards", [])),
+            "also": [other["key"] for other in records[1:]],
+        }
+
+    def down(self, artifact: str) -> list[Meta]:
+        """Return what was made from an artifact, newest first: [{"stage", "key", "created", "artifact", "down": its own
+        descendants}].
+
+        Where an artifact occurs twice, only its first entry lists its descendants; the others have "down": []."""
+        return self._down(artifact, {artifact})
+
+    def _down(self, artifact: str, seen: set[str]) -> list[Meta]:
+        found = []
+        for record in self._used.get(artifact, []):
+            made = record["artifact"]
+            node = {name: record[name] for name in ("stage", "key", "created", "artifact")}
+            is_new = made not in seen
+            seen.add(made)
+            found.append({**node, "down": self._down(made, seen) if is_new else []})
+        return found
+
+    def _input(self, value: Json, below: tuple[str, ...]) -> Meta:
+        if isinstance(value, str) and value.startswith("sha256:"):
+            return self._up(value, below)
+        return {"source": value}
+
+
+def start_of(document: Meta) -> tuple[Meta, str | None]:
+    """Split the key document of a training into (the document without the input `warm_start`, that input's digest). The
+    digest is None if the training did not start from another training's model."""
+    inputs = dict(document.get("inputs", {}))
+    start = inputs.pop("warm_start", None)
+    return {**document, "inputs": inputs}, start
+
+
+def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[str, Meta]]) -> Meta:
+    """Return how two runs differ.
+
+    before, after: the run documents; documents: for each of the two runs {stage: key document}, without stages whose
+    record no longer exists. Returns {"settings", "data", "code", "env", "metrics": [{"name", "before", "after", and
+    "stages" or "stage"}], "artifacts": [{"stage", "before", "after"}], "unknown": stages that lack a key document in
+    either run}."""
+    old, new = documents
+    changes = {stage: difference(old[stage], new[stage]) for stage in old if stage in new}
+    stages = _stages(before), _stages(after)
+    both = list(dict.fromkeys([*stages[0], *stages[1]]))
+    return {
+        "settings": _settings(before.get("resolved", {}), after.get("resolved", {})),
+        "data": _shared(changes, "inputs", only="load_data"),
+        "code": _shared(changes, "code"),
+        "env": _shared(changes, "env") + _shared(changes, "accel") + _surroundings(before, after),
+        "artifacts": _differing("stage", both, _digests_of(stages[0]), _digests_of(stages[1])),
+        "metrics": _metrics(both, *stages),
+        "unknown": [name for name in both if name not in old or name not in new],
+    }
+
+
+def nearest_run(text: str, runs: list[str]) -> str:
+    """Return the id of the run that a user means by `text`: an id, the beginning of one, `last`, or `last~N` (N runs
+    before the last).
+
+    runs: ids, newest first. Raises ConfigError if no run or more than one matches."""
+    if text.split("~")[0] == "last":
+        back = text.partition("~")[2] or "0"
+        if not back.isdigit() or int(back) >= len(runs):
+            raise ConfigError(f"there is no run {text}: the store has {len(runs)}", "`trnflow runs` lists them")
+        return runs[int(back)]
+    return unique(text, runs, "run", "`trnflow runs` lists them")
+
+
+def unique(text: str, names: Iterable[str], what: str, fix: str) -> str:
+    """Return the one name that equals `text` or begins with it.
+
+    what: what the names are, such as "run", for the message; fix: what the user can do if none matches. Raises
+    ConfigError if no name or more than one matches."""
+    found = sorted({name for name in names if name.startswith(text)})
+    if text in found:
+        return text
+    if len(found) != 1:
+        several = f"{text} begins {len(found)} {what}s: {', '.join(found[:3])} ..."
+        raise ConfigError(several if found else f"there is no {what} {text}", "give more of it" if found else fix)
+    return found[0]
+
+
+def leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
+    """Yield (dotted name, value) of each value in nested JSON objects that is not an object itself. name: the prefix of
+    the names."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _digests(value: Json) -> Iterator[str]:
+    """Every digest among a key's inputs."""
+    if isinstance(value, str) and value.startswith("sha256:"):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _digests(item)
+
+
+def _stages(run: Meta) -> dict[str, Meta]:
+    return {stage["stage"]: stage for stage in run.get("stages", [])}
+
+
+def _settings(before: Meta, after: Meta) -> list[Meta]:
+    return [_entry(change) for change in difference({"params": before}, {"params": after})]
+
+
+def _shared(changes: dict[str, list[Change]], part: str, only: str | None = None) -> list[Meta]:
+    """Changes of one part, each once, with the stages it touches."""
+    found: dict[str, Meta] = {}
+    for stage, listed in changes.items():
+        for change in listed:
+            if change.part == part and only in (None, stage):
+                found.setdefault(repr(change), {**_entry(change), "stages": []})["stages"].append(stage)
+    return list(found.values())
+
+
+def _surroundings(before: Meta, after: Meta) -> list[Meta]:
+    """Differences in the hosts and checkouts of two runs, which are part of no key."""
+    sides = [dict(leaves({part: run.get(part) for part in ("host", "checkout")})) for run in (before, after)]
+    return [{**change, "stages": []} for change in _differing("name", sorted(sides[0] | sides[1]), sides[0], sides[1])]
+
+
+def _metrics(stages: list[str], before: dict[str, Meta], after: dict[str, Meta]) -> list[Meta]:
+    """Every metric of every stage that differs."""
+    found = []
+    for stage in stages:
+        sides = [dict(leaves(side.get(stage, {}).get("metrics", {}))) for side in (before, after)]
+        names = list(dict.fromkeys([*sides[0], *sides[1]]))
+        found += [{"stage": stage, **change} for change in _differing("name", names, sides[0], sides[1])]
+    return found
+
+
+def _digests_of(stages: dict[str, Meta]) -> Meta:
+    return {name: stage.get("artifact") for name, stage in stages.items()}
+
+
+def _differing(label: str, names: list[str], before: Meta, after: Meta) -> list[Meta]:
+    return [
+        {label: name, "before": before.get(name), "after": after.get(name)}
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _entry(change: Change) -> Meta:
+    return {"name": change.name, "before": change.before, "after": change.after}

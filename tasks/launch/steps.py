@@ -1,0 +1,131 @@
+"""Run the steps of a stage that works in parts: list the parts (split), make each one, put the results together (gather).
+
+`whole` does all in one process. Or each step runs in another process: `split`, then `make_part` for each part, then
+`gather`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tasks.artifact import Input, Meta, Source
+from tasks.config import StageConfig
+from tasks.stage import Part, Parts, Stage, Workdir
+from tasks.system.threads import ThreadPool
+
+Inputs = Mapping[str, Input | Source]
+Said = list[Meta]
+
+
+def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, out: Workdir, threads: int = 1) -> Meta:
+    """Run a whole stage in this process and return its metadata. A stage that has parts is split, and its parts are made
+    here.
+
+    threads: the number of threads that make parts.
+    """
+    stage: Stage | None = getattr(function, "stage", None)
+    if stage is None or stage.split is None:
+        return function(config, **inputs, out=out)
+    shared = Workdir(out.scratch / "shared", out.scratch / "split", out.emit)
+    shared.path.mkdir(parents=True)
+    parts = split(stage, config, inputs, shared)
+    given = Input(shared.path, "shared", {}, "")
+    todo = [(part.arguments, None) for part in parts]
+    return gather(stage, config, inputs, given, todo, out.scratch / "parts", out, threads)
+
+
+def split(stage: Stage, config: StageConfig, inputs: Inputs, out: Workdir) -> list[Part]:
+    """Call the stage's `split` function and return the parts of the work, in order. It writes the data that all parts read
+    to `out.path`.
+    """
+    assert stage.split is not None
+    return stage.split(config, **_named(stage.split, inputs), out=out)
+
+
+def make_part(stage: Stage, config: StageConfig, inputs: Inputs, shared: Input, arguments: Meta, out: Workdir) -> Meta:
+    """Make one part of the stage and return its metadata; its files are written to `out.path`.
+
+    Args:
+        shared: The folder that `split` wrote.
+        arguments: Tell which part it is.
+    """
+    assert stage.part is not None
+    out.path.mkdir(parents=True)
+    out.scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        meta = stage.part(config, **_named(stage.part, {**inputs, "shared": shared}), part=arguments, out=out)
+    finally:
+        shutil.rmtree(out.scratch, ignore_errors=True)
+    json.dumps(meta, allow_nan=False)
+    return meta
+
+
+def gather(
+    stage: Stage,
+    config: StageConfig,
+    inputs: Inputs,
+    shared: Input,
+    todo: Sequence[tuple[Meta, Meta | None]],
+    folder: Path,
+    out: Workdir,
+    threads: int,
+    made: Callable[[int, Path, Meta], None] = lambda number, folder, meta: None,
+) -> Meta:
+    """Make the missing parts, call the stage's function on the results of all parts, and return its metadata.
+
+    Parts are made in threads, a few ahead of the one being read. Threads are enough, since tokenizers and numpy release the
+    GIL.
+
+    Args:
+        shared: The folder that `split` wrote.
+        todo: (arguments, metadata) of each part, in order; the metadata is None if the part is missing.
+        folder: The result of part N lies in its subfolder `N`, or is made there. A result is deleted once it was read.
+        threads: The number of threads.
+        made: Called with (number, folder, metadata) of each part made here, in order.
+    """
+    with ThreadPool(threads, stage.name) as pool:
+
+        def start(number: int, arguments: Meta) -> Callable[[], tuple[Meta, Said]]:
+            place, said = folder / str(number), Said()
+            part = Workdir(place, place.with_name(f"{number}.scratch"), said.append)
+            future = pool.submit(partial(make_part, stage, config, inputs, shared, arguments, part))
+            return lambda: (future.result(), said)
+
+        def results() -> Iterator[tuple[Path, Meta]]:
+            waiting: deque[tuple[int, Meta | None, Callable[[], tuple[Meta, Said]] | None]] = deque()
+            following = iter(enumerate(todo))
+
+            def take(count: int) -> None:
+                for number, (arguments, meta) in islice(following, count):
+                    waiting.append((number, meta, start(number, arguments) if meta is None else None))
+
+            take(threads + 1)
+            while waiting:
+                number, meta, pending = waiting.popleft()
+                place = folder / str(number)
+                if pending is not None:
+                    meta, said = pending()
+                    for event in said:
+                        out.emit(event)
+                    made(number, place, meta)
+                assert meta is not None
+                yield place, meta
+                shutil.rmtree(place)
+                take(1)
+
+        parts = Parts(shared.path, [arguments for arguments, _ in todo], results())
+        return stage.function(config, **inputs, parts=parts, out=out)
+
+
+def _named(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those inputs that are parameters of the function."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return {name: item for name, item in inputs.items() if name in names}

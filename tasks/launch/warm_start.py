@@ -1,0 +1,243 @@
+"""Keep warm parents (`tasks.launch.warm_parent`) and have them fork the guards of stage processes.
+
+Libraries read most environment variables when they are imported, so there is one parent for each set of variables.
+Variables in LATE are read later, and can differ between the jobs of one parent. Linux only; elsewhere, or if a parent can't
+fork, a stage starts in a new interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tasks.launch.python import python
+from tasks.launch.warm_parent import RESERVED
+from tasks.system.process import ATTEMPT
+
+PARTIAL_ROOT = "TRNFLOW_PARTIAL_ROOT"
+"""The environment variable that passes the store's root to a stage's process: the root may contain credentials."""
+
+IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_")
+"""Environment variables that change from one command to the next and that no library reads."""
+
+LATE = ("CPU_NUM_DEVICES", "TOKENIZERS_PARALLELISM", "OPENBLAS_NUM_THREADS", ATTEMPT, PARTIAL_ROOT, *IRRELEVANT)
+"""Variables that can differ between the jobs of one warm parent: modules imported before the fork do not read them.
+
+The exception is OPENBLAS_NUM_THREADS. A warm parent always sets it to 1, since the import would start more threads; on
+x86-64 only numpy and scipy use OpenBLAS. XLA_FLAGS can't be in this list: torch_xla changes it when it is imported."""
+
+LIGHT = ("pydantic.main", "pydantic.types", "pydantic._internal._generate_schema", "numpy", "tokenizers", "jinja2")
+"""Modules that every warm parent imports. pyarrow is not among them: it starts a thread when it is imported."""
+
+HEAVY = {
+    "torch": ("torch",),
+    "transformers": ("transformers.modeling_utils",),
+    "torch-xla": ("torch_xla", "torch_xla.core.xla_model"),
+}
+"""Distribution -> further modules that the warm parent of a stage that uses this distribution imports."""
+
+MOST_PARENTS = 4
+PATIENCE = 120.0
+"""Seconds for a parent to import its modules."""
+
+
+def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the modules that the warm parent of a stage imports.
+
+    Empty if the stage can't be forked: not Linux on x86-64, or a device other than the CPU, whose runtime does not support
+    a fork.
+
+    Args:
+        distributions: Names of the distributions in the stage's key.
+        environ: The stage's environment variables.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64" or environ.get("PJRT_DEVICE", "CPU") != "CPU":
+        return ()
+    names = {*distributions} - ({"torch-xla"} if environ.get("USE_TORCH_XLA") == "0" else set())
+    return (*LIGHT, *(module for name, modules in HEAVY.items() if name in names for module in modules))
+
+
+class ForkedGuard:
+    """A guard that a warm parent forked. It has those methods of `subprocess.Popen` that `tasks.launch.local` calls.
+
+    Args:
+        pidfd: A Linux file descriptor that refers to the process.
+    """
+
+    def __init__(self, pidfd: int) -> None:
+        self._pidfd = pidfd
+        self._poll = select.poll()
+        self._poll.register(pidfd, select.POLLIN)
+
+    def poll(self) -> int | None:
+        """Return 0 if the process has ended, else None. The real exit status is not known."""
+        return 0 if self._poll.poll(0) else None
+
+    def wait(self) -> int:
+        """Wait until the process has ended, and return 0."""
+        while not self._poll.poll(500):
+            pass
+        return 0
+
+    def terminate(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def __del__(self) -> None:
+        os.close(self._pidfd)
+
+
+class WarmParent:
+    """A warm parent process, seen from the flow. The constructor starts the process, which then imports its modules.
+
+    Args:
+        environ: The environment variables of the process.
+        modules: The modules that it imports.
+    """
+
+    def __init__(self, environ: Mapping[str, str], modules: tuple[str, ...]) -> None:
+        self._lock = threading.Lock()
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests.settimeout(0.2)  # short, so that an exception sent to this thread is raised soon
+        with theirs:
+            self._process = subprocess.Popen(
+                python("tasks.launch.warm_parent:serve", str(theirs.fileno()), *modules),
+                env={**environ, ATTEMPT: "-" * (RESERVED - 1), "OPENBLAS_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def start(self, request: Mapping[str, Any], descriptors: list[int]) -> ForkedGuard | None:
+        """Have the parent fork a guard. Waits until its modules are imported.
+
+        Args:
+            request: What `tasks.launch.warm_parent` needs to start the worker, as JSON.
+            descriptors: The guard's stdin, stdout and stderr.
+
+        Returns:
+            The guard, or None if the parent has ended or can't fork.
+        """
+        with self._lock:
+            try:
+                socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
+                said, received, _, _ = self._answer()
+            except OSError:
+                said, received = b"", []
+            except BaseException:
+                self.close()  # the answer would be taken for that to the next request
+                raise
+        return ForkedGuard(received[0]) if said.isdigit() else None
+
+    def _answer(self) -> tuple[bytes, list[int], int, Any]:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return socket.recv_fds(self._requests, 64, 1)
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Kill the parent process. Guards that it forked then end their workers."""
+        self._requests.close()
+        self._process.kill()
+        self._process.wait()
+
+
+_parents: dict[Any, WarmParent] = {}
+_lock = threading.Lock()
+
+
+@atexit.register
+def _close_all() -> None:
+    for parent in _parents.values():
+        parent.close()
+
+
+def warm_parent(environ: Mapping[str, str], modules: tuple[str, ...]) -> WarmParent:
+    """Return a running warm parent with these environment variables (except LATE) that imports at least these modules.
+
+    If there is none, one is started. If there are then more than MOST_PARENTS, the one least recently used is closed.
+    """
+    early = {name: value for name, value in environ.items() if name not in LATE}
+    variables = frozenset(early.items())
+    with _lock:
+        for key, parent in list(_parents.items()):
+            if parent.ended:
+                del _parents[key]
+            elif key[0] == variables and {*modules} <= {*key[1]}:
+                _parents[key] = _parents.pop(key)  # the last one used is the last one closed
+                return parent
+        _parents[variables, modules] = found = WarmParent(early, modules)
+        while len(_parents) > MOST_PARENTS:
+            _parents.pop(next(iter(_parents))).close()
+        return found
+
+
+def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None:
+    """Start the warm parents of stages that will run, so that they import their modules while earlier stages run.
+
+    Stages with equal environment variables (except LATE) share a parent.
+
+    Args:
+        stages: (the stage's environment variables, the modules of its parent) of each stage.
+    """
+    wanted: dict[frozenset[tuple[str, str]], dict[str, None]] = {}
+    for variables, modules in stages:
+        early = frozenset((name, value) for name, value in variables.items() if name not in LATE)
+        wanted.setdefault(early, {}).update(dict.fromkeys(modules))
+    for early, names in wanted.items():
+        if names:
+            warm_parent(process_environ(dict(early)), tuple(names))
+
+
+def process_environ(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a stage's process: that of this process, updated with the stage's variables."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **variables}
+
+
+def start_guard(
+    entry: str, arguments: list[str], environ: Mapping[str, str], modules: tuple[str, ...], grace: float,
+    descriptors: list[int],
+) -> ForkedGuard | None:  # fmt: skip
+    """Have a warm parent fork a guard and its worker.
+
+    Args:
+        entry: The function that the worker calls, as "module:function".
+        arguments: Its arguments.
+        environ: The environment variables of the worker.
+        modules: The modules that the warm parent must have imported.
+        grace: Seconds between SIGTERM and SIGKILL when the worker is stopped.
+        descriptors: The guard's stdin, stdout and stderr.
+
+    Returns:
+        The guard, or None if no warm parent can fork it.
+    """
+    request = {
+        "entry": entry,
+        "arguments": arguments,
+        "grace": grace,
+        "folder": os.getcwd(),
+        "attempt": ATTEMPT,
+        "environ": {name: environ.get(name) for name in LATE},
+    }
+    return warm_parent(environ, modules).start(request, descriptors)

@@ -1,0 +1,96 @@
+"""List the data files at a local path, and derive a file's split and format from its name."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+ALIASES = {
+    "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
+    "dev": "validation", "eval": "validation", "evaluation": "validation", "test": "test", "testing": "test",
+}  # fmt: skip
+"""Words in file names -> the split that they mean."""
+FORMATS = {
+    ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".arrow": "arrow", ".feather": "arrow", ".txt": "txt",
+}  # fmt: skip
+"""File extensions -> format."""
+COMPRESSED = (".gz", ".bz2", ".zst")
+_WORD = re.compile(rf"(?:^|[-_. ])({'|'.join(sorted(ALIASES, key=len, reverse=True))})(?=$|[-_. \d])", re.IGNORECASE)
+_NUMBER = re.compile(r"(\d+)")
+
+
+class DataFile(NamedTuple):
+    """A data file of a source. name: its path relative to the source, with `/`; path: its path on this machine, or in the
+    remote file system."""
+
+    name: str
+    path: str
+
+
+def local_files(source: str, folder: Path = Path()) -> list[DataFile]:
+    """List the data files of a folder and its direct subfolders, of a glob, or the one file at a path, in natural order
+    (part-2 before part-10). [] if there are none.
+
+    folder: the folder that a relative `source` is relative to."""
+    pattern = Path(source).expanduser()
+    path = folder / pattern
+    if path.is_file():
+        return [DataFile(path.name, str(path.resolve()))]
+    if path.is_dir():
+        return visible_files(_listed(path.resolve()))
+    if glob.has_magic(source):
+        plain = Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+        root = folder / plain
+        matches = [path for path in root.glob(str(pattern.relative_to(plain))) if path.is_file()]
+        return visible_files((path.relative_to(root).as_posix(), str(path.resolve())) for path in matches)
+    return []
+
+
+def _listed(folder: Path, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(name, path) of the files of a folder and of its subfolders; links are followed. Costs 2 us a file."""
+    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            is_link = entry.is_symlink()
+            path = os.path.realpath(entry.path) if is_link else entry.path
+            if os.path.isfile(path) if is_link else entry.is_file():
+                yield f"{prefix}{entry.name}", path
+            elif not prefix and os.path.isdir(path):
+                yield from _listed(Path(path), f"{entry.name}/")
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a file's name or folder names, as in `val.csv`, `imdb_test.jsonl`, `train/0001.parquet`; None
+    if none does."""
+    for part in reversed(name.split("/")):
+        if match := _WORD.search(part):
+            return ALIASES[match[1].lower()]
+    return None
+
+
+def format_of(name: str) -> str | None:
+    """Return the format that a file's extension stands for, also under a compression's extension (`.csv.gz`); None for an
+    extension that is not one of data."""
+    stem, _, suffix = name.lower().rpartition(".")
+    if f".{suffix}" in COMPRESSED:
+        stem, _, suffix = stem.rpartition(".")
+    return FORMATS.get(f".{suffix}") if stem and not stem.endswith("/") else None
+
+
+def visible_files(found: Iterable[tuple[str, str]]) -> list[DataFile]:
+    """Make DataFiles of (name, path) pairs, without hidden files, in natural order: part-2 before part-10."""
+    files = [DataFile(name, path) for name, path in found if not name.startswith(".") and "/." not in name]
+    return sorted(files, key=lambda file: (_natural(file.name), file.path))
+
+
+def _natural(name: str) -> list[str | int]:
+    """Texts and numbers by turns, a text first."""
+    parts: list[str | int] = [*_NUMBER.split(name)]
+    parts[1::2] = map(int, parts[1::2])
+    return parts

@@ -1,0 +1,74 @@
+"""Resolve `data.source` to exact bytes: a path, a glob, a URL or a hub name becomes a `Source` with a digest for each
+file.
+
+Paths and file names are no part of the stage key, so a moved or renamed data set is the same data. URLs and hub names are
+resolved by `tasks.sources.remote`. A local file whose digest is known costs one stat. Fails with ConfigError when there
+is no data or no train split, DataError when a file can't be read.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tasks.artifact import Meta, Source
+from tasks.errors import ConfigError, DataError
+from tasks.keys.hash_cache import stamp
+from tasks.sources.data_files import FORMATS, DataFile, format_of, local_files
+from tasks.sources.paths import in_folder, local_path
+from tasks.sources.remote import resolve_hub, resolve_url
+from tasks.sources.resolver import Resolver
+from tasks.sources.split_files import FileSettings, SplitFile, choose_files, files_source
+from tasks.sources.zip_files import ZipOf, unzipped
+from tasks.system.redaction import scrub
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+
+
+def resolve_source(
+    source: str, name: str | None, revision: str | None, settings: FileSettings, resolver: Resolver
+) -> Source:
+    """Resolve the dataset at `source` (a path, glob, URL or hub name) to exact bytes.
+
+    name: a hub dataset's configuration, or None; revision: its branch, tag or commit, or None; settings: how to find and
+    read its files. Returns a Source whose identity is `files [{split, format, digest}]`, or for a hub dataset its commit.
+    """
+    path = local_path(source)
+    if path is None:
+        return resolve_url(source, settings, resolver)
+    found = local_files(path, settings.folder)
+    if found:
+        found, zips = unzipped(source, found, lambda file: Path(file.path), resolver)
+        return _resolve_local(path, found, zips, settings, resolver)
+    if _HUB_NAME.fullmatch(source) and format_of(source) is None and not settings.local(source).exists():
+        return resolve_hub(source, name, revision or "main", settings, resolver)
+    raise ConfigError(
+        f"data.source: there is no data at {scrub(source)}{in_folder(source, settings.folder)}",
+        f"give a folder with one file per split, a glob, a file ({', '.join(FORMATS)}), a URL or a hub name",
+    )
+
+
+def _resolve_local(
+    source: str, found: list[DataFile], zips: ZipOf, settings: FileSettings, resolver: Resolver
+) -> Source:
+    chosen = choose_files(source, found, settings)
+    try:
+        known = resolver.memo.stamped([item.file.path for item in chosen])
+    except OSError as error:
+        raise DataError(f"data.source: {error.filename} can't be read: {error.strerror}", "check the file") from error
+    entries = [item.entry(digest) for item, (digest, _) in zip(chosen, known, strict=True)]
+    locations: list[Meta] = [
+        {"path": item.file.path, "stamp": now} for item, (_, now) in zip(chosen, known, strict=True)
+    ]
+    stamps = {path: stamp(path) for path in zips.values()}
+    for location in locations if zips else ():
+        path = zips[location["path"]]
+        location["zip"] = {"path": str(path), "stamp": stamps[path]}
+    return files_source(entries, locations, _not_read(found, chosen))
+
+
+def _not_read(found: list[DataFile], chosen: list[SplitFile]) -> str:
+    """A note of the data files that belong to no split; empty where there is none."""
+    used = {item.file.path for item in chosen}
+    names = [file.name for file in found if file.path not in used and format_of(file.name)]
+    return f"not read: {', '.join(names[:5])}" if names else ""

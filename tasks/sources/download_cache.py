@@ -1,0 +1,52 @@
+"""The cache of downloaded and unpacked data files: `<home>/cache/data/<sha256 in hex>`, one file for each content.
+
+A file appears in the cache only after it was written completely. Before a cached file is used again, its digest is
+checked; the hash cache saves reading a file that has not changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from threading import get_ident
+from typing import IO
+
+from tasks.keys.hash_cache import Memo
+
+_CHUNK = 1 << 20
+"""Bytes copied at a time."""
+
+
+class DownloadCache:
+    """A folder of downloaded files, named by the digests of their bytes.
+
+    folder: an existing folder; memo: the hash cache, which knows the digests of unchanged files."""
+
+    def __init__(self, folder: Path, memo: Memo) -> None:
+        self.folder = folder
+        self._memo = memo
+
+    def path(self, digest: str) -> Path:
+        """Return the path that a file with this digest (`sha256:<hex>`) has in the cache, whether or not the cache has
+        the file."""
+        return self.folder / digest.removeprefix("sha256:")
+
+    def has(self, digest: str) -> bool:
+        """Whether the cache has the file with this digest, and the file's bytes still have the digest."""
+        path = self.path(digest)
+        return path.exists() and self._memo.digest(path) == digest
+
+    def add(self, stream: IO[bytes]) -> str:
+        """Copy a stream into the cache and return the digest of its bytes. Memory: 1 MiB. Raises what reading the stream
+        raises, and OSError."""
+        temporary, digest = self.folder / f".{os.getpid()}.{get_ident()}", hashlib.sha256()
+        try:
+            with temporary.open("wb") as file:
+                while chunk := stream.read(_CHUNK):
+                    digest.update(chunk)
+                    file.write(chunk)
+            temporary.replace(self.folder / digest.hexdigest())
+        finally:
+            temporary.unlink(missing_ok=True)
+        return f"sha256:{digest.hexdigest()}"

@@ -1,0 +1,61 @@
+"""Turn errors of the Hugging Face hub's client into one line each, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from tasks.errors import ConfigError, DataError, ModelError, TrnflowError
+from tasks.system.redaction import scrub
+
+
+@contextmanager
+def hub_errors(section: Literal["data", "model"], repo: str, revision: str | None) -> Iterator[None]:
+    """Context for calls of the Hugging Face hub's client that turns its errors into errors of one line: DataError
+    (section "data"), ModelError (section "model"), or ConfigError where a setting is wrong.
+
+    section: the recipe's section that names the repository; repo, revision: the repository and its branch, tag or commit.
+    """
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+    what, kind = ("dataset", DataError) if section == "data" else ("model", ModelError)
+    unreachable = HfHubHTTPError.__bases__  # the HTTP library's own errors (it has changed), and OSError
+    found: TrnflowError
+    try:
+        yield
+        return
+    except GatedRepoError as error:
+        found, cause = _gated(kind, section, what, repo), error
+    except RevisionNotFoundError as error:
+        found, cause = (
+            ConfigError(f"{section}.revision: the {what} {repo} has no revision {revision}", "change it"),
+            error,
+        )
+    except RepositoryNotFoundError as error:
+        found, cause = _unknown(kind, section, what, repo), error
+    except unreachable as error:
+        found, cause = _unreachable(kind, section, repo, error), error
+    raise found from cause
+
+
+def _gated(kind: type[TrnflowError], section: str, what: str, repo: str) -> TrnflowError:
+    return kind(
+        f"{section}.source: the {what} {repo} is gated and no token that may read it was found",
+        f"accept its licence on the hub, then `hf auth login` or set HF_TOKEN (or {section}.source to a folder): {repo}",
+    )
+
+
+def _unknown(kind: type[TrnflowError], section: str, what: str, repo: str) -> TrnflowError:
+    return kind(
+        f"{section}.source: {repo} is neither a file or folder here nor a {what} on the hub",
+        f"check the name; a private {what} also needs HF_TOKEN",
+    )
+
+
+def _unreachable(kind: type[TrnflowError], section: str, repo: str, error: BaseException) -> TrnflowError:
+    why = scrub(" ".join(str(error).split()))[:200] or type(error).__name__
+    return kind(
+        f"{section}.source: {repo} is no file or folder here, and the hub could not be asked: {why}",
+        f"check the network, or point {section}.source at a local file or folder",
+    )

@@ -1,0 +1,169 @@
+"""Resolve the recipe's `model` to exact bytes: a Hugging Face model in a folder or on the hub, or the configuration of a
+model that is trained from scratch.
+
+The identity has three parts, `tokenizer` (the tokenizer's files alone), `config` (the architecture) and `weights`, so
+that the key of each stage holds only the parts that the stage reads. A new fine-tune with the same tokenizer tokenizes
+nothing again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import field_validator, model_validator
+
+from tasks.artifact import Meta, Source
+from tasks.config import StageConfig
+from tasks.errors import ConfigError, ModelError
+from tasks.sources.hub_errors import hub_errors
+from tasks.sources.paths import in_folder
+from tasks.sources.resolver import Resolver
+from tasks.system.redaction import fill
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model",
+)  # fmt: skip
+WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
+LAYERS = 10_000
+SIZE = 1_000_000_000
+_SIZE_NAME = re.compile(r"(size|layers?|heads|embeddings|positions|dim|experts|length|window)$")
+
+
+class ModelConfig(StageConfig):
+    """The model: a pretrained one, or the configuration of a model that is trained from scratch."""
+
+    source: str | None = None
+    """A pretrained model: a folder with config.json and safetensors, or a name on the Hugging Face hub. Default: a
+    model from scratch."""
+    revision: str | None = None
+    """The branch, tag or commit of a hub model. Default: its main branch."""
+    config: dict[str, Any] = {}
+    """The architecture of a model from scratch, in transformers' names (`model_type: bert`, `hidden_size: 128`).
+    Ignored when `source` is set."""
+    overrides: dict[str, Any] = {}
+    """Fields of the model's configuration to replace, such as `{hidden_dropout_prob: 0.0}`."""
+    tokenizer: str | None = None
+    """A folder or hub name with the tokenizer, where it does not lie beside the model."""
+
+    @field_validator("config", "overrides")
+    @classmethod
+    def _has_sizes_that_can_be(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name, size in value.items():
+            most = LAYERS if name.endswith(("layers", "layer")) else SIZE
+            if _SIZE_NAME.search(name) and isinstance(size, int | float) and size > most:
+                raise ValueError(f"{name} is {size:g}, and may be {most:,} at most")
+        return value
+
+    @model_validator(mode="after")
+    def _has_an_architecture(self) -> ModelConfig:
+        if self.source is None and "model_type" not in self.config:
+            raise ValueError("needs `source` (a folder or a hub name) or `config.model_type` (a model from scratch)")
+        return self
+
+
+def model_source(config: ModelConfig, resolver: Resolver) -> Source:
+    """Resolve the recipe's `model` to exact bytes: a Source with the identity `{config, tokenizer, weights}`.
+
+    Raises ConfigError for a missing folder, ModelError for a gated or unknown repository, or a folder with pickled weights
+    only."""
+    source = fill(config.source, "model.source") if config.source else None
+    model = _resolve("model.source", source, config.revision, resolver) if source else {}
+    tokenizer = model
+    if config.tokenizer:
+        tokenizer = _resolve("model.tokenizer", fill(config.tokenizer, "model.tokenizer"), None, resolver)
+    identity = {
+        "config": {
+            "pretrained": model.get("config"),
+            "overrides": config.overrides if config.source else config.config | config.overrides,
+        },
+        "tokenizer": tokenizer.get("tokenizer"),
+        "weights": model.get("weights"),
+    }
+    location = {"model": model.get("location"), "tokenizer": tokenizer.get("location")}
+    return Source("model", identity, location, note=" ".join(filter(None, {model.get("note"), tokenizer.get("note")})))
+
+
+def model_folder(source: Source) -> Path | None:
+    """Return the folder with a model's config.json and weights, after downloading it from the hub if needed; None for a
+    model that is trained from scratch. source: from `model_source`."""
+    return _folder(source.location["model"], ("config.json", "generation_config.json", *WEIGHT_PATTERNS))
+
+
+def tokenizer_folder(source: Source) -> Path | None:
+    """Return the folder with the tokenizer's files; None if the recipe trains a tokenizer. source: from `model_source`."""
+    return _folder(source.location["tokenizer"], TOKENIZER_FILES)
+
+
+def _resolve(setting: str, source: str, revision: str | None, resolver: Resolver) -> Meta:
+    """The parts of the identity of one folder or hub name. setting: `model.source` or `model.tokenizer`, which named it."""
+    folder = resolver.folder(setting) / Path(source).expanduser()
+    if folder.is_dir():
+        return _resolve_folder(folder, resolver)
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ConfigError(
+            f"{setting}: there is no folder {source}{in_folder(source, resolver.folder(setting))}",
+            "give a folder with config.json, or a hub name",
+        )
+    return _resolve_hub(source, revision or "main", resolver)
+
+
+def _resolve_folder(folder: Path, resolver: Resolver) -> Meta:
+    names = sorted(os.listdir(folder))
+    weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
+    if not weights and any(name.endswith(".bin") for name in names):
+        raise ModelError(
+            f"{folder} holds only pickled weights (*.bin), which are never loaded",
+            "convert them once with `model.save_pretrained(folder)` of a current transformers",
+        )
+    tokenizer = [name for name in names if name in TOKENIZER_FILES]
+    digests = dict(
+        zip(weights + tokenizer, resolver.memo.digests([folder / n for n in weights + tokenizer]), strict=True)
+    )
+    return {
+        "config": _read_config(folder / "config.json") if "config.json" in names else None,
+        "tokenizer": {"files": {name: digests[name] for name in tokenizer}} if tokenizer else None,
+        "weights": {"files": {name: digests[name] for name in weights}} if weights else None,
+        "location": {"folder": str(folder.resolve())},
+    }
+
+
+def _resolve_hub(repo: str, revision: str, resolver: Resolver) -> Meta:
+    answer, note = resolver.remembered(f"hub/models/{repo}@{revision}", lambda: _ask_hub(repo, revision))
+    at = {"repo": repo, "commit": answer["commit"]}
+    return {"config": answer["config"], "tokenizer": at, "weights": at, "location": at, "note": note}
+
+
+def _ask_hub(repo: str, revision: str) -> Meta:
+    from huggingface_hub import HfApi, hf_hub_download
+
+    with hub_errors("model", repo, revision):
+        commit = HfApi().model_info(repo, revision=revision).sha
+        config = hf_hub_download(repo, "config.json", revision=commit)
+    return {"commit": commit, "config": _read_config(Path(config))}
+
+
+def _read_config(file: Path) -> Meta:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ModelError(f"model.source: {file} is no JSON that can be read: {why}", "save the model anew") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"model.source: {file} holds no JSON object", "save the model anew")
+    return found
+
+
+def _folder(location: Meta | None, patterns: tuple[str, ...]) -> Path | None:
+    if location is None:
+        return None
+    if "folder" in location:
+        return Path(location["folder"])
+    from huggingface_hub import snapshot_download
+
+    with hub_errors("model", location["repo"], location["commit"]):
+        return Path(snapshot_download(location["repo"], revision=location["commit"], allow_patterns=list(patterns)))

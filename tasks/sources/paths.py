@@ -1,0 +1,43 @@
+"""Interpret paths in recipes: a relative path is relative to the folder of the file in which it was written, and a
+`file://` URL is a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+SCHEMA = 1
+
+Folders = Mapping[str, Path]
+"""Dotted setting -> the folder that its relative path is relative to."""
+SERVERS = ("databricks", "databricks-uc", "uc")
+"""Names that MLflow accepts as tracking servers; they are no paths."""
+
+
+def local_path(text: str) -> str | None:
+    """Return the path that a path or a `file://` URL stands for; None for any other URL."""
+    path = text.removeprefix("file://")
+    return None if "://" in path else path
+
+
+def located(text: str, folder: Path) -> str:
+    """Make a path absolute: a relative one is relative to `folder`, and `~` is the user's home. URLs are returned
+    unchanged."""
+    return text if "://" in text else str(folder / Path(text).expanduser())
+
+
+def in_folder(text: str, folder: Path) -> str:
+    """Return the words ` in <folder>` for an error message about a relative path; "" for an absolute path."""
+    return "" if Path(text).expanduser().is_absolute() else f" in {folder.absolute()}"
+
+
+def located_database(uri: str, folder: Path) -> str:
+    """Make the path in an MLflow URI (`sqlite:///file`, `file:folder` or a bare path) absolute. A relative path is
+    relative to `folder`; URIs of servers are returned unchanged."""
+    scheme, separator, path = uri.partition(":///")
+    if scheme == "sqlite" and separator and path:
+        return f"sqlite:///{folder / path}"
+    if uri.startswith("file:") and not uri.startswith("file:/"):
+        return (folder / uri.removeprefix("file:")).absolute().as_uri()
+    return uri if ":" in uri or uri in SERVERS else located(uri, folder)

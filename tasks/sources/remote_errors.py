@@ -1,0 +1,66 @@
+"""Explain exceptions of the libraries behind remote file systems (fsspec, aiohttp, botocore, google-auth): what happened
+and what the user can do, one line each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+SCHEMA = 1
+
+CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment",
+    "gs": "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS in the environment",
+}
+"""Protocol -> what to do when no credentials were found."""
+
+_NO_CREDENTIALS = frozenset(
+    {
+        "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "TokenRetrievalError",
+        "UnauthorizedSSOTokenError", "SSOTokenLoadError", "DefaultCredentialsError",
+    }
+)  # fmt: skip
+"""Class names of botocore's and google-auth's errors; names, because neither library is imported before it is used."""
+
+
+def credentials_fix(error: BaseException, url: str) -> str | None:
+    """Return what the user can do if `error` means that no credentials for the URL were found; None for any other error."""
+    if not any(type(one).__name__ in _NO_CREDENTIALS for one in _chain(error)):
+        return None
+    protocol = url.partition("://")[0]
+    return CREDENTIALS.get({"s3a": "s3", "gcs": "gs"}.get(protocol, protocol), f"set those of {protocol}://")
+
+
+def explain_error(error: BaseException, url: str) -> tuple[str, str]:
+    """Return (what happened, what the user can do) for an exception raised while the file at `url` was read."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    if fix := credentials_fix(error, url):
+        return f"no credentials were found ({message})", fix
+    status = next((found for one in _chain(error) if (found := _status(one)) >= 400), None)
+    if status in (404, 410):
+        return f"the server has no such file ({status})", "check the URL"
+    if status in (401, 403):
+        return f"the server refused access ({status})", "check the credentials in the URL, or whether it has expired"
+    if status is not None:
+        return f"the server failed ({status})", "try again later, or download the file and name its path"
+    if isinstance(error, PermissionError):
+        return f"access was refused: {message}", "check that the credentials in the environment may read it"
+    *_, cause = _chain(error)
+    if isinstance(error, FileNotFoundError) and cause is error:
+        return "there is no such file", "check the URL"
+    message = " ".join(str(cause).split()) or type(cause).__name__
+    return f"can't be read: {message}", "check the URL, the network and the credentials in the environment"
+
+
+def _status(error: BaseException) -> int:
+    """The HTTP status of an aiohttp error; 0 for any other error."""
+    status = getattr(error, "status", 0)
+    return status if isinstance(status, int) else 0
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, its cause, that one's cause, and so on."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__

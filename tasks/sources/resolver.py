@@ -1,0 +1,80 @@
+"""Ask the network which exact bytes a source outside the store has, and remember the answers for offline use.
+
+`run` asks which commit a hub branch is at; `plan` and offline runs use the last answer and say so in a note. The answers
+are in `<home>/resolved.json`, each under the HMAC of its question, because a question may be a URL with credentials.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.artifact import Json
+from tasks.errors import ConfigError
+from tasks.keys.hash_cache import Memo
+from tasks.sources.download_cache import DownloadCache
+from tasks.sources.paths import Folders
+from tasks.system.private_files import is_lookup_name, lookup_name, make_home
+from tasks.system.redaction import hide
+
+
+class Resolver:
+    """What resolving a source needs: the caches of this machine, and whether the network may be asked.
+
+    home: the folder of the project's local state, `.trnflow`; offline: never ask the network; memo: the hash cache;
+    folders: {dotted setting: folder that its relative path is relative to}, the working directory for all other settings.
+    """
+
+    def __init__(
+        self, home: Path, *, offline: bool = False, memo: Memo | None = None, folders: Folders | None = None
+    ) -> None:
+        self.home = home
+        self.offline = offline
+        self.memo = memo or Memo(home / "memo.db")
+        self._folders = folders or {}
+
+    def folder(self, setting: str) -> Path:
+        """Return the folder that a relative path in this setting is relative to. setting: its dotted name, such as
+        `data.source`."""
+        return self._folders.get(setting) or Path.cwd()
+
+    def downloads(self) -> DownloadCache:
+        """Return the cache of downloaded files. Its folder is created if it does not exist."""
+        make_home(self.home)
+        folder = self.home / "cache" / "data"
+        folder.mkdir(parents=True, exist_ok=True)
+        return DownloadCache(folder, self.memo)
+
+    def lookup_name(self, text: str) -> str:
+        """Return the HMAC of a text such as a URL. Files and databases store what belongs to the text under the HMAC, so
+        that they hold no credentials."""
+        return lookup_name(self.home, text)
+
+    def remembered(self, name: str, ask: Callable[[], Json]) -> tuple[Json, str]:
+        """Ask the network a question and remember its answer; offline, return the last answer.
+
+        name: identifies the question, such as `hub/dair-ai/emotion@main`; ask: asks the network and returns the answer,
+        JSON. Returns the answer and a note, "" unless the answer is a remembered one. Raises ConfigError offline if there
+        is no answer yet."""
+        answers = self.home / "resolved.json"
+        known = json.loads(answers.read_text()) if answers.exists() else {}
+        if self.offline:
+            asked = name if name in known or not known else self.lookup_name(name)  # earlier versions kept the name
+            if asked not in known:
+                raise ConfigError(
+                    f"{hide(name.removeprefix('url/'))} was never resolved on this machine, and this command does not ask "
+                    "the network",
+                    "run `trnflow run` once while online, or point the recipe at local files "
+                    "(data.source=..., model.source=...)",
+                )
+            return known[asked], "last resolution"
+        answer = ask()
+        asked = self.lookup_name(name)
+        if known.get(asked) != answer or not all(map(is_lookup_name, known)):
+            named = {one if is_lookup_name(one) else self.lookup_name(one): known[one] for one in known}
+            aside = answers.with_name(f"{answers.name}.{os.getpid()}")
+            aside.write_text(json.dumps(named | {asked: answer}, indent=1, sort_keys=True))
+            aside.replace(answers)
+        return answer, ""

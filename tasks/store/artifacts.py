@@ -1,0 +1,262 @@
+"""Artifacts in a store: make one from a folder, lay one out in a folder, and verify its bytes.
+
+The bytes of a blob are verified when a stage first opens it on this machine. Afterwards the blob counts as unchanged as
+long as its stamp (inode, size and times) stays the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tasks.artifact import Artifact, File, Meta, checked_path
+from tasks.errors import BlobLost, ReadOnlyStore
+from tasks.keys.canonical_json import canonical
+from tasks.keys.hash_cache import Memo, Stamp, in_threads, sha256_bytes, sha256_file, sha256_files, size_in, stamp
+from tasks.store.backend import Backend, CountBytes, storage_errors
+from tasks.store.folders import files_below
+from tasks.store.layout import blob_name, checked_manifest
+from tasks.store.location import open_backend
+from tasks.store.pull import ReportBytes, pull_all
+
+
+class Seen(NamedTuple):
+    """The state of an artifact's blobs on disk, found without reading bytes.
+
+    missing: the first file whose blob is gone or has another size, None when there is none; changed: files whose blobs have
+    another inode or other times than when this machine verified their bytes.
+    """
+
+    missing: File | None
+    changed: list[File]
+
+
+class Artifacts:
+    """The artifacts of a store, without the records that name them (see `Store`).
+
+    root: a folder or an fsspec URL; home: the project's local state (`.trnflow`), which holds the digests of files hashed
+    earlier and, for a remote store, copies of its blobs; memo: those digests, by default `memo.db` in `home`.
+    """
+
+    def __init__(self, root: str, home: Path, memo: Memo | None = None) -> None:
+        self.root = root
+        self.home = home
+        self.memo = memo or Memo(home / "memo.db")
+        self._backend: Backend = open_backend(root)
+        self._cache = home / "cache" / "blobs"
+
+    @property
+    def backend(self) -> Backend:
+        """The file operations of this store, used by verification and garbage collection, which read the whole store."""
+        return self._backend
+
+    @property
+    def cache(self) -> Path:
+        """The folder in which this machine keeps blobs of a remote store, under the same names as in the store."""
+        return self._cache
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the store is a folder of this machine."""
+        return self._backend.local is not None
+
+    def ingest(self, folder: Path, kind: str, meta: Meta) -> Artifact:
+        """Make an artifact of all files below `folder` and return it. The files are moved into the store, or copied if it
+        is on another filesystem.
+
+        kind: what the artifact is, such as `tokens`; meta: its metadata.
+        """
+        paths = files_below(folder)
+        digests = sha256_files([f"{folder}/{path}" for path in paths])
+        files = []
+        for path, digest in zip(paths, digests, strict=True):
+            files.append(File(checked_path(path), os.stat(f"{folder}/{path}").st_size, digest))
+            self._keep(f"{folder}/{path}", files[-1])
+        manifest = canonical({"kind": kind, "meta": meta, "files": [list(file) for file in files]}).encode()
+        digest = sha256_bytes(manifest)
+        self._backend.create(blob_name(digest), manifest)
+        self._backend.sync()
+        self.memo.save()
+        return Artifact(digest, kind, meta, tuple(files))
+
+    def artifact(self, digest: str) -> Artifact:
+        """Return the artifact whose manifest has this digest. BlobLost when the manifest is missing or damaged; a damaged
+        manifest is moved to quarantine."""
+        name = blob_name(digest)
+        try:
+            document, files = checked_manifest(self._backend.read(name), digest)
+        except FileNotFoundError as error:
+            raise BlobLost(f"the manifest {digest} is not in the store {self.root}", "", digest) from error
+        except ValueError as error:
+            self._quarantine(name)
+            raise BlobLost(
+                f"the manifest {digest} in the store {self.root} was corrupt: {error}; quarantined", "", digest
+            ) from error
+        return Artifact(digest, document["kind"], document["meta"], files)
+
+    def link(self, digest: str) -> str:
+        """Return the URL of the blob with this digest."""
+        root = self._backend.local.as_uri() if self._backend.local else self.root
+        return f"{root}/{blob_name(digest)}"
+
+    def missing(self, artifact: Artifact) -> File | None:
+        """Return the first file of the artifact whose blob is gone or has another size, or None. Always None for a remote
+        store (see `seen`)."""
+        return self.seen(artifact).missing
+
+    def seen(self, artifact: Artifact) -> Seen:
+        """Look for missing and changed blobs of an artifact without reading bytes: compare sizes, and stamps with those at
+        verification.
+
+        Only blobs of a local store are compared. Blobs of a remote store are verified when they are fetched.
+        """
+        changed: list[File] = []
+        with storage_errors(self.root, f"the blobs of {artifact.digest}", "looking at"):
+            for file in artifact.files if self.is_local else ():
+                blob = self._local_blob(file.digest)
+                try:
+                    now = stamp(blob)
+                except FileNotFoundError:
+                    return Seen(file, changed)
+                if size_in(now) != file.size:
+                    return Seen(file, changed)
+                if self._has_changed(blob, now):
+                    changed.append(file)
+        return Seen(None, changed)
+
+    def recheck(self, files: Iterable[File]) -> list[File]:
+        """Hash the blobs of these files in a local store; return the files whose blobs do not have their digest.
+
+        Damaged blobs are moved to quarantine. The stamps of the others are recorded, so that they count as verified.
+        """
+        by_digest = {file.digest: file for file in files}
+        with storage_errors(self.root, "blobs", "reading"):
+            sound = dict(zip(by_digest, in_threads(self._sound_stamp, [*by_digest], os.cpu_count() or 1), strict=True))
+        for digest, now in sound.items():
+            if now:
+                self.memo.put("blob", self._local_blob(digest), now, digest)
+            else:
+                self._quarantine(blob_name(digest))
+        self.memo.save()
+        return [file for digest, file in by_digest.items() if not sound[digest]]
+
+    def checkout(self, artifact: Artifact, folder: Path, report: ReportBytes = lambda done, total: None) -> Path:
+        """Lay out the artifact below `folder` as symbolic links to read-only blobs with verified bytes; return `folder`.
+
+        report: called with (bytes fetched or verified so far, bytes in all); not called when all blobs are verified
+        already.
+
+        Raises:
+            BlobLost: a blob is missing or corrupt; a corrupt blob is moved to quarantine.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        for blob, target in self._pulled(artifact, folder, report):
+            os.symlink(blob, target)
+        return folder
+
+    def copy_out(self, artifact: Artifact, folder: Path) -> None:
+        """Copy the artifact's files into `folder`, where the user may change them."""
+        for blob, target in self._pulled(artifact, folder, lambda done, total: None):
+            shutil.copyfile(blob, target)
+
+    def changed(self, artifact: Artifact) -> File | None:
+        """Return a file of a checked-out artifact whose blob is no longer what was verified, or None. Finds a stage that
+        wrote to its inputs.
+
+        Costs one stat for each file, and a hash for each blob with another stamp.
+        """
+        return next(
+            (file for file in artifact.files if not self._is_unchanged(self._local_blob(file.digest), file)), None
+        )
+
+    def _keep(self, path: str, file: File) -> None:
+        name = blob_name(file.digest)
+        blob = self._local_blob(file.digest)
+        if self._backend.size(name) == file.size and not (self.is_local and self._has_changed(blob, stamp(blob))):
+            return
+        self._backend.move_in(name, path)
+        if self.is_local:
+            self.memo.put("blob", blob, stamp(blob), file.digest)
+
+    def _pulled(self, artifact: Artifact, folder: Path, report: ReportBytes) -> Iterator[tuple[str, str]]:
+        """Yield (verified blob on this machine, path below `folder`) of each file; the folders of these paths are made."""
+        unknown = [file for file in artifact.files if not self._is_known(self._local_blob(file.digest), file)]
+        pull_all(self._pull, unknown, report)
+        self.memo.save()
+        for inside in {os.path.dirname(checked_path(file.path)) for file in artifact.files}:
+            os.makedirs(folder / inside, exist_ok=True)
+        for file in artifact.files:
+            yield self._local_blob(file.digest), f"{folder}/{file.path}"
+
+    def _local_blob(self, digest: str) -> str:
+        """The path of a blob on this machine, whether the blob is there or not."""
+        return f"{self._backend.local or self._cache}/{blob_name(digest)}"
+
+    def _has_changed(self, blob: str, now: Stamp) -> bool:
+        """Whether this machine verified the blob under another stamp."""
+        return self.memo.last("blob", blob) not in (None, now)
+
+    def _sound_stamp(self, digest: str) -> Stamp:
+        """The stamp of a blob, taken before its bytes were read and found to have its digest; "" when they do not."""
+        blob = self._local_blob(digest)
+        try:
+            now = stamp(blob)
+            return now if sha256_file(blob) == digest else ""
+        except FileNotFoundError:
+            return ""
+
+    def _is_known(self, blob: str, file: File) -> bool:
+        try:
+            return bool(self.memo.get("blob", blob, stamp(blob)) == file.digest)
+        except FileNotFoundError:
+            return False
+
+    def _is_unchanged(self, blob: str, file: File) -> bool:
+        """Whether a blob has its digest. Bytes are read when its stamp is another: a move to the trash and back changes times."""
+        return self._is_known(blob, file) or (os.path.exists(blob) and sha256_file(blob) == file.digest)
+
+    def _pull(self, file: File, count: CountBytes) -> None:
+        """Check the digest of a blob on this machine; fetch the blob first if the store is remote."""
+        count(0)
+        blob = self._local_blob(file.digest)
+        if self.is_local:
+            self._verify(blob, file)
+            count(file.size)
+        elif os.path.exists(blob) and sha256_file(blob) == file.digest:
+            count(file.size)
+        else:
+            self._fetch(file, Path(blob), count)
+        self.memo.put("blob", blob, stamp(blob), file.digest)
+
+    def _verify(self, blob: str, file: File) -> None:
+        if not os.path.exists(blob):
+            raise BlobLost(f"the blob of {file.path} ({file.digest}) is missing", "", file.digest)
+        if sha256_file(blob) != file.digest:
+            self._quarantine(blob_name(file.digest))
+            raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
+
+    def _fetch(self, file: File, blob: Path, count: CountBytes) -> None:
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        aside = blob.with_name(f".{os.getpid()}-{time.monotonic_ns()}")
+        try:
+            self._backend.fetch(blob_name(file.digest), aside, count)
+            if sha256_file(aside) != file.digest:
+                self._quarantine(blob_name(file.digest))
+                raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
+            aside.chmod(0o444)
+            aside.replace(blob)
+        except FileNotFoundError as error:
+            raise BlobLost(f"the blob of {file.path} ({file.digest}) is missing", "", file.digest) from error
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _quarantine(self, name: str) -> None:
+        """Move a damaged file out of the way; it stays in a store that can only be read, where it counts as a miss all
+        the same."""
+        with contextlib.suppress(FileNotFoundError, ReadOnlyStore):
+            self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")

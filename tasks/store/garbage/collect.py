@@ -1,0 +1,236 @@
+"""Garbage collection: mark the files that the roots reach (see `roots`), move all others to the trash, and delete from the
+trash what has been there for the grace period.
+
+Runs may write at the same time without a lock (see `trash`). Therefore the store is listed three times: records are moved
+to the trash after the first listing, blobs after the second, and after the third all files that a root reaches by then are
+brought back. A collection that is killed is completed by the next one. A dry run writes nothing and reports the same files
+and bytes. Disk space becomes free only after the grace period.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from tasks.artifact import Json, Meta
+from tasks.errors import StoreError
+from tasks.store.backend import Backend, Entry
+from tasks.store.garbage.roots import KINDS, Policy, View, mark
+from tasks.store.garbage.trash import THREADS, TRASH, bring_back, into_trash, read_trash
+from tasks.store.layout import is_unfinished
+
+LOOKS = 5
+QUARANTINE = "quarantine"
+CLOCK = f"{TRASH}/clock"
+
+
+@dataclass
+class Tally:
+    """The number of files and their bytes, summed by kind of file or of root."""
+
+    files: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, entry: Entry) -> None:
+        """Add one file to the sums of a kind."""
+        self.files[kind] += 1
+        self.bytes[kind] += entry.size
+
+    def to_json(self) -> Meta:
+        """Return {kind: {"files": number of files, "bytes": their sizes}}."""
+        return {kind: {"files": self.files[kind], "bytes": self.bytes[kind]} for kind in sorted(self.files)}
+
+
+@dataclass
+class Collected:
+    """What a garbage collection did, or in a dry run would do.
+
+    Attributes:
+        dry_run: whether nothing was written.
+        kept: files that stay, by the kind of root that needs them, such as `runs`.
+        swept: files moved to the trash, by kind of file.
+        purged: files deleted for good, by where they were (trash or quarantine).
+        restored: names of files brought back from the trash, since a root needs them.
+    """
+
+    dry_run: bool
+    kept: Tally = field(default_factory=Tally)
+    swept: Tally = field(default_factory=Tally)
+    purged: Tally = field(default_factory=Tally)
+    restored: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the result as `trnflow gc --json` prints it."""
+        return {
+            "dry_run": self.dry_run,
+            "kept": self.kept.to_json(),
+            "swept": self.swept.to_json(),
+            "purged": self.purged.to_json(),
+            "restored": len(self.restored),
+            "bytes": self.swept.bytes.total(),
+            "purged_bytes": self.purged.bytes.total(),
+        }
+
+
+@dataclass
+class Survey:
+    """The work that one listing of the store shows to be necessary.
+
+    Attributes:
+        kept: (kind of root that needs the file, file) of each file that stays.
+        restore: names of files to bring back from the trash.
+        sweep: files to move to the trash.
+        purge: files to delete from trash and quarantine.
+    """
+
+    kept: list[tuple[str, Entry]]
+    restore: list[str]
+    sweep: list[Entry]
+    purge: list[Entry]
+
+
+def collect(backend: Backend, policy: Policy, *, yes: bool) -> Collected:
+    """Collect the garbage of a store and return what was done; without `yes`, change nothing and return what would be done.
+
+    policy: what to keep. StoreError, with nothing changed, when the document of a root can't be read.
+    """
+    return _Collector(backend, policy).collect(yes=yes)
+
+
+class _Collector:
+    def __init__(self, backend: Backend, policy: Policy) -> None:
+        self._backend = backend
+        self._policy = policy
+        self._read: dict[Entry, bytes] = {}
+
+    def collect(self, *, yes: bool) -> Collected:
+        now = self._now() if yes else time.time()
+        first = self._look(now)
+        done = Collected(not yes)
+        for why, entry in first.kept:
+            done.kept.add(why, entry)
+        for entry in first.purge:
+            done.purged.add(entry.name.split("/")[0], entry)
+        swept = {entry.name: entry for entry in first.sweep}
+        if yes:
+            swept = self._apply(first, now, done)
+        for name, entry in swept.items():
+            done.swept.add(_kind(name), entry)
+        return done
+
+    def _apply(self, first: Survey, now: float, done: Collected) -> dict[str, Entry]:
+        done.restored += self._restore(first)
+        self._purge(first.purge)
+        swept = self._sweep([entry for entry in first.sweep if not entry.name.startswith("blobs/")], now)
+        second = self._look(now)
+        done.restored += self._restore(second)
+        # what was no garbage at first is left to the next collection, so that a dry run tells what is done
+        first_names = {entry.name for entry in first.sweep}
+        swept |= self._sweep([e for e in second.sweep if e.name.startswith("blobs/") and e.name in first_names], now)
+        done.restored += self._restore(self._look(now))
+        return {name: entry for name, entry in swept.items() if name not in done.restored}
+
+    def _now(self) -> float:
+        """The time by the clock of the store's machine: clocks of hosts may be hours apart."""
+        self._backend.replace(CLOCK, b"")
+        return next(entry.time for entry in self._backend.entries(TRASH) if entry.name == CLOCK)
+
+    def _look(self, now: float) -> Survey:
+        for _ in range(LOOKS):
+            with contextlib.suppress(FileNotFoundError):  # another collection moved what was listed: look again
+                return self._survey(now)
+        raise StoreError("the store changes too fast to see what it holds", "let one garbage collection run at a time")
+
+    def _survey(self, now: float) -> Survey:
+        view = self._view()
+        kept = mark(view, self._policy, now)
+        garbage = [entry for name, entry in view.present.items() if name not in kept and _kind(name)]
+        lost = [name for name in kept if name in view.trashed]
+        lasting = {view.trashed[name].entry.name for name in lost}
+        expired = [
+            entry
+            for entry in self._listed(TRASH) + self._listed(QUARANTINE)
+            if now - _since(entry) >= self._policy.grace and entry.name not in lasting and entry.name != CLOCK
+        ]
+        order = {kind: place for place, kind in enumerate(KINDS)}
+        return Survey(
+            [(why, view.present[name]) for name, why in kept.items() if name in view.present],
+            sorted(lost, key=lambda name: -order.get(name.split("/")[0], 0)),
+            sorted(garbage, key=lambda entry: order[entry.name.split("/")[0]]),
+            expired,
+        )
+
+    def _view(self) -> View:
+        # the trash first: what comes back meanwhile is then seen twice, not missed
+        trashed = read_trash(self._listed(TRASH))
+        present = {entry.name: entry for kind in (*KINDS, "roots", "leases") for entry in self._listed(kind)}
+        for name in present:
+            trashed.pop(name, None)
+        where = {name: found.entry for name, found in trashed.items()} | present
+        if self._backend.local is None:
+            names = [name for name in present if name.startswith(("runs/", "attempts/", "roots/"))]
+            with ThreadPoolExecutor(THREADS) as pool:
+                list(pool.map(lambda name: self._bytes(where[name]), names))
+        return View(present, trashed, lambda name: self._bytes(where[name]))
+
+    def _listed(self, kind: str) -> list[Entry]:
+        return self._backend.entries(kind)
+
+    def _bytes(self, entry: Entry) -> bytes:
+        if entry not in self._read:
+            self._read[entry] = self._backend.read(entry.name)
+        return self._read[entry]
+
+    def _restore(self, survey: Survey) -> list[str]:
+        if not survey.restore:
+            return []
+        lost = set(bring_back(self._backend, survey.restore))
+        return [name for name in survey.restore if name not in lost]
+
+    def _sweep(self, entries: list[Entry], now: float) -> dict[str, Entry]:
+        records = [entry for entry in entries if entry.name.startswith("records/")]
+        others = [entry for entry in entries if not entry.name.startswith("records/")]
+        moved: dict[str, Entry] = {}
+        for part in (records, others):
+            with ThreadPoolExecutor(THREADS) as pool:
+                done = pool.map(lambda entry: self._move(entry.name, into_trash(entry.name, now)), part)
+                moved |= {entry.name: entry for entry, is_moved in zip(part, done, strict=True) if is_moved}
+        return moved
+
+    def _move(self, name: str, to: str) -> bool:
+        try:
+            self._backend.move(name, to)
+        except FileNotFoundError:  # another collection was faster
+            return False
+        return True
+
+    def _purge(self, entries: list[Entry]) -> None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda entry: self._backend.remove(entry.name), entries))
+        if self._backend.local is not None:
+            for batch in {entry.name.split("/")[1] for entry in entries if entry.name.startswith(f"{TRASH}/")}:
+                if batch.isdigit():
+                    with contextlib.suppress(
+                        FileNotFoundError
+                    ):  # its empty folders; another collection may do the same
+                        self._backend.remove(f"{TRASH}/{batch}")
+
+
+def _kind(name: str) -> str:
+    """The kind of a file that may be collected, or "" for one that never is."""
+    top = name.split("/")[0]
+    if top not in KINDS:
+        return ""
+    return "unfinished" if is_unfinished(name) else top
+
+
+def _since(entry: Entry) -> float:
+    """The time at which a file was moved to trash or quarantine, in seconds since 1970, from its name."""
+    batch = entry.name.split("/")[1]
+    if batch.isdigit():
+        return int(batch) / 1000
+    ending = entry.name.rsplit(".", 1)[-1]
+    return int(ending) / 1e9 if ending.isdigit() and len(ending) > 15 else entry.time

@@ -1,0 +1,47 @@
+"""Pins: files `<root>/roots/pins/<name>.json`, by which a user protects an artifact or a run from garbage collection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+from tasks.artifact import Meta
+from tasks.errors import BlobLost
+from tasks.store.backend import Backend
+from tasks.store.garbage.trash import absent, bring_back
+from tasks.store.layout import blob_name
+
+PINS = "roots/pins"
+
+
+def add_pin(backend: Backend, name: str, pin: Meta) -> Meta:
+    """Create a pin and return its document. If a pin of this name exists, leave it and return its document.
+
+    pin: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}, ...]}. The records are those whose result is the
+    artifact; they are protected too, so that the stages stay cached.
+
+    Raises:
+        BlobLost: the artifact or run was collected meanwhile; no pin is created.
+    """
+    place = f"{PINS}/{name}.json"
+    if not backend.create(place, json.dumps(pin, indent=1, sort_keys=True).encode()):
+        return dict(json.loads(backend.read(place)))
+    target = f"runs/{pin['run']}.json" if "run" in pin else blob_name(pin["artifact"])
+    if absent(backend, [target]) and bring_back(backend, [target]):
+        backend.remove(place)
+        raise BlobLost(f"{target} was collected meanwhile", "run it again, then pin")
+    return pin
+
+
+def remove_pin(backend: Backend, name: str) -> bool:
+    """Remove a pin. Return False when there is no pin of this name."""
+    there = name in pin_names(backend)
+    if there:
+        with contextlib.suppress(FileNotFoundError):
+            backend.remove(f"{PINS}/{name}.json")
+    return there
+
+
+def pin_names(backend: Backend) -> list[str]:
+    """Return the names of all pins of a store."""
+    return [name.rsplit("/", 1)[1].removesuffix(".json") for name in backend.names(PINS)]

@@ -1,0 +1,271 @@
+"""The mark phase of garbage collection: find the files of a store that must stay. Writes nothing.
+
+The search begins at *roots*: the documents below `roots/` (pins, registered models), the runs that the policy keeps,
+attempts and leases of running processes, and files written within the grace period. A document protects each artifact that
+it names in a field `artifact`, and the records, attempts and partial state of each key that it names in a field `key`, at
+any depth. Names in a key document do not count, so a model does not protect the data that it was made of. A protected
+record protects its artifact, that is the manifest and all its blobs.
+
+Raises StoreError when a root can't be read, since the files that it protects are then unknown. Costs one listing of the
+store and one read of each record, run, attempt and protected manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tasks.artifact import Json, Meta
+from tasks.errors import StoreError
+from tasks.keys.canonical_json import digest_of
+from tasks.store.backend import Entry
+from tasks.store.garbage.trash import Trashed
+from tasks.store.layout import blob_name, is_unfinished, newest_runs, read_manifest
+from tasks.system.process import is_running
+
+KINDS = ("records", "attempts", "runs", "partial", "blobs")
+"""The kinds of files that are collected, in this order: a record is removed before its blobs, and brought back after them."""
+
+LEASE_SECONDS = 600.0
+"""A lease keeps its key at least this long after its last heartbeat, however short the grace period is."""
+
+_ASIDE = ("document", "resolved")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What garbage collection keeps besides pins.
+
+    Attributes:
+        keep_last: the number of newest runs of each recipe; runs with the same keys count once.
+        keep_days: runs younger than this many days.
+        grace: files written within this many seconds; also how long files stay in the trash.
+    """
+
+    keep_last: int = 5
+    keep_days: float = 0.0
+    grace: float = 86400.0
+
+
+@dataclass
+class View:
+    """The files of a store at one moment.
+
+    Attributes:
+        present: {name: file} of the files in place.
+        trashed: {former name: file in the trash} of names under which no file is in place.
+        read: returns the bytes of a file by its (former) name, from the trash if the file is there.
+        by_key: {key: names of the records, attempts, partial state and leases of the key}.
+    """
+
+    present: dict[str, Entry]
+    trashed: dict[str, Trashed]
+    read: Callable[[str], bytes]
+    by_key: dict[str, list[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_key = defaultdict(list)
+        for name in sorted(self.present.keys() | self.trashed.keys()):
+            kind, *parts = name.split("/")
+            if is_unfinished(name):  # the file of a killed writer belongs to nothing
+                continue
+            if kind == "records" and len(parts) == 2:
+                self.by_key[parts[1].removesuffix(".json")].append(name)
+            elif kind in ("attempts", "partial", "leases") and parts:
+                self.by_key[parts[0]].append(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.present or name in self.trashed
+
+    def below(self, kind: str) -> list[str]:
+        """Return the names of the files in place below a top folder, such as `runs`, without unfinished files."""
+        return [name for name in self.present if name.startswith(f"{kind}/") and not is_unfinished(name)]
+
+
+def mark(view: View, policy: Policy, now: float) -> dict[str, str]:
+    """Return {name: kind of root that needs it} of all files that must stay in place or be brought back from the trash.
+    now: seconds since 1970. StoreError when a root can't be read."""
+    marker = _Marker(view, policy, now)
+    marker.mark()
+    return marker.kept
+
+
+def references(document: Json) -> Iterator[tuple[str, str]]:
+    """Yield what a document refers to, at any depth, as ("artifact", digest), ("key", key) or ("run", id)."""
+    pending = [document]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, list):
+            pending.extend(item)
+        elif isinstance(item, dict):
+            for name, value in item.items():
+                if isinstance(value, str) and name in ("artifact", "key", "run"):
+                    yield name, value
+                elif name not in _ASIDE:
+                    pending.append(value)
+
+
+class _Marker:
+    def __init__(self, view: View, policy: Policy, now: float) -> None:
+        self.kept: dict[str, str] = {}
+        self._view = view
+        self._policy = policy
+        self._now = now
+        self._runs: set[str] = set()
+        self._leased: set[str] = set()
+        self._artifacts: set[str] = set()
+
+    def mark(self) -> None:
+        for name in self._view.below("roots"):
+            self._root(name)
+        for name in self._kept_runs():
+            self._run(name, "runs")
+        for name in self._view.below("leases"):
+            if self._age(name) < max(self._policy.grace, LEASE_SECONDS):
+                self._leased.add(name.split("/")[1])
+        for name in self._view.below("attempts"):
+            self._attempt(name)
+        for key in self._leased:
+            self._keep_key(key)
+        for name in self._view.below("records"):
+            if self._is_young(name):
+                self._key(name.split("/")[2].removesuffix(".json"), "young")
+        for name in self._view.present:
+            if self._is_young(name):
+                self._young(name)
+
+    # Roots
+
+    def _root(self, name: str) -> None:
+        document = self._document(name)
+        named = [(kind, value) for kind, value in references(document) if kind in ("artifact", "run")]
+        if not named:
+            raise _unreadable(name, "it names no artifact and no run")
+        self._keep(name, "roots")
+        for kind, value in named:
+            target = f"runs/{value}.json" if kind == "run" else blob_name(value)
+            if target not in self._view:
+                raise _unreadable(name, f"{target} is not in the store")
+            if kind == "run":
+                self._run(target, "roots")
+        self._follow(document, "roots")
+
+    def _kept_runs(self) -> list[str]:
+        """The newest runs of each recipe and its newest completed runs: a week of failures removes no model."""
+        by_recipe: dict[str, list[tuple[str, Meta]]] = defaultdict(list)
+        for run in newest_runs(self._view.present[name] for name in self._view.below("runs")):
+            document = self._document(name := f"runs/{run}.json")
+            by_recipe[str(document.get("recipe"))].append((name, document))
+        kept: list[str] = []
+        for runs in by_recipe.values():
+            completed = [run for run in runs if run[1].get("outcome") == "completed"]
+            kept += self._newest(runs) + self._newest(completed)
+        days = self._policy.keep_days * 86400
+        kept += [name for name in self._view.below("runs") if self._age(name) < max(days, self._policy.grace)]
+        return list(dict.fromkeys(kept))
+
+    def _newest(self, runs: list[tuple[str, Meta]]) -> list[str]:
+        """The newest `keep_last` runs with different keys, and the runs between them with the same keys."""
+        results: set[str] = set()
+        kept = []
+        for name, document in runs:
+            results.add(digest_of(sorted(value for kind, value in references(document) if kind == "key")))
+            if len(results) > self._policy.keep_last:
+                break
+            kept.append(name)
+        return kept
+
+    def _run(self, name: str, why: str) -> None:
+        self._runs.add(name.split("/")[1].removesuffix(".json"))
+        if self._keep(name, why):
+            self._follow(self._document(name), why)
+
+    def _attempt(self, name: str) -> None:
+        """An attempt that runs, has just ended or is part of a kept run keeps what it names; others only stay with their
+        record."""
+        document = self._document(name)
+        key = name.split("/")[1]
+        is_running_now = key in self._leased or (document.get("outcome") == "running" and _lives_here(document))
+        if is_running_now or self._is_young(name) or document.get("run") in self._runs:
+            self._follow(document, "attempts")
+            self._keep_key(key)
+
+    def _keep_key(self, key: str) -> None:
+        """Keep all of a key that is being made, or whose attempt a run keeps, with its partial state."""
+        for name in self._view.by_key.get(key, ()):
+            if not name.startswith("records/"):
+                self._keep(name, "attempts")
+        self._key(key, "attempts")
+
+    def _young(self, name: str) -> None:
+        self._keep(name, "young")
+        if name.startswith("partial/"):  # one young file keeps all steps: none is of use without the others
+            for other in self._view.by_key[name.split("/")[1]]:
+                if other.startswith("partial/"):
+                    self._keep(other, "young")
+
+    # What they lead to
+
+    def _follow(self, document: Meta, why: str) -> None:
+        for kind, value in references(document):
+            if kind == "artifact" and _DIGEST.fullmatch(value):
+                self._artifact(value, why)
+            elif kind == "key":
+                self._key(value, why)
+
+    def _key(self, key: str, why: str) -> None:
+        for name in self._view.by_key.get(key, ()):
+            if name.startswith("attempts/"):
+                self._keep(name, why)
+            elif name.startswith("records/") and self._keep(name, why):
+                self._follow(self._document(name), why)
+
+    def _artifact(self, digest: str, why: str) -> None:
+        name = blob_name(digest)
+        if name not in self._view or digest in self._artifacts:
+            return  # a lost one is a miss already; what it was made of must not stop the rest
+        self._artifacts.add(digest)
+        self._keep(name, why)
+        manifest = read_manifest(self._view.read(name), digest)
+        if manifest is None:
+            raise _unreadable(name, "it is no sound manifest")
+        for _, _, blob in manifest["files"]:
+            self._keep(blob_name(blob), why)
+
+    def _keep(self, name: str, why: str) -> bool:
+        if name not in self._view or name in self.kept:
+            return False
+        self.kept[name] = why
+        return True
+
+    def _document(self, name: str) -> Meta:
+        try:
+            document = json.loads(self._view.read(name))
+        except ValueError as error:
+            raise _unreadable(name, str(error)) from error
+        if not isinstance(document, dict):
+            raise _unreadable(name, "it is no JSON object")
+        return document
+
+    def _age(self, name: str) -> float:
+        return self._now - self._view.present[name].time
+
+    def _is_young(self, name: str) -> bool:
+        return self._age(name) < self._policy.grace
+
+
+def _lives_here(attempt: Meta) -> bool:
+    pid = str(attempt.get("pid"))
+    return attempt.get("host") == socket.gethostname() and pid.isdigit() and is_running(int(pid))
+
+
+def _unreadable(name: str, why: str) -> StoreError:
+    return StoreError(
+        f"garbage collection stopped, nothing was touched: {name} can't be read, so what it keeps is not known ({why})",
+        "`trnflow verify --repair` takes it out of the way; for a root, `trnflow unpin`",
+    )

@@ -1,0 +1,110 @@
+"""The trash of a store: collected files that can still be brought back, `<root>/trash/<milliseconds since 1970>/<former
+name>`.
+
+Runs and garbage collection need no lock between them, because each writes first and checks afterwards. A run writes the
+document that names a result (an attempt, a record), then checks that the result is in place (`secure`). Garbage collection
+moves files to the trash, then checks whether a document names them by now. Whichever of the two checks last brings the
+files back. Nothing is deleted from the trash within the grace period.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from tasks.artifact import Artifact, Meta
+from tasks.errors import BlobLost
+from tasks.store.backend import Backend, Entry
+from tasks.store.layout import blob_name, read_manifest, record_name
+
+THREADS = 8
+TRASH = "trash"
+MANY = 1000
+
+
+class Trashed(NamedTuple):
+    """A file in the trash. since: when it was moved to the trash, in seconds since 1970; entry: the file, under its name in
+    the trash."""
+
+    since: float
+    entry: Entry
+
+
+def into_trash(name: str, now: float) -> str:
+    """Return the name in the trash for the file `name`. now: the time of the move, in seconds since 1970."""
+    return f"{TRASH}/{round(now * 1000)}/{name}"
+
+
+def read_trash(entries: Iterable[Entry]) -> dict[str, Trashed]:
+    """Return {former name: file in the trash} from a listing of the trash. If a name was trashed several times, the newest
+    file counts."""
+    found: dict[str, Trashed] = {}
+    for entry in sorted(entries):
+        _, since, name = entry.name.split("/", 2) if entry.name.count("/") > 1 else ("", "", "")
+        if since.isdigit():
+            found[name] = max(found.get(name, Trashed(0.0, entry)), Trashed(int(since) / 1000, entry))
+    return found
+
+
+def bring_back(backend: Backend, names: Iterable[str]) -> list[str]:
+    """Move files from the trash back to their former names, in the given order. Return the names that are neither in the
+    trash nor in place."""
+    trashed = read_trash(backend.entries(TRASH))
+    lost = []
+    for name in names:
+        try:
+            _move_back(backend, trashed[name].entry.name, name)
+        except (KeyError, FileNotFoundError):
+            if backend.size(name) is None:  # else another was faster
+                lost.append(name)
+    return lost
+
+
+def _move_back(backend: Backend, trashed: str, name: str) -> None:
+    if name.startswith("records/"):  # never over one that was published meanwhile
+        backend.create(name, backend.read(trashed))
+        backend.remove(trashed)
+    else:
+        backend.move(trashed, name)
+
+
+def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None) -> None:
+    """Bring back from the trash the missing records of `held` and missing files of `artifact`; see `Store.secure`."""
+    wanted = [blob_name(file.digest) for file in artifact.files] if artifact else []
+    wanted += [blob_name(artifact.digest)] if artifact else []
+    gone = absent(backend, wanted)
+    # a record is collected before its blobs and comes back after them: one that is there has them
+    for name in absent(backend, [record_name(item["stage"], item["key"]) for item in held]):
+        gone += [*absent(backend, _below(backend, name)), name]
+    lost = bring_back(backend, dict.fromkeys(gone)) if gone else []
+    if lost:
+        digest = f"sha256:{lost[0].rsplit('/', 1)[1]}" if lost[0].startswith("blobs/") else ""
+        raise BlobLost(f"{lost[0]} was collected while this run needed it", "run again: it is made anew", digest)
+
+
+def absent(backend: Backend, names: list[str]) -> list[str]:
+    """Return those of `names` that are not in the store. For a remote store, many names cost listings of their folders and
+    not one request each."""
+    if backend.local is not None:
+        return [name for name in names if not os.path.exists(f"{backend.local}/{name}")]
+    if len(names) > MANY:
+        present = {name for top in {name.split("/")[0] for name in names} for name in backend.names(top)}
+        return [name for name in names if name not in present]
+    with ThreadPoolExecutor(THREADS) as pool:
+        sizes = list(pool.map(backend.size, names))
+    return [name for name, size in zip(names, sizes, strict=True) if size is None]
+
+
+def _below(backend: Backend, record: str) -> list[str]:
+    """The names of the blobs of a record that is in the trash, the manifest last."""
+    trashed = read_trash(backend.entries(TRASH))
+    try:
+        digest = json.loads(backend.read(trashed[record].entry.name))["artifact"]
+        name = blob_name(digest)
+        manifest = read_manifest(backend.read(trashed[name].entry.name if name in trashed else name), digest)
+    except (KeyError, FileNotFoundError):
+        return []
+    return [*(blob_name(file[2]) for file in manifest["files"]), name] if manifest else [name]

@@ -1,0 +1,140 @@
+"""The names of files in a store, and the parsing and checking of manifests and records."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+from tasks.artifact import File, Json, Meta, checked_path
+from tasks.errors import StoreError
+from tasks.keys.canonical_json import digest_of
+from tasks.keys.hash_cache import sha256_bytes
+from tasks.keys.key_document import PARTS
+from tasks.store.backend import Entry
+
+SCHEMA = 1
+"""The schema number of records."""
+SHARD = ".shard"
+"""The ending of a stage's name in the names of its shards' records: `records/tokenize_text.shard/`."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def blob_name(digest: str) -> str:
+    """Return the name of the file of a blob: `sha256:abcd...` -> `blobs/sha256/ab/abcd...`. StoreError when `digest` has
+    another form."""
+    if not _DIGEST.fullmatch(digest):
+        raise StoreError(f"{digest!r} is no digest", "digests are written sha256:<64 hexadecimal digits>")
+    return f"blobs/sha256/{digest[7:9]}/{digest[7:]}"
+
+
+def record_name(stage: str, key: str) -> str:
+    """Return the name of a record: `records/<stage>/<key>.json`."""
+    return f"records/{stage}/{key}.json"
+
+
+def newest_runs(entries: Iterable[Entry]) -> list[str]:
+    """Return the ids of runs from a listing of `runs/`, newest first: by the second of their start, which is in the id,
+    then by the time the file was written."""
+    runs = [
+        (entry.name.split("/")[1].removesuffix(".json"), entry.time)
+        for entry in entries
+        if not is_unfinished(entry.name)
+    ]
+    return [run for run, _ in sorted(runs, key=lambda item: (item[0].split("-")[0], item[1], item[0]), reverse=True)]
+
+
+def is_unfinished(name: str) -> bool:
+    """Return whether a file is still being written, or was left by a killed writer: its name begins with a dot until it is
+    complete."""
+    return name.rsplit("/", 1)[-1].startswith(".")
+
+
+def read_manifest(data: bytes, digest: str) -> Meta | None:
+    """Parse a manifest. Return None when the bytes have another digest or are no valid manifest (see
+    `checked_manifest`)."""
+    try:
+        return checked_manifest(data, digest)[0]
+    except ValueError:
+        return None
+
+
+def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
+    """Parse and check a manifest; return its document and its files.
+
+    Raises:
+        ValueError: the bytes have another digest or are no manifest; or a path leads out of the artifact's folder, occurs
+            twice, or is below another file.
+    """
+    if sha256_bytes(data) != digest:
+        raise ValueError("its bytes have another digest")
+    document = read_object(data)
+    try:
+        if not isinstance(document["kind"], str) or not isinstance(document["meta"], dict):
+            raise ValueError("it has no kind or no metadata")
+        files = tuple(File(*entry) for entry in document["files"])
+        for file in files:
+            checked_path(file.path)
+            blob_name(file.digest)
+            if not isinstance(file.size, int) or file.size < 0:
+                raise ValueError(f"the size of {file.path} is {file.size!r}")
+    except (KeyError, TypeError, AttributeError, StoreError) as error:
+        raise ValueError(str(error)) from error
+    names = {file.path for file in files}
+    if len(names) != len(files):
+        raise ValueError("it holds a path twice")
+    folders = {path.rpartition("/")[0] for path in names}
+    while folders := folders - {""}:
+        if not names.isdisjoint(folders):
+            raise ValueError("it holds a file below a file")
+        folders = {path.rpartition("/")[0] for path in folders}
+    return document, files
+
+
+def read_object(data: bytes) -> Meta:
+    """Parse the bytes of a JSON object. ValueError when they are anything else."""
+    document = json.loads(data)
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    return document
+
+
+def checked_record(name: str, data: bytes) -> Meta:
+    """Parse and check a record. name: of its file. ValueError when it is malformed, lacks a field, or does not belong to
+    the stage and key in `name`."""
+    record = read_object(data)
+    try:
+        if record_name(record["stage"], record["key"]) != name:
+            raise ValueError(f"it is the record of {record['stage']} {record['key'][:12]}")
+        if digest_of(record["document"]) != f"sha256:{record['key']}":
+            raise ValueError("its key document has another key")
+        blob_name(record["artifact"])
+    except (KeyError, TypeError, AttributeError, StoreError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    wrong = next(_misshapen(record), None)
+    if wrong is not None:
+        raise ValueError(f"it is not of a record's shape: {wrong}")
+    return record
+
+
+def _misshapen(record: Meta) -> Iterator[str]:
+    """Yield each field of a record that is missing or of another type than its readers need."""
+    document, shards, adopted = record["document"], record.get("shards", []), record.get("adopted", {})
+    if record.get("schema", SCHEMA) != SCHEMA:
+        yield f"its schema is {record['schema']!r}"
+    if document.get("stage") != record["stage"]:
+        yield "its key document is of another stage"
+    yield from (f"its key document has no table {part}" for part in PARTS if not isinstance(document.get(part), dict))
+    attempt = record.get("attempt")
+    if not isinstance(attempt, str) or "/" in attempt:
+        yield "it names no attempt"
+    if not isinstance(record.get("created"), str):
+        yield "it names no time"
+    if not isinstance(shards, list) or not all(_is_named(shard) for shard in shards):
+        yield "its shards have no stage and key each"
+    if not isinstance(adopted, dict) or ("adopted" in record and not isinstance(adopted.get("from"), str)):
+        yield "it does not name the key that it was adopted from"
+
+
+def _is_named(shard: Json) -> bool:
+    return isinstance(shard, dict) and all(isinstance(shard.get(name), str) for name in ("stage", "key"))

@@ -1,0 +1,32 @@
+"""Find the root of a store and open its backend (the file operations on it)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tasks.sources.paths import local_path
+from tasks.store.backend import Backend
+
+VARIABLE = "TRNFLOW_STORE"
+
+
+def default_root(home: Path) -> str:
+    """Return the store's root for cases where no recipe and no option names one: TRNFLOW_STORE, else `<home>/store`."""
+    return os.environ.get(VARIABLE) or str(home / "store")
+
+
+def open_backend(root: str) -> Backend:
+    """Return the file operations on the store at `root`: a local folder (`path`, `file://path`) or any fsspec URL
+    (`s3://bucket/prefix`, `memory://name`).
+
+    fsspec is imported only for URLs.
+    """
+    folder = local_path(root)
+    if folder is None:
+        from tasks.store.remote import RemoteBackend
+
+        return RemoteBackend(root)
+    from tasks.store.local import LocalBackend
+
+    return LocalBackend(folder)

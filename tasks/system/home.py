@@ -1,0 +1,49 @@
+"""Find the home: the folder with a project's local state, `.trnflow`.
+
+It is the folder in TRNFLOW_HOME, else `.trnflow` in the working directory or the nearest folder above it, else a new
+`.trnflow` in the working directory. Commands trust the files in a home (the address of the local server, digests of
+files). Therefore a home is not searched for in $HOME and above, in folders that everybody may write, or in folders that
+belong to other users.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from tasks.errors import ConfigError
+
+NAME = ".trnflow"
+
+
+def home_folder() -> Path:
+    """Return the path of the home (see the module), whether it exists or not. Raises ConfigError if `.trnflow` in the
+    working directory belongs to another user."""
+    named = os.environ.get("TRNFLOW_HOME")
+    if named:
+        return Path(named).expanduser().absolute()
+    here = Path.cwd()
+    if (here / NAME).exists():
+        if not _is_own(here / NAME):
+            raise ConfigError(f"{here / NAME} is another user's", "set TRNFLOW_HOME to a folder of your own")
+        return here / NAME
+    found = (folder / NAME for folder in _above(here) if not _anybody_writes(folder))
+    return next((home for home in found if home.is_dir() and _is_own(home)), here / NAME)
+
+
+def _above(here: Path) -> list[Path]:
+    """The folders above `here` and below $HOME, the nearest first; all of them where `here` is elsewhere."""
+    try:
+        user = Path.home().resolve()
+    except RuntimeError:  # no $HOME, and nobody by this number
+        return list(here.parents)
+    return [folder for folder in here.parents if folder != user and folder not in user.parents]
+
+
+def _is_own(home: Path) -> bool:
+    return home.lstat().st_uid == home.stat().st_uid == os.geteuid() and not _anybody_writes(home)
+
+
+def _anybody_writes(folder: Path) -> bool:
+    return bool(folder.stat().st_mode & stat.S_IWOTH)

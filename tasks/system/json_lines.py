@@ -1,0 +1,15 @@
+"""Read files of JSON lines whose last line may be incomplete, because the process that wrote it may have been killed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a line; None for an empty line and for an incomplete one."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

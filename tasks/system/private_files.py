@@ -1,0 +1,63 @@
+"""Keep the home private: its file mode, and names for cached look-ups that reveal no credentials.
+
+A look-up of a URL is cached under the whole text of the URL, which may hold credentials. Files and databases therefore
+store, instead of that text, its HMAC under a random secret of the home (`<home>/secret`, mode 0600).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+
+SCHEMA = 1
+
+OTHERS = 0o077
+"""The bits of a file mode that give other users access."""
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+def make_home(home: Path) -> None:
+    """Create the home folder with mode 0700, so that only its owner can read it. An existing home keeps its mode, which
+    `trnflow doctor` reports."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        home.mkdir(mode=0o700)
+
+
+def is_private(home: Path) -> bool:
+    """Whether the file mode of the home gives other users no access."""
+    return not stat.S_IMODE(home.stat().st_mode) & OTHERS
+
+
+def lookup_name(home: Path, text: str) -> str:
+    """Return the name under which a cached look-up is stored: the HMAC-SHA256 of `text` under the home's secret, 64
+    hexadecimal digits. The first call creates the home and its secret."""
+    return hmac.new(_secret(home), text.encode(), hashlib.sha256).hexdigest()
+
+
+def is_lookup_name(text: str) -> bool:
+    """Whether a text looks like a result of `lookup_name`: 64 hexadecimal digits. Earlier versions stored the looked-up
+    text itself."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _secret(home: Path) -> bytes:
+    """The home's secret. Two processes that make it at once get the same one."""
+    file = home / "secret"
+    with contextlib.suppress(FileNotFoundError):
+        return file.read_bytes()
+    make_home(home)
+    aside = home / f"secret.{os.getpid()}.{secrets.token_hex(4)}"
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
+        handle.write(secrets.token_bytes(32))
+    with contextlib.suppress(FileExistsError):
+        os.link(aside, file)
+    aside.unlink()
+    return file.read_bytes()

@@ -1,0 +1,135 @@
+"""Identify a process, so that other processes can tell later whether it still runs.
+
+Costs a few reads below /proc (0.1 ms). Without /proc, a process may be taken for running after it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ATTEMPT = "TRNFLOW_ATTEMPT"
+"""The environment variable that marks the processes of a stage; they may run on for a grace period after a run is killed."""
+
+NAMELESS = ("", "localhost")
+
+EXEC_LOOKS, EXEC_SECONDS = 20, 0.005
+"""How often, and with how many seconds between, an empty environment is read again: the process may be in the middle of
+an exec."""
+
+
+class Process(NamedTuple):
+    """A process on this or another machine, identified so that a later process with the same pid is not mistaken for it.
+
+    host: the machine's name; boot: id of the kernel's boot, "" if unknown; space: id of the pid namespace, "" if unknown;
+    pid: the process id; start: when it started, in clock ticks since boot, 0 if unknown."""
+
+    host: str
+    boot: str
+    space: str
+    pid: int
+    start: int
+
+    @property
+    def tag(self) -> str:
+        """The process as text that can be part of a file name. `read_tag` turns it back into a Process."""
+        return "_".join(str(part).replace("/", "-") for part in self)
+
+    def is_dead(self) -> bool:
+        """Whether the process has certainly ended: it no longer runs on this machine, or its machine was booted again
+        since. False if unknown."""
+        here = this_process()
+        if self._is_seen_by(here):
+            return not is_running(self.pid, self.start)
+        return self.boot != here.boot and self.host == here.host and self.host not in NAMELESS
+
+    def is_running_here(self) -> bool:
+        """Whether the process runs on this machine, in the same pid namespace as the caller."""
+        return self._is_seen_by(this_process()) and is_running(self.pid, self.start)
+
+    def _is_seen_by(self, here: Process) -> bool:
+        return (self.boot, self.space) == (here.boot, here.space) and bool(here.boot or self.host == here.host)
+
+
+def this_process() -> Process:
+    """Return the Process that identifies the calling process."""
+    return process_of(os.getpid())
+
+
+def process_of(pid: int) -> Process:
+    """Return the Process that identifies the process with this pid on this machine. Its start is 0 if there is no such
+    process, or no /proc."""
+    return Process(socket.gethostname(), _boot(), _space(), pid, _stat(pid)[1])
+
+
+def read_tag(tag: str) -> Process | None:
+    """Return the Process that a `Process.tag` stands for; None for any other text."""
+    parts = tag.rsplit("_", 4)
+    if len(parts) != 5 or not (parts[3].isdigit() and parts[4].isdigit()):
+        return None
+    return Process(parts[0], parts[1], parts[2], int(parts[3]), int(parts[4]))
+
+
+def lives_on(attempt: str) -> bool:
+    """Whether any process of a stage's attempt still runs on this machine. attempt: the value of the environment variable
+    ATTEMPT in the stage's processes. Reads the environment of every process (10 ms)."""
+    mark = f"{ATTEMPT}={attempt}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone, or another user's
+            if mark in _environ(folder).split(b"\0"):
+                return True
+    return False
+
+
+def _environ(folder: Path) -> bytes:
+    """The environment of a process by its folder below /proc; empty for processes of the kernel, which run no file.
+
+    It reads as empty also while the process is in the middle of an exec, and is then read again.
+    """
+    for _ in range(EXEC_LOOKS):
+        found = (folder / "environ").read_bytes()
+        if found:
+            return found
+        os.readlink(folder / "exe")  # OSError: one of the kernel's, or a process that has ended
+        time.sleep(EXEC_SECONDS)
+    return b""
+
+
+def is_running(pid: int, start: int = 0) -> bool:
+    """Whether the process with this pid runs on this machine. start: its start in clock ticks since boot, so that a later
+    process that got the same pid does not count; 0 accepts any process with this pid."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    state, started = _stat(pid)
+    return state not in ("Z", "X") and (not start or not started or start == started)
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """(state, start in clock ticks) of a process; ("", 0) where that can't be seen."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return fields[0], int(fields[19])
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:13]
+    except OSError:
+        return ""
+
+
+def _space() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    except OSError:
+        return ""

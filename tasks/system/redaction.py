@@ -1,0 +1,288 @@
+"""Keep secrets in settings, URLs, environment variables and errors out of everything that is written or shown.
+
+`hide` recognises secrets in settings by their form: the user part of a URL, query values with names such as `token`, and
+all values of `environment`. `scrub` is for any text, also that of other libraries: besides those forms it replaces every
+secret that this process knows (from `know`, `learn` or `fill`), raw or URL-encoded, if it has at least LEAST characters.
+A text with hidden parts can't be used to look something up; use `tasks.system.private_files.lookup_name` for that.
+
+`${NAME}` in a setting stands for an environment variable. `fill` replaces it where the setting is used; records keep
+`${NAME}`. No setting that is part of a key is filled, so no key holds a secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
+from urllib.parse import unquote, unquote_plus
+
+from tasks.errors import ConfigError, TrnflowError, unexpected
+
+SCHEMA = 1
+
+MASK = "***"
+LEAST = 6
+"""The length of the shortest secret that `scrub` replaces in any text: a shorter one may be part of other words."""
+
+LONG_USER = 12
+"""The length from which the user name in a URL is taken for a token even if a password follows."""
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_REFERENCES = r"(?:\$\{[A-Za-z_][A-Za-z0-9_]*\})+"
+_ONLY_REFERENCES = re.compile(_REFERENCES)
+
+_USER = r"(?:[^/?#\s]*|[^/?#\s:@\[]+:(?!\d+(?:[/?#\s]|$))[^\s@]{0,256})@"
+_ENDS = r"[:;,.)'\"`]{0,2}(?:[&#\s]|$)"  # of a value: in a sentence marks may follow it
+_CREDENTIAL = "token|sig|key|secret|pass|pwd|credential|auth|jwt|session|cookie"
+_SHAPES = (
+    # a user name before a password that is a reference, then the whole user part, then values of a query
+    (rf"(?<=://)(?!{_REFERENCES}:)[^/?#\s:@]+(?=:{_REFERENCES}@)", MASK),
+    (rf"(?<=://)(?!(?:\*\*\*|{_REFERENCES})(?::{_REFERENCES})?@){_USER}", f"{MASK}@"),
+    (
+        rf"(?i)(?<=[?&;#])([^?=&;#\s]*(?:{_CREDENTIAL})[^?=&;#\s]*=)(?!(?:\*\*\*|{_REFERENCES}){_ENDS})[^&\s]+",
+        rf"\1{MASK}",
+    ),
+)
+_COMPILED = tuple((re.compile(pattern), shown) for pattern, shown in _SHAPES)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s]+")
+_USER_PART = re.compile(rf"(?<=://)({_USER})")
+_QUERY_VALUE = re.compile(rf"(?<=[?&;#])[^?=&;#\s]*(?:{_CREDENTIAL})[^?=&;#\s]*=([^&\s]+)", re.IGNORECASE)
+
+_SPECIAL = "".join(
+    f"(?<!{kind}_)" for kind in ("pad", "eos", "bos", "unk", "cls", "sep", "mask")
+)  # pad_token: no secret
+_WORDS = (
+    f"{_SPECIAL}token|secret|pass(word|wd|phrase)|credentials?|pat|environment|((api|access|private|secret)[._-]?)?key"
+)
+_SECRET_NAME = re.compile(rf"(^|[._-])({_WORDS})($|[._-])", re.IGNORECASE)
+ENVIRONMENT = "environment"
+
+_known: dict[str, tuple[re.Pattern[str], str]] = {}
+"""{secret: (its pattern, the text shown instead)}. For the whole process, like logging: any thread may raise an exception of a
+library that got the value."""
+
+
+# By shape
+
+
+def hide(value: Any) -> Any:
+    """Return settings (any JSON value) with `***` instead of credentials in URLs and of the values of `environment`.
+    `${NAME}` stays."""
+    if isinstance(value, dict):
+        return {name: _masked(item) if name == ENVIRONMENT else hide(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [hide(item) for item in value]
+    return _hidden(value) if isinstance(value, str) else value
+
+
+def redact(value: Any) -> Any:
+    """Return settings for a tracking server: like `hide`, and without entries whose name suggests a secret, such as
+    `hf_token`."""
+    if isinstance(value, dict):
+        return {name: redact(item) for name, item in value.items() if not _SECRET_NAME.search(str(name))}
+    if isinstance(value, list | tuple):
+        return [redact(item) for item in value]
+    return hide(value)
+
+
+def hide_override(text: str) -> str:
+    """Return a command-line override such as `tracking.uri=http://me:pw@host` with its secrets replaced by `***`."""
+    name, equals, value = text.partition("=")
+    path = name.strip().split(".")
+    if ENVIRONMENT not in path or not equals:
+        return scrub(text)
+    return f"{name}={value if _ONLY_REFERENCES.fullmatch(value) and path[-1] != ENVIRONMENT else MASK}"
+
+
+def _masked(value: Any) -> Any:
+    """Replace every value by `***`, except texts of `${NAME}` alone."""
+    if isinstance(value, dict):
+        return {name: _masked(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked(item) for item in value]
+    return value if value is None or (isinstance(value, str) and _ONLY_REFERENCES.fullmatch(value)) else MASK
+
+
+def _hidden(text: str) -> str:
+    if "://" in text or "=" in text:
+        for pattern, shown in _COMPILED:
+            text = pattern.sub(shown, text)
+    return text
+
+
+# By value
+
+
+def fill(text: str, setting: str) -> str:
+    """Replace each `${NAME}` in a setting's text by the value of that environment variable. `scrub` treats the value as a
+    secret from now on.
+
+    setting: its dotted name, for the message. Raises ConfigError when a variable is not set."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in os.environ:
+            raise ConfigError(
+                f"{setting}: the environment variable {name} is not set",
+                f"export {name}=..., or change {setting}",
+            )
+        know(os.environ[name], found[0])
+        return os.environ[name]
+
+    filled = _VARIABLE.sub(value, text)
+    learn(filled)
+    return filled
+
+
+def learn(settings: Any) -> None:
+    """Remember all secrets in `settings` that `hide` would replace, so that `scrub` also replaces them in other texts."""
+    if isinstance(settings, dict):
+        for name, item in settings.items():
+            for secret in _texts(item) if name == ENVIRONMENT else ():
+                know(secret)
+            learn(item)
+    elif isinstance(settings, list | tuple):
+        for item in settings:
+            learn(item)
+    elif isinstance(settings, str):
+        for secret in _in_urls(settings):
+            know(secret)
+
+
+def know(secret: str, shown: str = MASK) -> None:
+    """Remember a secret, and each of its lines, so that `scrub` replaces it by `shown`. Ignored: texts shorter than
+    LEAST, and texts that consist of `${NAME}` only."""
+    for part in {secret, *secret.splitlines()}:
+        for form in {part, unquote(part), unquote_plus(part)}:
+            if len(form) >= LEAST and form not in _known and not _ONLY_REFERENCES.fullmatch(form):
+                _known[form] = (re.compile(_pattern(form)), shown)
+
+
+def scrub(text: str) -> str:
+    """Return a text in which the credentials in URLs and all secrets that this process knows are replaced, usually by
+    `***`."""
+    for pattern, shown in _longest_first():
+        text = pattern.sub(shown, text)
+    return _hidden(text)
+
+
+def substitutions() -> list[list[str]]:
+    """Return the replacements that `scrub` makes, as [[regular expression, replacement], ...], for a process that can't
+    import this module (`tasks.launch.guard`). [] if this process knows no secret."""
+    known = [[pattern.pattern, shown] for pattern, shown in _longest_first()]
+    return [*known, *map(list, _SHAPES)] if known else []
+
+
+def scrub_all(value: Any) -> Any:
+    """Apply `scrub` to every text in a JSON value except the names of objects' entries, and return the result."""
+    if isinstance(value, dict):
+        return {name: scrub_all(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [scrub_all(item) for item in value]
+    return scrub(value) if isinstance(value, str) else value
+
+
+def scrubbed(error: TrnflowError) -> TrnflowError:
+    """Remove the secrets from an error, in place, and return it. The exception that caused it, which may hold secrets, is
+    replaced by a scrubbed traceback in `details`."""
+    trace = scrub("".join(traceback.format_exception(error)))
+    error.message, error.fix = scrub(error.message), scrub(error.fix)
+    error.args = (error.message,)
+    error.details = scrub(error.details) or trace
+    error.__cause__ = None
+    error.__suppress_context__ = True
+    return error
+
+
+def raisable(error: Exception) -> Exception:
+    """Return an error that may be raised into another program's log: the same one if its traceback holds no secret, else
+    one with the secrets removed."""
+    if isinstance(error, TrnflowError):
+        return scrubbed(error)
+    trace = "".join(traceback.format_exception(error))
+    return error if scrub(trace) == trace else scrubbed(unexpected(error))
+
+
+class Scrubbed:
+    """A text stream that passes everything written to it on to `stream`, with secrets replaced as `scrub` does."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text to the underlying stream with secrets replaced. Returns the length of `text`, as callers of a
+        stream expect."""
+        self._stream.write(scrub(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def scrub_logs() -> None:
+    """Make Python's logging in this process replace the secrets in all messages and tracebacks from now on, as `scrub`
+    does."""
+    import logging
+
+    made = logging.getLogRecordFactory()
+    if getattr(made, "scrubs", False):
+        return
+
+    def record(*arguments: Any, **named: Any) -> logging.LogRecord:
+        entry = made(*arguments, **named)
+        try:
+            entry.msg, entry.args = scrub(entry.getMessage()), ()
+        except (TypeError, ValueError):  # arguments that don't fit the format: logging says so itself
+            return entry
+        if entry.exc_info and entry.exc_info[0] is not None:
+            entry.exc_text = scrub("".join(traceback.format_exception(*entry.exc_info))).rstrip("\n")
+        return entry
+
+    record.scrubs = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(record)
+
+
+def _longest_first() -> Iterable[tuple[re.Pattern[str], str]]:
+    """The substitutions, longest secret first, since one secret may be part of another."""
+    return [_known[secret] for secret in sorted([*_known], key=len, reverse=True)]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)
+
+
+def _in_urls(text: str) -> Iterator[str]:
+    """The secrets in the URLs of a text: users, passwords, both as an HTTP header encodes them, and query values."""
+    for url in _URL.findall(text):
+        for found in _USER_PART.findall(url):
+            user, colon, password = found[:-1].partition(":")
+            yield password
+            if not password or len(user) >= LONG_USER:
+                yield user
+            if colon:
+                yield base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+        yield from _QUERY_VALUE.findall(url)
+
+
+def _pattern(secret: str) -> str:
+    """A regular expression for `secret` as it stands in texts, URLs, JSON and Python's representations."""
+    return "".join(map(_character, secret))
+
+
+def _character(character: str) -> str:
+    if character.isascii() and (character.isalnum() or character in "-_.~"):
+        return re.escape(character)
+    encoded = "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+    forms = {character, encoded, encoded.lower(), json.dumps(character)[1:-1], repr(character)[1:-1]}
+    forms |= {"+"} if character == " " else {f"\\{character}"} if character in "'\"" else set()
+    return f"(?:{'|'.join(map(re.escape, sorted(forms, key=len, reverse=True)))})"

@@ -1,0 +1,97 @@
+"""A thread pool that Ctrl-C can leave while its threads still work.
+
+The pools of concurrent.futures wait for their threads when the pool is closed and again when the process ends, and a
+thread that hashes a terabyte or trains a tokenizer can't be interrupted. The threads here are daemons, and a pool whose
+context is left by an exception waits only PATIENCE seconds for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any, TypeVar
+
+SCHEMA = 1
+
+PATIENCE = 1.0
+"""Seconds that a pool waits for its threads when an exception leaves it."""
+
+Value = TypeVar("Value")
+
+_abandoned: list[Thread] = []
+
+
+class ThreadPool:
+    """A pool of at most `count` daemon threads, started as needed; use it as a context. At the end of the context it
+    waits for all submitted work. If an exception ends the context, work that has not begun is cancelled, and threads
+    that do not end within PATIENCE seconds are left running.
+
+    name: of the threads; on_start: called first in each thread."""
+
+    def __init__(self, count: int, name: str, on_start: Callable[[], object] = lambda: None) -> None:
+        self._count, self._name, self._on_start = count, name, on_start
+        self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+
+    def submit(self, function: Callable[[], Value]) -> Future[Value]:
+        """Call a function in one of the threads. Returns the future of its value."""
+        future: Future[Value] = Future()
+        self._todo.put((future, function))
+        if len(self._threads) < self._count:
+            thread = Thread(target=self._work, name=self._name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
+
+    def __enter__(self) -> ThreadPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None:
+            self._cancel()
+        for _ in self._threads:
+            self._todo.put(None)
+        deadline = time.monotonic() + PATIENCE
+        for thread in self._threads:
+            thread.join(None if kind is None else max(deadline - time.monotonic(), 0.0))
+        _abandoned.extend(thread for thread in self._threads if thread.is_alive())
+
+    def _cancel(self) -> None:
+        try:
+            while True:
+                work = self._todo.get_nowait()
+                if work is not None:
+                    work[0].cancel()
+        except Empty:
+            pass
+
+    def _work(self) -> None:
+        self._on_start()
+        while (work := self._todo.get()) is not None:
+            future, function = work
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                value = function()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+            del work, future, function  # a waiting thread holds nothing of what it did
+
+
+def call_in_thread(function: Callable[[], Value]) -> Value:
+    """Call a function in a thread, wait, and return its value or raise its exception. Ctrl-C is raised at once, even
+    while the function is in a library that ignores signals."""
+    with ThreadPool(1, "call") as pool:
+        return pool.submit(function).result()
+
+
+def abandoned() -> bool:
+    """Whether a thread is still running that a pool did not wait for. A process with such a thread should not exit
+    normally: it may crash when the thread returns from its library while the interpreter shuts down."""
+    return any(thread.is_alive() for thread in _abandoned)

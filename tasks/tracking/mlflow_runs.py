@@ -1,0 +1,230 @@
+"""Create MLflow runs from spooled events: a parent run for each pipeline run, and a nested run for each stage that has
+metrics.
+
+After a crash or an outage the same events can be applied again without effect: a run is looked up by its tags before it is
+created, and MLflow stores a metric with the same time, step and value only once.
+
+A stage that was killed and started again under the same key is one nested run with one curve. The nested run belongs to the
+pipeline run that started the stage last (tag `trnflow.run`; `trnflow.runs` names all of them), in whatever order the spools
+are uploaded. The parent runs name each other in the tags `trnflow.continues.<stage>` and `trnflow.continued_by.<stage>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Meta
+from tasks.tracking.figures import lengths_figure
+from tasks.tracking.mlflow_values import flatten, numbers, plain_name
+from tasks.tracking.spool import SpoolFiles
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+METRICS_A_CALL = 1000
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # its page opens on models, not on GenAI traces
+ENTRIES_A_CALL = 100
+TAG_LENGTH = 5000
+DIGEST_LENGTH = 36  # of a data set, in MLflow
+
+
+class MlflowRuns:
+    """Write the events of one pipeline run to MLflow.
+
+    client: of the MLflow server; files: the run's spool, with its plots; state: the ids of the MLflow runs and whatever
+    else an upload that is restarted needs. `state` is changed in place, and the caller saves it.
+    """
+
+    def __init__(self, client: MlflowClient, files: SpoolFiles, state: Meta) -> None:
+        self._client = client
+        self._files = files
+        self._state = state
+        self._handlers = {
+            "run_started": self._run_started,
+            "dataset": self._dataset,
+            "stage_started": self._stage_started,
+            "stage_ended": self._stage_ended,
+            "run_ended": self._run_ended,
+        }
+
+    def apply(self, events: Iterable[Meta]) -> None:
+        """Send events to MLflow in their order, metrics in batches. events: as `SpoolFiles.read` returns them."""
+        curves: dict[str, list[Any]] = {}
+        for event in events:
+            if event["event"] == "metrics":
+                curves.setdefault(event["stage"], []).extend(self._points(event))
+            else:
+                self._send(curves)
+                self._handlers[event["event"]](event)
+        self._send(curves)
+
+    def _run_started(self, event: Meta) -> None:
+        self._state["experiment"] = self._experiment(event["experiment"], event["artifacts"])
+        tags = {"trnflow.run": event["run"], "trnflow.recipe": event["recipe"], **event["tags"]}
+        self._state["tags"] = {"trnflow.run": event["run"], "trnflow.recipe": event["recipe"]}
+        self._state["stages"] = {}
+        self._state["parent"] = self._run(f"{event['recipe']} {event['run']}", event["time"], tags, stage="")
+        self._params(self._state["parent"], event["settings"])
+        import yaml
+
+        recipe = yaml.safe_dump(event["settings"], sort_keys=False, allow_unicode=True)
+        self._client.log_text(self._state["parent"], recipe, "recipe.yaml")
+
+    def _dataset(self, event: Meta) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        source = json.dumps({"note": event["note"], "digest": event["digest"]})
+        short = event["digest"].rpartition(":")[2][:DIGEST_LENGTH]
+        data = Dataset(name=event["name"], digest=short, source_type="trnflow", source=source)
+        tags = [InputTag("mlflow.data.context", event["context"])] if event["context"] else []
+        self._client.log_inputs(self._state["parent"], datasets=[DatasetInput(data, tags)])
+
+    def _stage_started(self, event: Meta) -> None:
+        known = {"time": event["time"], "settings": event["settings"], "step": 0, "key": event["key"]}
+        self._state["stages"][event["stage"]] = known
+        self._tags(self._state["parent"], {f"trnflow.key.{event['stage']}": event["key"]})
+
+    def _stage_ended(self, event: Meta) -> None:
+        stage = event["stage"]
+        tags = {"key": event["key"], "artifact": event["artifact"], "action": event["action"]}
+        self._tags(self._state["parent"], {f"trnflow.{name}.{stage}": value for name, value in tags.items()})
+        reached = numbers(event["metrics"])
+        spent = {"seconds": event["seconds"]} if event["seconds"] and event["action"] == "ran" else {}
+        self._metrics(
+            self._state["parent"], {f"{stage}/{name}": v for name, v in {**reached, **spent}.items()}, event, 0
+        )
+        if event["action"] != "ran" or not (reached or event["plots"] or self._nested_id(stage)):
+            return
+        run, step = self._nested(event), self._state["stages"].get(stage, {}).get("step", 0)
+        self._metrics(run, {**numbers(event["figures"]), **reached, **spent}, event, step)
+        self._tags(run, {f"trnflow.{name}": value for name, value in tags.items()})
+        for plot in event["plots"]:
+            self._client.log_artifact(run, str(self._files.plots / plot))
+        if event.get("lengths"):
+            self._client.log_figure(run, lengths_figure(event["lengths"]), "row_lengths.png")
+        self._end(run, "FINISHED", event)
+        self._state["stages"][stage]["ended"] = True
+
+    def _run_ended(self, event: Meta) -> None:
+        self._state["ended"] = True
+        if "parent" not in self._state:  # killed before its first event
+            return
+        for stage in self._state["stages"].values():
+            if "run" in stage and "ended" not in stage and self._is_mine(stage["run"]):
+                self._end(stage["run"], event["status"], event)
+        self._end(self._state["parent"], event["status"], event)
+
+    def _experiment(self, name: str, artifacts: str | None) -> str:
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name, artifacts, KIND))
+
+    def _run(self, name: str, at: float, tags: Meta, stage: str) -> str:
+        """The id of the run with these tags, which is made if there is none. stage: "" for the parent run."""
+        own = tags["trnflow.run"]
+        found = self._found(stage, f"tags.`trnflow.run` = '{own}'") or (
+            self._found(stage, f"tags.`trnflow.runs` LIKE '%{own}%'") if stage else []
+        )
+        if found:
+            return str(found[0].info.run_id)
+        tags = {**_texts(tags), "trnflow.stage": stage, "mlflow.source.name": "trnflow", "mlflow.source.type": "JOB"}
+        made = self._client.create_run(self._state["experiment"], start_time=_ms(at), tags=tags, run_name=name)
+        return str(made.info.run_id)
+
+    def _found(self, stage: str, wanted: str) -> list[Any]:
+        """The runs of a stage that match the MLflow filter `wanted`, newest first."""
+        wanted = f"tags.`trnflow.stage` = '{stage}' and {wanted}"
+        order = ["attributes.start_time DESC"]
+        return list(self._client.search_runs([self._state["experiment"]], wanted, max_results=100, order_by=order))
+
+    def _join(self, stage: str, known: Meta) -> None:
+        """Share the nested run of this key with another pipeline run, if that one started the stage and did not finish it, or
+        started it later. The pipeline run that started the stage last becomes its parent."""
+        own, key = self._state["tags"]["trnflow.run"], known.get("key")
+        for found in self._found(stage, f"tags.`trnflow.key` = '{key}'") if key else ():
+            tags, began = found.data.tags, float(found.data.tags.get("trnflow.began", "inf"))
+            if own in tags["trnflow.runs"].split() or (found.info.status == "FINISHED" and began < known["time"]):
+                continue
+            run, other = found.info.run_id, tags["trnflow.run"]
+            self._tags(run, {"trnflow.runs": f"{tags['trnflow.runs']} {own}"})
+            first, last = (other, own) if began < known["time"] else (own, other)
+            mine, theirs = self._state["parent"], tags["mlflow.parentRunId"]
+            before, after = (theirs, mine) if last == own else (mine, theirs)
+            self._tags(before, {f"trnflow.continued_by.{stage}": last})
+            self._tags(after, {f"trnflow.continues.{stage}": first})
+            if last == own:
+                self._tags(run, {"trnflow.run": own, "trnflow.began": known["time"], "mlflow.parentRunId": mine})
+                self._client.update_run(run, "RUNNING")
+            return
+
+    def _is_mine(self, run: str) -> bool:
+        """Whether a nested run still belongs to this pipeline run."""
+        return bool(self._client.get_run(run).data.tags.get("trnflow.run") == self._state["tags"]["trnflow.run"])
+
+    def _nested_id(self, stage: str) -> str | None:
+        run: str | None = self._state["stages"].get(stage, {}).get("run")
+        return run
+
+    def _nested(self, event: Meta) -> str:
+        """The id of the nested run of the event's stage, which is made when it is first needed."""
+        stage = event["stage"]
+        known = self._state["stages"].setdefault(stage, {"time": event["time"], "settings": {}, "step": 0})
+        if "run" not in known:
+            self._join(stage, known)
+            own = {"trnflow.key": known.get("key"), "trnflow.began": known["time"], "trnflow.runs": self._files.run}
+            tags = {**self._state["tags"], **own, "mlflow.parentRunId": self._state["parent"]}
+            known["run"] = self._run(stage, known["time"], tags, stage)
+            self._params(known["run"], known["settings"])
+        return str(known["run"])
+
+    def _points(self, event: Meta) -> Iterator[Any]:
+        from mlflow.entities import Metric
+
+        self._nested(event)
+        known = self._state["stages"][event["stage"]]
+        known["step"] = max(known["step"], event["step"])
+        for name, value in numbers(event["values"]).items():
+            yield Metric(name, value, _ms(event["time"]), event["step"])
+
+    def _send(self, curves: dict[str, list[Any]]) -> None:
+        for stage, points in curves.items():
+            for some in _batches(points, METRICS_A_CALL):
+                self._client.log_batch(self._state["stages"][stage]["run"], metrics=some)
+        curves.clear()
+
+    def _metrics(self, run: str, values: dict[str, float], event: Meta, step: int) -> None:
+        from mlflow.entities import Metric
+
+        points = [Metric(plain_name(name), value, _ms(event["time"]), step) for name, value in values.items()]
+        for some in _batches(points, METRICS_A_CALL):
+            self._client.log_batch(run, metrics=some)
+
+    def _params(self, run: str, settings: Meta) -> None:
+        from mlflow.entities import Param
+
+        for some in _batches([Param(name, text) for name, text in flatten(settings).items()], ENTRIES_A_CALL):
+            self._client.log_batch(run, params=some)
+
+    def _tags(self, run: str, tags: Meta) -> None:
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(run, tags=[RunTag(name, text) for name, text in _texts(tags).items()])
+
+    def _end(self, run: str, status: str, event: Meta) -> None:
+        self._client.set_terminated(run, status, end_time=_ms(event["time"]))
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _texts(tags: Meta) -> dict[str, str]:
+    return {plain_name(name): str(value)[:TAG_LENGTH] for name, value in tags.items() if value is not None}
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some

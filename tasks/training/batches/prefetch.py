@@ -1,0 +1,26 @@
+"""Compute items in a thread, one item ahead of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+def prefetch(make: Callable[[Item], Made], items: Iterable[Item]) -> Generator[Made, None, None]:
+    """Yield `make(item)` for each item, in order, and compute the next one while the caller works on this one.
+
+    An error of `make` is raised at its item's turn. Close the generator (`contextlib.closing`) when it is not read to the
+    end."""
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
+        coming: Future[Made] | None = None
+        for item in items:
+            following = thread.submit(make, item)
+            if coming is not None:
+                yield coming.result()
+            coming = following
+        if coming is not None:
+            yield coming.result()

@@ -1,0 +1,88 @@
+"""Exchange JSON documents between ranks through files in a shared folder.
+
+Threads that write checkpoints use this instead of collectives: collectives from a thread could mix with those of the
+training steps in another order on each rank, and deadlock. Each rank but 0 writes a file; rank 0 waits for all files.
+Rank 0 removes the folder at the end, and the other ranks wait for that. A single process exchanges nothing and waits for
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.artifact import Meta
+from tasks.errors import ProcessFailed
+from tasks.stage import read_json, write_json
+from tasks.training.ranks import World
+
+POLL = 0.02
+
+
+class RankFiles:
+    """One exchange through files: each rank writes a JSON document, and reads those of the others. A rank that waits longer
+    than `seconds` for another one raises ProcessFailed.
+
+    folder: the same path on all ranks, used for one exchange only; world: the ranks; seconds: the longest time that a
+    rank waits."""
+
+    def __init__(self, folder: Path, world: World, seconds: float) -> None:
+        self._folder, self._world, self._seconds = folder, world, seconds
+
+    def gather(self, mine: Meta) -> list[Meta] | None:
+        """Send this rank's document `mine` to rank 0. Return every rank's document, in order of ranks, on rank 0; None on
+        the others.
+
+        Raise ProcessFailed, with the numbers of the missing ranks, when not all documents arrive in time."""
+        if self._world.rank:
+            self._leave(mine)
+            return None
+        others = [self._file(rank) for rank in range(1, self._world.mesh.data * self._world.mesh.model)]
+        if not _until(lambda: all(file.exists() for file in others), self._seconds):
+            late = [str(rank) for rank, file in enumerate(others, start=1) if not file.exists()]
+            raise ProcessFailed(
+                f"waited {self._seconds} s for ranks {', '.join(late)} to write their slices",
+                "see what holds up their disk; raise train.collective_timeout_seconds if it is only slow",
+            )
+        return [mine, *(read_json(file) for file in others)]
+
+    def end(self) -> None:
+        """Remove the folder; the other ranks stop waiting. Only rank 0 calls this."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Wait until rank 0 has called `end`. Only the other ranks call this. Raise ProcessFailed when the time is up."""
+        if not _until(lambda: not self._file(self._world.rank).exists(), self._seconds):
+            raise ProcessFailed(
+                f"waited {self._seconds} s for rank 0 to keep a checkpoint",
+                "see what holds up the store; raise train.collective_timeout_seconds if it is only slow",
+            )
+
+    def _file(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank}.json"
+
+    def _leave(self, mine: Meta) -> None:
+        """Write this rank's document. Try again while the disk is full: another rank frees space when it fails."""
+
+        def left() -> bool:
+            aside = self._folder / f"rank-{self._world.rank}.part"
+            with contextlib.suppress(OSError):
+                write_json(aside, mine)
+                aside.replace(self._file(self._world.rank))
+                return True
+            return False
+
+        if not _until(left, self._seconds):
+            raise ProcessFailed(f"can't write below {self._folder}", "make room on the disk")
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL)
+    return True

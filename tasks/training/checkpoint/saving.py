@@ -1,0 +1,190 @@
+"""Write checkpoints in a thread while training goes on.
+
+`Saver.save` copies the training state to the host; training waits for this copy only. A thread then writes shards and
+index, and commits them to the store's partial state, from which an interrupted training resumes. One checkpoint is written
+at a time: the next `save` waits, so the host holds at most one copy of the state (12 bytes a parameter, over all ranks).
+Each rank writes its own slices; rank 0 commits the checkpoint when all ranks have written. The threads exchange files
+(`rank_files`), never collectives.
+
+A full disk or a failing store does not end the training: a warning is given, half-written files are removed, earlier
+checkpoints stay, and the next checkpoint is tried. Any other error ends the training at the next `save` or `check`, or at
+its end.
+
+With `keep_best` the result of training is the checkpoint of the best evaluation, so later checkpoints are useless
+without it. When that checkpoint cannot be written, its copy stays on the host and is written again before each later
+checkpoint; no later checkpoint is committed before it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from tasks.artifact import Meta
+from tasks.errors import StoreError
+from tasks.stage import Partial, Workdir
+from tasks.training.checkpoint import shards
+from tasks.training.checkpoint.rank_files import RankFiles
+from tasks.training.ranks import World
+
+if TYPE_CHECKING:
+    from tasks.training.shared_types import TensorSlice
+
+
+class StateCopy(NamedTuple):
+    """A copy of the training state on the host. step: updates done; slices: this rank's tensors; state: the progress, as
+    JSON."""
+
+    step: int
+    slices: list[TensorSlice]
+    state: Meta
+
+
+class Saver:
+    """Writes checkpoints in a background thread. Leaving it as a context manager waits for the checkpoint that is being
+    written.
+
+    Every rank makes the same calls. out: the stage's folders; without `out.partial` nothing is saved; keep: how many of
+    the newest checkpoints stay; timeout_seconds: the longest wait for other ranks; kept: the step of the checkpoint that
+    training resumes from, or None. Attributes, valid on rank 0 only: `kept`, the newest committed step, and `figures`,
+    the number of checkpoints, the bytes of the newest and the seconds that training waited."""
+
+    def __init__(self, out: Workdir, world: World, *, keep: int, timeout_seconds: float, kept: int | None) -> None:
+        self._out, self._world, self._keep, self._timeout = out, world, keep, timeout_seconds
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._inflight: Future[None] | None = None
+        self._best: StateCopy | None = None  # held until all ranks know that it is kept
+        self._why = ""
+        self.kept = kept
+        self.figures = {"checkpoints": 0.0, "checkpoint_bytes": 0.0, "checkpoint_stall_seconds": 0.0}
+
+    def save(self, step: int, slices: Iterable[TensorSlice], state: Meta, best: int = 0) -> None:
+        """Copy the state of step `step` now and write it in the background. Wait first for an earlier checkpoint that is
+        being written.
+
+        slices: this rank's tensors; state: the progress, as JSON; best: the step of the best evaluation so far, 0 for
+        none. The checkpoint of step `best` is never removed, and no later checkpoint is committed before it."""
+        if self._out.partial is None:
+            return
+        begun = time.perf_counter()
+        self.wait()
+        if best == step or self._has_best(best):
+            self._best = None  # free the old copy before making the next
+            copy = StateCopy(step, [*slices], state)
+            self._best = copy if best == step else None
+            self._start(self._out.partial, copy, best)
+        self.figures["checkpoint_stall_seconds"] += time.perf_counter() - begun
+
+    def finish(self, best: int = 0) -> None:
+        """Wait at the end of training for the checkpoint that is being written.
+
+        best: the step whose checkpoint is the result of training, 0 for none. Raise StoreError, on every rank, when its
+        checkpoint cannot be written."""
+        self.wait()
+        if not self._has_best(best):
+            begin = "trains from the start" if self.kept is None else f"goes on from step {self.kept}"
+            raise StoreError(
+                f"the checkpoint of step {best}, whose evaluation was the best, could not be kept: {self._why}",
+                f"make room, and run the same command again: it {begin}",
+            )
+
+    def _has_best(self, best: int) -> bool:
+        """Return, on every rank alike, whether the best step's checkpoint is kept. If it is not, write it again first."""
+        copy = self._best
+        if copy is None or copy.step != best or self._out.partial is None:  # it was kept long ago, or there is none
+            return True
+        if not self._world.broadcast_flag(self.kept == best):
+            self._start(self._out.partial, copy, best)
+            self.wait()
+            if not self._world.broadcast_flag(self.kept == best):
+                return False
+        self._best = None
+        return True
+
+    def _start(self, states: Partial, copy: StateCopy, best: int) -> None:
+        """Start writing a copy. The writer empties the list of slices that it is given."""
+        slices = [*copy.slices] if copy is self._best else copy.slices
+        self._inflight = self._thread.submit(self._write, states, copy.step, slices, copy.state, best)
+
+    def wait(self) -> None:
+        """Wait until no checkpoint is being written. Raise the error of the writing thread, if it failed."""
+        inflight, self._inflight = self._inflight, None
+        if inflight is not None:
+            inflight.result()
+
+    def check(self) -> None:
+        """Raise the error of the writing thread if the thread has failed. Do not wait for a thread that is still
+        writing."""
+        if self._inflight is not None and self._inflight.done():
+            self.wait()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self.wait()
+        except Exception as mine:
+            if error is None:
+                raise
+            self._out.warn(f"the last checkpoint failed too: {mine}")
+
+    def _write(self, states: Partial, step: int, slices: list[TensorSlice], state: Meta, best: int) -> None:
+        folder = self._out.scratch / f"step-{step}"
+        files = RankFiles(folder.with_suffix(".ranks"), self._world, self._timeout)
+        try:
+            written = files.gather(_write_slices(folder, slices))
+            if written is None:
+                return files.wait()
+            self._commit(states, step, folder, written, state)
+            if step == best and self._best is not None:
+                self._best.slices.clear()
+            states.prune(self._keep, protect=[best])
+        except (OSError, StoreError) as error:
+            self._warn(step, best, error)
+        finally:
+            if self._world.rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+                files.end()
+
+    def _commit(self, states: Partial, step: int, folder: Path, written: list[Meta], state: Meta) -> None:
+        for error in (one["error"] for one in written if "error" in one):
+            raise OSError(error)
+        shards.write_index(folder, written, state)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        states.commit(step, folder, {file: digest for one in written for file, digest in one["digests"].items()})
+        self.kept = step
+        self.figures["checkpoints"] += 1
+        self.figures["checkpoint_bytes"] = size
+
+    def _warn(self, step: int, best: int, error: Exception) -> None:
+        self._why = str(error)
+        if self.kept == step:
+            self._out.warn(f"older checkpoints than that of step {step} could not be removed: {error}")
+            return
+        begin = "the start" if self.kept is None else f"step {self.kept}"
+        lost = f"the checkpoint of step {step} could not be saved: {error}. Training goes on"
+        if step == best:
+            again = "it is the best, so it is written again before the next one"
+            self._out.warn(f"{lost}; {again}; if it is stopped before that is kept, it goes on from {begin}")
+            return
+        self._out.warn(f"{lost}; if it is stopped before the next checkpoint, it goes on from {begin}")
+
+
+def _write_slices(folder: Path, slices: list[TensorSlice]) -> Meta:
+    """Write this rank's slices and free the copy. Return what was written, or {"error": ...} for rank 0."""
+    try:
+        return shards.write_shards(folder, slices)
+    except OSError as error:
+        for device in {part.device for part in slices}:  # an incomplete file; the other ranks may need its space
+            with suppress(OSError):
+                shards.shard_file(folder, device).unlink()
+        return {"error": error.strerror or str(error)}
+    finally:
+        slices.clear()

@@ -1,0 +1,180 @@
+"""Write and read checkpoints: safetensors shards, an index of slices, and the training state.
+
+Each device that writes has one shard file; a replicated tensor is written once. `index.json` holds {"tensors": {name:
+{"shape", "slices": [{"file", "start"}]}}, "state": {...}}. A reader joins the slices, for any mesh that wrote them, one
+tensor in memory at a time. Equal tensors give the same bytes as safetensors' `save_file`. This writer releases Python's
+interpreter lock, so that training continues, and hashes each piece just before writing it, which takes half the work of
+writing a file and reading it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.artifact import Meta
+from tasks.errors import ModelError
+from tasks.stage import read_json, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks.training.shared_types import TensorSlice
+
+INDEX = "index.json"
+PIECE = 1 << 19  # bytes hashed and written at a time
+
+# safetensors' names, in its order: wide types first, so that each tensor is aligned
+DTYPES = {
+    "int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16", "float16": "F16",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+def write(
+    folder: Path,
+    slices: Iterable[TensorSlice],
+    state: Meta,
+    gather: Callable[[Meta], list[Meta] | None] = lambda mine: [mine],
+) -> None:
+    """Write a whole checkpoint to `folder`: the shards of `slices`, then the index with `state` (the training state, as
+    JSON).
+
+    gather: with several processes, called with what this process wrote (from `write_shards`); it returns that of all
+    processes in the one process that writes the index, and None in the others. By default there is one process."""
+    written = gather(write_shards(folder, slices))
+    if written is not None:
+        write_index(folder, written, state)
+
+
+def write_shards(folder: Path, slices: Iterable[TensorSlice]) -> Meta:
+    """Write `slices` to shard files in `folder`. Return {"tensors": this process's part of the index, "digests": {file:
+    "sha256:..."}}."""
+    shards: dict[str, dict[str, Tensor]] = {}
+    tensors: Meta = {}
+    for part in slices:
+        file = shard_file(folder, part.device).name
+        shards.setdefault(file, {})[part.name] = part.value.contiguous()
+        entry = tensors.setdefault(part.name, {"shape": list(part.whole), "slices": []})
+        entry["slices"].append({"file": file, "start": list(part.start)})
+    folder.mkdir(parents=True, exist_ok=True)
+    digests = {file: save_tensors(folder / file, content) for file, content in sorted(shards.items())}
+    return {"tensors": tensors, "digests": digests}
+
+
+def write_index(folder: Path, written: list[Meta], state: Meta) -> None:
+    """Write the index of a checkpoint. written: what `write_shards` returned in each process; state: the training state,
+    as JSON."""
+    write_json(folder / INDEX, {"tensors": _merge_entries([one["tensors"] for one in written]), "state": state})
+
+
+def shard_file(folder: Path, device: int) -> Path:
+    """Return the path of the shard file that device number `device` writes."""
+    return folder / f"shard-{device:05d}.safetensors"
+
+
+def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a safetensors file of contiguous CPU tensors and return its digest, "sha256:<hex>".
+
+    On an OSError (a full disk) an incomplete file may stay."""
+    digest = hashlib.sha256()
+    with file.open("wb") as handle:
+        for piece in _pieces(tensors):
+            digest.update(piece)
+            handle.write(piece)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield the file's header, then the tensors' bytes in the header's order."""
+    kinds = {name: DTYPES[str(tensor.dtype).removeprefix("torch.")] for name, tensor in tensors.items()}
+    ordered = sorted(tensors, key=lambda name: (list(DTYPES.values()).index(kinds[name]), name))
+    header: Meta = {}
+    end = 0
+    for name in ordered:
+        begin, end = end, end + tensors[name].nbytes
+        header[name] = {"dtype": kinds[name], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in ordered:
+        data = _bytes(tensors[name])
+        yield from (data[at : at + PIECE] for at in range(0, len(data), PIECE))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Return a view of the tensor's bytes."""
+    import torch
+
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _merge_entries(written: list[Meta]) -> Meta:
+    tensors, *others = written
+    for other in others:
+        for name, entry in other.items():
+            tensors.setdefault(name, {**entry, "slices": []})["slices"].extend(entry["slices"])
+    return tensors
+
+
+class Reader:
+    """Reads the checkpoint in a folder, whatever mesh wrote it. Attribute `state`: the training state, as JSON."""
+
+    def __init__(self, folder: Path) -> None:
+        index = read_json(folder / INDEX)
+        self._folder = folder
+        self._tensors: Meta = index["tensors"]
+        self.state: Meta = index["state"]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors, sorted."""
+        return sorted(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the whole shape of a tensor."""
+        return tuple(self._tensors[name]["shape"])
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the whole tensor on the CPU. Raise ModelError when the checkpoint lacks it or a part of it."""
+        import torch
+        from safetensors import safe_open
+
+        if name not in self._tensors:
+            raise ModelError(
+                f"the checkpoint {self._folder} holds no tensor {name}", "remove it to train from the start"
+            )
+        whole: Tensor | None = None
+        filled = 0
+        for part in self._tensors[name]["slices"]:
+            with safe_open(self._folder / part["file"], framework="pt") as shard:
+                value: Tensor = shard.get_tensor(name)
+            whole = torch.empty(self.shape(name), dtype=value.dtype) if whole is None else whole
+            place = tuple(slice(at, at + size) for at, size in zip(part["start"], value.shape, strict=True))
+            whole[place] = value
+            filled += value.numel()
+        if whole is None or filled != whole.numel():
+            raise ModelError(
+                f"the slices of {name} in {self._folder} are incomplete", "remove it to train from the start"
+            )
+        return whole
+
+    def check_model(self, prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ModelError unless the tensors whose names begin with `prefix` are exactly those of `shapes` (name
+        without prefix: shape)."""
+        held = {name.removeprefix(prefix): self.shape(name) for name in self.names if name.startswith(prefix)}
+        for name in sorted(held.keys() | shapes.keys()):
+            mine, wanted = held.get(name), shapes.get(name)
+            if mine != wanted:
+                raise ModelError(
+                    f"the checkpoint {self._folder} is of another model: its {name} {_shape_text(mine)}, and this model's "
+                    f"{_shape_text(wanted)}",
+                    "remove it to train from the start",
+                )
+
+
+def _shape_text(shape: tuple[int, ...] | None) -> str:
+    return "is missing" if shape is None else f"has shape {list(shape)}"

@@ -1,0 +1,50 @@
+"""Start training from a model in the store, whose weights replace those of the recipe's `model.source`.
+
+An artifact of `consolidate` is read like any pretrained model; a head for other labels is initialised anew. A checkpoint
+of `train` must fit the model exactly, and is read after the model is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tasks.artifact import Input, Source
+from tasks.errors import ModelError
+from tasks.training.checkpoint.shards import Reader
+from tasks.training.shared_types import PARAMETER
+
+
+def starting_from(model: Source, start: Input | None) -> Source:
+    """Return `model` with the weights of the artifact `start`; `model` itself when `start` is None.
+
+    When `start` is a checkpoint, `load_start` must read the weights after the model is built."""
+    if start is None:
+        return model
+    if start.kind == "checkpoint":
+        weights, place = None, {"checkpoint": str(start.path)}
+    else:
+        weights, place = start.digest, {"folder": str(start.path)}
+    location = model.location | {"model": place, "warm_start": start.digest}
+    return replace(model, identity=model.identity | {"weights": weights}, location=location)
+
+
+def load_start(source: Source, model: Any) -> None:
+    """Copy the parameters of the checkpoint that `starting_from` noted in `source` into `model`. Do nothing when there is
+    none.
+
+    Raise ModelError at the first parameter that is missing or has another shape."""
+    folder = (source.location["model"] or {}).get("checkpoint")
+    if folder is None:
+        return
+    stored = Reader(Path(folder))
+    for name, parameter in model.named_parameters():
+        found = stored.shape(PARAMETER + name) if PARAMETER + name in stored.names else None
+        if found != tuple(parameter.shape):
+            raise ModelError(
+                f"train.warm_start_from names a checkpoint of another model: {name} is {found or 'not there'}, and "
+                f"{tuple(parameter.shape)} here",
+                "use a model of the same architecture and labels, or name what its `consolidate` made",
+            )
+        parameter.data.copy_(stored.tensor(PARAMETER + name))

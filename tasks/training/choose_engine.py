@@ -1,0 +1,83 @@
+"""Choose the engine that a config names, and start its process group. The only module that imports both engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tasks.errors import ModelError, ProcessFailed
+from tasks.training.config import TrainConfig, ranks
+from tasks.training.engine import Engine
+from tasks.training.graph_registry import GraphRegistry
+from tasks.training.partition_specs import check_heads
+from tasks.training.ranks import ALONE, World
+from tasks.training.shared_types import Built
+
+if TYPE_CHECKING:  # the code that reads checkpoints must not be in precompile's key
+    from tasks.training.checkpoint.shards import Reader
+
+
+def make_engine(
+    config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None = None, world: World = ALONE
+) -> Engine:
+    """Return the engine that `config` names, with the model placed on its devices.
+
+    built: the model; registry: checks each graph against precompile's list; stored: a checkpoint to start from, written
+    on any mesh, or None; world: the processes that train together. With a model on the "meta" device the engine only
+    traces: a step registers its graph and runs nothing. Raise ModelError when tensor parallelism does not divide the
+    model's heads."""
+    check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
+    if config.engine == "native":
+        from tasks.training.native.engine import NativeEngine
+
+        return NativeEngine(config, built, registry, stored, world)
+    from tasks.training.xla.engine import XlaEngine
+
+    return XlaEngine(config, built, registry, stored, world)
+
+
+@contextmanager
+def join_ranks(config: TrainConfig) -> Iterator[World]:
+    """Join the process group of this training, yield this process's `World`, and leave the group at the end of the context.
+
+    Raise ModelError when another number of processes was started than `config` asks for, and ProcessFailed when a rank
+    does not join, or later does not answer, within `train.collective_timeout_seconds`."""
+    if ranks(config) == 1:
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    if os.environ.get("WORLD_SIZE") != str(config.devices):
+        raise ModelError(
+            f"train.devices is {config.devices}, and {os.environ.get('WORLD_SIZE', 'no')} ranks were started",
+            "let `trnflow run` start them, one for each device",
+        )
+    with _timeouts_explained(config):
+        yield _join(config)
+        dist.destroy_process_group()  # not after an error: it may wait for a rank that is gone
+
+
+def _join(config: TrainConfig) -> World:
+    if config.engine == "native":
+        from tasks.training.native.process_group import join_processes
+
+        return join_processes(config)
+    from tasks.training.xla.replicas import join_processes as join_replicas
+
+    return join_replicas(config)
+
+
+@contextmanager
+def _timeouts_explained(config: TrainConfig) -> Iterator[None]:
+    """Raise ProcessFailed for a timeout of gloo, which only the text of its RuntimeError shows."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "imed out" not in str(error) and "timeout" not in str(error).lower():
+            raise
+        raise ProcessFailed(
+            f"waited {config.collective_timeout_seconds} s for the other ranks, and not all answered",
+            "the stage's log says where they were; raise train.collective_timeout_seconds if one was only slow",
+        ) from error

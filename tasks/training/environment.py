@@ -1,0 +1,71 @@
+"""What results depend on besides settings and inputs, for the cache keys: compiler, flags, threads; and the environment
+variables of the process that trains.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from tasks.artifact import Meta
+from tasks.system.compiler_flags import flags_added, flags_around
+from tasks.training.config import TrainConfig, ranks
+
+
+def compiler(config: TrainConfig) -> Meta:
+    """Return what a graph depends on besides settings and shapes: {"device": the kind of device, "versions": names of
+    the packages that trace and compile, whose versions the cache key then contains, "flags": flags of XLA's or Neuron's
+    compiler}."""
+    packages = ["torch", "transformers"]
+    if config.engine == "xla":
+        packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])
+    return {
+        "device": _device_kind(config),
+        "versions": packages,
+        "flags": flags_around() if config.engine == "xla" else {},
+    }
+
+
+def accelerator(config: TrainConfig) -> Meta:
+    """Return the part `accel` of the key of train: what the last bits of the weights depend on besides settings and inputs,
+    which is the XLA or Neuron compiler with its flags, and the number of processor threads."""
+    return {**compiler(config), "threads": config.resolved_threads}
+
+
+def environ(config: TrainConfig) -> dict[str, str]:
+    """Return the environment variables of the process that trains: torch, XLA and malloc read them as they start.
+
+    With stochastic rounding on device neuron, `NEURON_RT_STOCHASTIC_ROUNDING_EN=1` makes the device round each cast from
+    fp32 at random, also in the forward and backward pass, while the graph has a plain cast. The seed is set, but the
+    device does not report how many random bits it has used, so a resumed run differs in the last bits. Whether copies of
+    a weight on several cores stay equal is not known; with `zero1` each part of most weights is rounded on one core and
+    sent to the others. Source: AWS Neuron, PyTorch environment variables. None of this has run on the device."""
+    threads = str(config.resolved_threads)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    variables = {**dict.fromkeys(names, threads), "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    if config.engine == "native":
+        # short spins: on a shared machine, spinning for a descheduled thread costs four times the work. And activations
+        # are allocated and freed by the megabyte: malloc keeps the pages, or every step would fault them in again
+        memory = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+        if config.device == "cuda" and config.deterministic:
+            memory["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS's results vary from run to run
+        return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
+    variables |= flags_added("NEURON_CC_FLAGS" if config.device == "neuron" else "XLA_FLAGS", config.compiler_flags)
+    if config.device == "neuron":
+        variables |= {"PJRT_DEVICE": "NEURON", "MALLOC_ARENA_MAX": "64"}
+        if config.stochastic_rounding:
+            variables["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"
+            variables["NEURON_RT_STOCHASTIC_ROUNDING_SEED"] = str(config.seed % 2**32)
+        # torch_xla gives each of several processes a core of its own, by LOCAL_RANK
+        return {**variables, "NEURON_RT_NUM_CORES": str(config.devices)} if ranks(config) == 1 else variables
+    return {**variables, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(config.devices)}
+
+
+def _device_kind(config: TrainConfig) -> str:
+    if config.device != "cuda":
+        return f"{config.device} {platform.machine()}"
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        return next(
+            (line.partition(":")[2].strip() for line in file.read_text().splitlines() if "Model:" in line), "cuda"
+        )
+    return "cuda"

@@ -1,0 +1,97 @@
+"""Check each graph of a training run against the list that precompile made, and count what is compiled.
+
+A graph has a name ("train", or "accumulate" and "update" where a global batch takes several passes; "eval"), a length in tokens
+(0 where the graph holds for any length) and a hash: torch_xla's hash of the traced graph, or for engine native a hash of
+the shapes and settings.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tasks.artifact import Input, Meta
+from tasks.errors import CompileError
+from tasks.stage import read_json
+
+Key = tuple[str, int]
+"""A graph's name and length."""
+
+
+@dataclass
+class GraphRegistry:
+    """The graphs that this process has traced and compiled, and the list of graphs that precompile allows."""
+
+    expected: dict[Key, str] | None = None
+    """The hash of each graph that precompile listed; None while precompile itself lists them."""
+
+    allow_unlisted: bool = False
+    """Whether a graph that precompile did not list is a warning instead of an error."""
+
+    graphs: dict[Key, Meta] = field(default_factory=dict)
+    """Each registered graph: {"name", "length", "hash", "inputs"}."""
+
+    compiled: int = 0
+    """Graphs compiled while steps ran."""
+
+    counted: int | None = None
+    """The process's count of compilations after the newest execution; None before the first."""
+
+    compile_seconds: float = 0.0
+    """Seconds that the first execution of each graph took."""
+
+    unlisted: list[str] = field(default_factory=list)
+    """A warning for each graph that precompile did not list."""
+
+    @classmethod
+    def from_artifact(cls, graphs: Input, *, allow_unlisted: bool) -> GraphRegistry:
+        """Return a registry that expects the graphs in precompile's artifact."""
+        document = read_json(graphs.path / "graphs.json")
+        return cls({(graph["name"], graph["length"]): graph["hash"] for graph in document["graphs"]}, allow_unlisted)
+
+    def register(self, name: str, length: int, digest: str, inputs: list[Meta]) -> None:
+        """Record a graph that this process has traced and not yet run. Raise CompileError unless precompile listed it with
+        this hash.
+
+        name, length: see the module; digest: the graph's hash; inputs: {"shape", "dtype"} of each input. With
+        `allow_unlisted` the error becomes a warning."""
+        self.graphs[name, length] = {"name": name, "length": length, "hash": digest, "inputs": inputs}
+        if self.expected is None or self.expected.get((name, length)) == digest:
+            return
+        shapes = ", ".join(f"{entry['dtype']}{entry['shape']}" for entry in inputs)
+        listed = self.expected.get((name, length))
+        why = f"precompile listed it as {listed[:12]}" if listed else "precompile did not list it"
+        text = f"the graph {name} of length {length or 'any'} is {digest[:12]} and {why} (inputs {shapes})"
+        if not self.allow_unlisted:
+            raise CompileError(
+                text,
+                "run precompile again with this very configuration, or set train.allow_recompile=true to compile it now",
+            )
+        self.unlisted.append(text)
+
+    @contextmanager
+    def executing(self, name: str, length: int, *, first: bool, compiles: Callable[[], int]) -> Iterator[None]:
+        """Count the compilations while a graph executes in this context.
+
+        first: whether this is the graph's first execution; compiles: returns the number of graphs that this process has
+        compiled so far. Raise CompileError when anything is compiled outside a graph's first execution, for example
+        while saving; with `allow_unlisted` ignore it."""
+        before, start = compiles(), time.perf_counter()
+        if self.counted not in (None, before):
+            self._defect("something beside the steps was compiled")
+        yield
+        self.counted = compiles()
+        self.compiled += self.counted - before
+        if first:
+            self.compile_seconds += time.perf_counter() - start
+        elif self.counted > before:
+            self._defect(f"the graph {name} of length {length or 'any'} was compiled again after its first run")
+
+    def _defect(self, what: str) -> None:
+        if not self.allow_unlisted:
+            fix = (
+                "this is a defect of trnflow: report it with the recipe (train.allow_recompile=true goes on regardless)"
+            )
+            raise CompileError(what, fix)

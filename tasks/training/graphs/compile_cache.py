@@ -1,0 +1,62 @@
+"""Keep torch.compile's cache in precompile's artifact, for every later training with the same graphs.
+
+precompile runs each step once, on blank rows and random weights of the right shapes. The cache is in PyTorch's own format,
+which contains pickles: it is written and read only with `train.compile_cache`, which declares the store trusted.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from tasks.artifact import Input, Source
+from tasks.stage import Workdir
+from tasks.training.config import TrainConfig
+
+FILE = "torch-compile-cache.bin"
+
+
+def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> None:
+    """With `train.compile_cache`, compile every graph and write torch.compile's cache to the file `FILE` of precompile's
+    artifact `out`."""
+    if not config.compile_cache:
+        return
+    _private(out.scratch)
+    import torch
+
+    _take_steps(config, replace(model, identity=model.identity | {"weights": None}), packed)
+    found = torch.compiler.save_cache_artifacts()
+    assert found is not None, "steps were compiled"
+    (out.path / FILE).write_bytes(found[0])
+
+
+def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> None:
+    """With `train.compile_cache`, load torch.compile's cache from precompile's artifact `graphs`, if the artifact has
+    one, into this process."""
+    if not config.compile_cache or not (graphs.path / FILE).is_file():
+        return
+    _private(out.scratch)
+    import torch
+
+    torch.compiler.load_cache_artifacts((graphs.path / FILE).read_bytes())
+
+
+def _private(scratch: Path) -> None:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "torch-compile")
+
+
+def _take_steps(config: TrainConfig, model: Source, packed: Input) -> None:
+    from tasks.training.choose_engine import make_engine
+    from tasks.training.graph_registry import GraphRegistry
+    from tasks.training.graphs.inventory import blank
+    from tasks.training.model.adapters import prepared
+    from tasks.training.model.build import build
+    from tasks.training.optim.optimizer import scalars
+
+    built = prepared(config, build(model, packed, seed=0, weights=True), packed.meta)
+    engine = make_engine(config, built, GraphRegistry())
+    for length in packed.meta["lengths"]:
+        batch = blank(config.global_batch, length, packed.meta["task"])
+        engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
+        engine.fetch([engine.evaluate(next(batch.micro_batches(config.micro_rows)))])

@@ -1,0 +1,43 @@
+"""Count the floating-point operations (FLOPs) of a forward pass, and compare a speed with the peak of the device.
+
+The count is the usual one: two operations for each weight and token, and the products of attention.
+"""
+
+from __future__ import annotations
+
+from tasks.artifact import Meta
+from tasks.training.shared_types import Built
+
+# FLOPs per second of a device at half precision (bf16; V100: fp16), dense, by a part of its name; the first that fits.
+# NVIDIA's data sheets of H200 (989, SXM and NVL 835), H100 (989 SXM, 835 NVL, 756 PCIe), A100 (312) and V100 (125 SXM2),
+# which quote sparse figures for Hopper, halved here; AWS Neuron's "Trainium Architecture": 190 a chip of two cores.
+PEAKS = {
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "V100-SXM2": 125e12,
+    "trn1": 95e12,
+}
+
+
+def flops_per_row(built: Built, length: int) -> int:
+    """Return the FLOPs of one forward pass over a row of `length` tokens. The backward pass costs twice as many."""
+    config = built.model.config.get_text_config()
+    layers, width = config.num_hidden_layers, config.hidden_size
+    embeddings = {id(module.weight) for module in built.model.modules() if type(module).__name__ == "Embedding"}
+    head = built.model.get_output_embeddings()
+    weights = sum(p.numel() for p in built.parameters().values() if id(p) not in embeddings)
+    if head is not None and id(head.weight) in embeddings:  # a tied head multiplies too
+        weights += head.weight.numel()
+    return int(length * (2 * weights + 4 * layers * width * length))
+
+
+def mfu(flops_per_second: float, device_kind: str, devices: int) -> Meta:
+    """Return {"mfu": the share of the devices' peak speed}, or {} when the peak of this kind of device is not known.
+
+    device_kind: the device's name, such as "NVIDIA H200"; devices: how many devices reached `flops_per_second` together."""
+    peak = next((peak for name, peak in PEAKS.items() if name in device_kind), None)
+    return {"mfu": flops_per_second / (peak * devices)} if peak else {}

@@ -1,0 +1,49 @@
+"""List the graphs of a training run by tracing every step on the real shapes, without data or weights."""
+
+from __future__ import annotations
+
+from tasks.artifact import Input, Meta, Source
+from tasks.stage import Workdir
+from tasks.training.batches.sampler import Batch
+from tasks.training.choose_engine import make_engine
+from tasks.training.config import TrainConfig
+from tasks.training.devices import check_device
+from tasks.training.graph_registry import GraphRegistry
+from tasks.training.graphs.flops import flops_per_row
+from tasks.training.model.adapters import forward_passes, prepared
+from tasks.training.model.build import build
+from tasks.training.optim.optimizer import scalars
+from tasks.training.ranks import ALONE, World
+
+
+def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, world: World = ALONE) -> list[Meta]:
+    """Trace every graph of `config` on the lengths of `packed`. Return the graphs, sorted by name and length: {"name",
+    "length", "hash", "inputs", "flops"}.
+
+    out: reports the progress; world: the processes that train together, for engine xla with one process a device: each
+    process then traces its own graphs."""
+    check_device(config)
+    built = prepared(config, build(model, packed, seed=0, weights=False), packed.meta)
+    registry = GraphRegistry()
+    engine = make_engine(config, built, registry, world=world)
+    lengths = packed.meta["lengths"]
+    for done, length in enumerate(lengths, start=1):
+        batch = blank(config.global_batch, length, packed.meta["task"])
+        engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
+        engine.evaluate(next(batch.micro_batches(config.micro_rows)))
+        out.progress(done, len(lengths), "lengths")
+    cost = forward_passes(built)
+    rows = {"train": cost * config.global_batch, "accumulate": cost * config.micro_rows, "eval": config.micro_rows}
+    for graph in registry.graphs.values():
+        graph["flops"] = int(rows.get(graph["name"], 0) * flops_per_row(built, graph["length"]))
+    return [registry.graphs[key] for key in sorted(registry.graphs)]
+
+
+def blank(rows: int, length: int, task: str) -> Batch:
+    """Return a batch of zeros for tracing, in which every position counts as a token. task: "classification" (one target
+    a row) or "causal_lm" (one target a position)."""
+    import numpy as np
+
+    zeros = np.zeros((rows, length), np.int32)
+    targets = np.zeros(rows if task == "classification" else (rows, length), np.int32)
+    return Batch(length, zeros, targets, zeros + 1, zeros, samples=rows)

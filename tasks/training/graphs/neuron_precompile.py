@@ -1,0 +1,130 @@
+"""Compile graphs for Trainium with AWS's utility `neuron_parallel_compile`. Written from AWS's documentation; never run.
+
+The utility needs a trial run of the training: it runs this module as a program, by torchrun with one process a device.
+The trial run executes every graph on zeros, from which the utility extracts the graphs. Then the utility compiles them
+in parallel into the artifact's folder `neuron-cache/`. All its folders are set to private ones, because the default ones
+are shared and are deleted at the start. Success is read from the utility's JSON report: its exit code is the number of
+failed graphs modulo 256.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tasks.artifact import Input, Meta, Source
+from tasks.errors import CompileError, MissingDependency
+from tasks.stage import Workdir, read_json, write_json
+from tasks.training.choose_engine import join_ranks
+from tasks.training.config import TrainConfig, ranks
+from tasks.training.devices import check_device
+from tasks.training.graphs.inventory import inventory
+
+CACHE = "neuron-cache"
+
+
+def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
+    """Compile every graph of `config` into the folder `neuron-cache/` of `out`, and return the list of graphs, as
+    `inventory` does.
+
+    Raise MissingDependency when the utility is not installed, and CompileError with the names of the graphs that failed."""
+    check_device(config)
+    utility = shutil.which("neuron_parallel_compile")
+    if utility is None:
+        raise MissingDependency(
+            "neuron_parallel_compile is not on the PATH", "install torch-neuronx from AWS's Neuron package index"
+        )
+    spec = out.scratch / "trial.json"
+    found = out.scratch / "graphs.json"
+    source = {**asdict(packed), "path": str(packed.path)}
+    write_json(
+        spec, {"config": config.model_dump(mode="json"), "model": asdict(model), "packed": source, "graphs": str(found)}
+    )
+    command = [
+        utility,
+        "--parallel_compile_workdir",
+        str(out.scratch / "compile"),
+        *trial_command(config, spec),
+    ]
+    variables = {"NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1", **cache_variables(out.path / CACHE)}
+    status = subprocess.run(command, cwd=out.scratch, env={**os.environ, **variables}, check=False).returncode
+    _check(out.scratch, status)
+    graphs: list[Meta] = read_json(found)
+    return graphs
+
+
+def trial_command(config: TrainConfig, spec: Path) -> list[str]:
+    """Return the command line of the trial run, which starts one process for each rank. spec: the JSON file with the
+    run's settings."""
+    module = ["-m", "tasks.training.graphs.neuron_precompile", str(spec)]
+    if ranks(config) == 1:
+        return [sys.executable, *module]
+    launcher = ["--standalone", "--local_addr=127.0.0.1", f"--nproc_per_node={ranks(config)}"]  # on a free port
+    return [sys.executable, "-m", "torch.distributed.run", *launcher, *module]
+
+
+def cache_variables(cache: Path) -> dict[str, str]:
+    """Return the environment variables that make Neuron's compiler use the folder `cache`.
+
+    They set a flag, not NEURON_COMPILE_CACHE_URL, because a flag takes precedence over that variable."""
+    return {"NEURON_CC_FLAGS": f"{os.environ.get('NEURON_CC_FLAGS', '')} --cache_dir={cache}".strip()}
+
+
+def use_cache(graphs: Input, out: Workdir) -> None:
+    """Make this process read compiled graphs from the copy of the cache that `copy_cache` makes. Do nothing if
+    precompile's artifact `graphs` has no cache."""
+    if (graphs.path / CACHE).is_dir():
+        os.environ.update(cache_variables(out.scratch / CACHE))
+
+
+def copy_cache(graphs: Input, out: Workdir) -> None:
+    """Copy the cache of compiled graphs from precompile's artifact to `out.scratch`, because Neuron's runtime writes
+    locks into the folder. One rank calls this for all."""
+    if (graphs.path / CACHE).is_dir():
+        shutil.copytree(graphs.path / CACHE, out.scratch / CACHE)
+
+
+def _check(folder: Path, status: int) -> None:
+    reports = sorted(folder.glob("neuron_parallel_compile_results_*.json"))
+    graphs = [graph for report in reports for graph in json.loads(report.read_text())["compilation_report"].items()]
+    failed = [name for name, result in graphs if not result["status"]]
+    if failed or (status and not graphs):
+        raise CompileError(
+            f"neuron_parallel_compile failed on {len(failed)} graphs: {', '.join(failed[:3]) or 'the trial run'}",
+            "read the stage's log; failed graphs need smaller micro batches, shorter lengths or more tensor parallelism",
+        )
+
+
+def _trial(spec: Path) -> None:
+    document = read_json(spec)
+    packed = Input(**{**document["packed"], "path": Path(document["packed"]["path"])})
+    out = Workdir(spec.parent, spec.parent, lambda event: None)
+    config = TrainConfig.model_validate(document["config"])
+    with join_ranks(config) as world:
+        found = world.gather(inventory(config, Source(**document["model"]), packed, out, world))
+    if found is not None:
+        write_json(Path(document["graphs"]), check_same_graphs(found))
+
+
+def check_same_graphs(found: list[list[Meta]]) -> list[Meta]:
+    """Return the graphs of rank 0, after checking that every rank has traced the same ones.
+
+    found: the graphs of each rank. Raise CompileError when a graph differs: processes that run different graphs would
+    wait for each other forever."""
+    for rank, graphs in enumerate(found):
+        for graph, first in zip(graphs, found[0], strict=True):
+            if graph["hash"] != first["hash"]:
+                raise CompileError(
+                    f"rank {rank} traced another graph {graph['name']} of length {graph['length'] or 'any'} than rank 0",
+                    "this is a defect of trnflow: report it with the recipe (train.xla_processes=one has one graph for all)",
+                )
+    return found[0]
+
+
+if __name__ == "__main__":
+    _trial(Path(sys.argv[1]))

@@ -1,0 +1,115 @@
+"""Which part of each tensor a rank holds, computed from partition specs and the mesh. Makes no tensors and moves none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tasks.errors import ModelError
+from tasks.training.config import TrainConfig
+from tasks.training.layout.rules import tp_rules
+from tasks.training.partition_specs import Mesh, Shape, Spec, covers, parameter_specs, state_spec
+from tasks.training.ranks import World
+from tasks.training.shared_types import Built
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The partition specs of a model's parameters: how each parameter is split over the mesh. All mappings are by parameter
+    name.
+
+    model: the name of the model's class; shapes: whole shapes; tp: specs in the forward and backward pass, split over
+    "model" only; specs: specs between steps, which with FSDP are also split over "data"; states: specs of the fp32
+    master and the moments, for trained parameters only; styles: by module name, the style of the plan."""
+
+    model: str
+    mesh: Mesh
+    shapes: dict[str, Shape]
+    tp: dict[str, Spec]
+    specs: dict[str, Spec]
+    states: dict[str, Spec]
+    styles: dict[str, str]
+
+
+def layout_of(config: TrainConfig, built: Built) -> Layout:
+    """Return the layout of a model, which may be on the "meta" device. Raise ModelError when the layers or their sizes
+    cannot be split over the devices of `config`."""
+    shapes: dict[str, Shape] = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
+    split = config.tensor_parallel_size > 1
+    plan = tp_rules(built.model, shapes, config.tensor_parallel_rules) if split else {}
+    layout = lay_out(config, type(built.model).__name__, shapes, plan, built.trained())
+    _check_kinds(built, layout.tp)
+    return layout
+
+
+def lay_out(
+    config: TrainConfig, model: str, shapes: dict[str, Shape], plan: Mapping[str, str], trained: Iterable[str]
+) -> Layout:
+    """Return the layout of parameters, from their shapes and names only.
+
+    model: the name of the model's class; shapes: whole shapes by parameter name; plan: tensor parallel style by module
+    pattern; trained: names of the parameters that are trained."""
+    mesh = config.mesh
+    tp = parameter_specs(shapes, plan, mesh, model)
+    states = {name: state_spec(shapes[name], tp[name], mesh, config.zero1 or config.fsdp) for name in shapes}
+    modules = {name.rpartition(".")[0] for name in shapes}
+    styles = {name: style for name in sorted(modules) for pattern, style in plan.items() if covers(pattern, name)}
+    kept = {name: states[name] for name in trained}
+    return Layout(model, mesh, shapes, tp, states if config.fsdp else tp, kept, styles)
+
+
+def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
+    """Return a view of the part of the whole `tensor` that this rank holds under `spec`."""
+    for dimension, axis in enumerate(spec):
+        if axis is not None:
+            size = tensor.shape[dimension] // getattr(world.mesh, axis)
+            tensor = tensor.narrow(dimension, size * getattr(world, axis), size)
+    return tensor
+
+
+def piece_shape(shape: Shape, spec: Spec, mesh: Mesh) -> Shape:
+    """Return the shape of the part that one rank holds, under `spec`, of a tensor of `shape`."""
+    return tuple(size if axis is None else size // getattr(mesh, axis) for size, axis in zip(shape, spec, strict=True))
+
+
+def piece_start(shape: Shape, spec: Spec, world: World) -> tuple[int, ...]:
+    """Return the index, in each dimension of a tensor of `shape`, at which this rank's part under `spec` begins."""
+    part = piece_shape(shape, spec, world.mesh)
+    return tuple(0 if axis is None else size * getattr(world, axis) for size, axis in zip(part, spec, strict=True))
+
+
+def writes_piece(spec: Spec, world: World) -> bool:
+    """Return whether this rank writes its part of a tensor to a checkpoint: of the ranks that hold the same part the
+    first one does."""
+    return all(axis in spec or getattr(world, axis) == 0 for axis in ("data", "model"))
+
+
+def piece_copies(spec: Spec, mesh: Mesh) -> int:
+    """Return the number of ranks that hold the same part of a tensor with this spec."""
+    return (1 if "data" in spec else mesh.data) * (1 if "model" in spec else mesh.model)
+
+
+def check_length(config: TrainConfig, length: int) -> None:
+    """Raise ModelError when sequence parallelism cannot split `length` positions evenly."""
+    if config.sequence_parallel and length % config.tensor_parallel_size:
+        raise ModelError(
+            f"sequence_parallel splits {length} positions over {config.tensor_parallel_size} devices",
+            "choose lengths that tensor_parallel_size divides, or set train.sequence_parallel=false",
+        )
+
+
+def _check_kinds(built: Built, tp: dict[str, Spec]) -> None:
+    import torch
+
+    for name, spec in tp.items():
+        module = built.model.get_submodule(name.rpartition(".")[0])
+        if "model" in spec and not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            raise ModelError(
+                f"{name} of {type(built.model).__name__} belongs to a {type(module).__name__}; engine native splits linear "
+                "layers and embeddings alone",
+                "set train.tensor_parallel_size=1, or other train.tensor_parallel_rules",
+            )

@@ -1,0 +1,53 @@
+"""Fit training to the device's memory: choose the number for `micro_batch: auto`, and refuse a training that needs more
+memory.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tasks.artifact import Input, Source
+from tasks.stage import Workdir
+from tasks.training.config import TrainConfig
+from tasks.training.devices import device_memory
+from tasks.training.memory.estimate import Memory, check_memory
+from tasks.training.memory.micro_batch import largest_fitting
+from tasks.training.memory.probe import can_probe, fits
+from tasks.training.memory.traced_memory import Untraceable, trace_memory
+
+
+def fit_to_device(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> tuple[TrainConfig, Memory | None]:
+    """Return (the config with `micro_batch: auto` replaced by a number, the memory that training takes on a device).
+
+    The memory is None, with a warning, when the model cannot be traced. A number for `auto` is also tried out by two
+    real updates, where `can_probe` allows it. Raise ModelError when training needs more memory than the device has."""
+    limit = device_memory(config)
+    _start_xla(config)
+
+    def runs(candidate: TrainConfig) -> bool:
+        return not can_probe(candidate) or fits(candidate, model, packed, limit, out)
+
+    @cache
+    def memory_of(micro_batch: int) -> Memory | None:
+        try:
+            return trace_memory(config.with_micro_batch(micro_batch), model, packed.meta)
+        except Untraceable as error:
+            out.warn(error.message)
+            return None
+
+    found = largest_fitting(config, lambda candidate: memory_of(candidate.replica_batch), limit, runs)
+    if config.micro_batch == "auto":
+        out.info(f"micro_batch auto is {found.replica_batch}, accumulated {found.accumulation} times")
+    memory: Memory | None = memory_of(found.replica_batch)
+    if memory is not None:
+        check_memory(found, memory, limit)
+    return found, memory
+
+
+def _start_xla(config: TrainConfig) -> None:
+    """Start XLA's virtual devices. They must exist before the first backward pass in this process, or XLA's later ones fail. Not
+    Neuron's: another process traces its graphs."""
+    if config.engine == "xla" and config.device == "cpu":
+        from tasks.training.xla.engine import start_devices
+
+        start_devices(config)

@@ -1,0 +1,203 @@
+"""Estimate the peak memory of training on one device, from a traced pass and from the layout of parameters and optimizer
+state.
+
+Pure functions without torch. Two moments can be the peak: the turn from the forward to the backward pass, when all
+activations exist, and the update, when all gradients exist. The buffers of engine native are counted; engine xla is
+counted in the same way, without XLA's fusions. On the CPU the process's heap also keeps freed memory: a process may use
+a third more than the estimate, with remat more than half (measure it by `python -m tests.bench.bench_train_memory
+--heap`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from tasks.artifact import Meta
+from tasks.errors import ModelError
+from tasks.training.config import TrainConfig
+from tasks.training.layout.slices import Layout, piece_shape
+from tasks.training.optim.optimizer import state_shapes
+from tasks.training.partition_specs import Spec
+
+GIB = 1 << 30
+FP32 = 4
+RUNTIME = {"cpu": 0.7 * GIB, "cuda": 0.6 * GIB, "neuron": 1.0 * GIB}
+"""Bytes a process uses before the model is built. cpu: torch and transformers (0.73 GiB measured on Linux); cuda: CUDA's context
+and cuBLAS's workspaces; neuron: Neuron's runtime on a core. The last two are rules of thumb, not measured here."""
+
+
+class PassMemory(NamedTuple):
+    """Bytes that one forward and backward pass over a micro batch allocates on one device, without the parameters
+    themselves.
+
+    activations: the peak of everything but the parameters' gradients; peak: the peak with the gradients, when there were
+    none before the pass; gradients: how many bytes of `peak` are gradients."""
+
+    activations: int
+    peak: int
+    gradients: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The peak memory of training on one device, in bytes by use.
+
+    parameters: the weights that compute, and fp32 master weights if there are any; gradients: all gradients and the
+    buffers that exchange them; optimizer: the optimizer's state; activations: those of one micro batch; runtime: the
+    process before the model is built; at: the moment of the peak, "the backward pass" or "the update"; best: the copy of
+    the best checkpoint that waits to be written, counted only where the device's memory is the host's."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    runtime: int
+    at: str
+    best: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.runtime + self.best
+
+    def to_json(self) -> Meta:
+        return {**asdict(self), "total": self.total}
+
+    @classmethod
+    def from_json(cls, document: Meta) -> Memory:
+        return cls(**{name: value for name, value in document.items() if name != "total"})
+
+    def __str__(self) -> str:
+        parts = [(name, value) for name, value in asdict(self).items() if isinstance(value, int)]
+        return ", ".join(f"{name} {gib(value)}" for name, value in parts if value >= GIB / 20)
+
+
+def gib(size: float) -> str:
+    """Return a number of bytes as text in GiB with one decimal, such as "1.5"."""
+    return f"{size / GIB:.1f}"
+
+
+def estimate(config: TrainConfig, layout: Layout, traced: PassMemory) -> Memory:
+    """Return the peak memory of training on one device.
+
+    layout: the model's layout on the mesh of `config`; traced: what one pass over a micro batch of `config` allocates.
+    Parameters that are not trained have neither gradients nor optimizer state."""
+    copy = 2 if config.dtype == "bfloat16" else FP32
+    trained = [*layout.states]
+    weights = copy * _numbers(layout, layout.specs, layout.shapes) + _gathered(config, layout, copy)
+    masters = FP32 * _numbers(layout, layout.states, trained)
+    split = any(layout.states[name] != layout.specs[name] for name in trained)
+    has_masters = config.keeps_masters or (split and not config.stochastic_rounding)
+    parameters = weights + (masters if has_masters else 0)
+    optimizer = _optimizer_state(config, layout, masters)
+    accumulated = _gradients_during_pass(config, layout, traced, copy)
+    updating = _gradients_at_update(config, layout, trained, copy)
+    sharing = (
+        config.devices if config.device == "cpu" and config.engine == "xla" else 1
+    )  # virtual devices of one process
+    runtime = int(RUNTIME[config.device]) // sharing
+    best = masters + optimizer if config.keeps_best and config.device == "cpu" else 0
+    passing = accumulated + traced.activations if accumulated else traced.peak
+    if passing >= updating:
+        gradients = accumulated or traced.gradients
+        return Memory(parameters, gradients, optimizer, passing - gradients, runtime, "the backward pass", best)
+    return Memory(parameters, updating, optimizer, 0, runtime, "the update", best)
+
+
+def check_memory(config: TrainConfig, memory: Memory, limit: int | None) -> None:
+    """Raise ModelError, with settings that would help, when training needs more than `limit` bytes on a device.
+
+    limit: None when the device's memory is not known: then, and with `allow_overcommit`, nothing is checked."""
+    if limit is None or memory.total <= limit or config.allow_overcommit:
+        return
+    raise ModelError(
+        f"training needs about {gib(memory.total)} GiB on each device, which has {gib(limit)} "
+        f"({memory}; at its peak in {memory.at})",
+        f"{'; '.join(_remedies(config, memory))}; or, if the estimate is wrong, train.allow_overcommit=true",
+    )
+
+
+def _numbers(layout: Layout, specs: Mapping[str, Spec], names: Iterable[str]) -> int:
+    """Return how many numbers of these parameters one device stores."""
+    return sum(math.prod(piece_shape(layout.shapes[name], specs[name], layout.mesh)) for name in names)
+
+
+def _gathered(config: TrainConfig, layout: Layout, copy: int) -> int:
+    """Return the bytes of parameters that FSDP has gathered at once: those outside the layers during the whole pass, and two
+    layers, because the next one is gathered while one computes."""
+    if not config.fsdp:
+        return 0
+    outside, layer = _fsdp_units(layout, layout.shapes)
+    return copy * (outside + 2 * layer)
+
+
+def _fsdp_units(layout: Layout, names: Iterable[str]) -> tuple[int, int]:
+    """Return how many numbers FSDP gathers, or reduces, at once: (outside the layers, in the largest layer)."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(next((part for part in name.split(".") if part.isdecimal()), ""), []).append(name)
+    outside = _numbers(layout, layout.tp, layers.pop("", []))
+    return outside, max((_numbers(layout, layout.tp, some) for some in layers.values()), default=0)
+
+
+def _gradients_during_pass(config: TrainConfig, layout: Layout, traced: PassMemory, copy: int) -> int:
+    """Return the bytes of gradients that exist during a pass, besides those that the pass itself creates.
+
+    With accumulation, each replica keeps whole fp32 sums of the passes before; they are reduced once an update. FSDP reduces in
+    each pass: a rank keeps its part of the sums, and whole gradients of the unit that it reduces. 0 for a single pass without
+    FSDP: its gradients are created as its activations are freed, and `traced.peak` counts both."""
+    several = config.accumulation > 1
+    if not config.fsdp:
+        return FP32 * _numbers(layout, layout.tp, layout.states) if several else 0
+    parts = (FP32 if several else copy) * _numbers(layout, layout.specs, layout.states)
+    outside, layer = _fsdp_units(layout, layout.states)
+    message = copy + FP32  # as the backward pass made the gradient, and as it is sent
+    in_layer = copy * outside + message * layer  # the head's gradient waits for the end of the pass
+    at_end = parts + max(in_layer, message * outside) - traced.activations  # when no activation is left
+    return max(in_layer + (parts if several else 0), at_end)
+
+
+def _optimizer_state(config: TrainConfig, layout: Layout, masters: int) -> int:
+    """Return the bytes of the optimizer's state: AdamW's two moments, laid out as the fp32 masters (`masters` bytes); Adafactor's
+    is whole on every device."""
+    if config.optimizer == "adamw":
+        return 2 * masters
+    shapes = (state_shapes(config.optimizer, layout.shapes[name]).values() for name in layout.states)
+    return FP32 * sum(math.prod(shape) for some in shapes for shape in some)
+
+
+def _gradients_at_update(config: TrainConfig, layout: Layout, trained: list[str], copy: int) -> int:
+    """Return the bytes of all gradients at the update: as the passes left them, in fp32, and in the messages that sum them over
+    the axis "data"."""
+    wide = FP32 * _numbers(layout, layout.specs, trained)
+    summed = config.engine == "native" and config.accumulation > 1  # in fp32 from the start
+    found = wide if copy == FP32 or summed else wide + copy * _numbers(layout, layout.specs, trained)
+    if config.engine == "xla":
+        return found + FP32 * _numbers(layout, layout.states, trained)
+    if layout.mesh.data == 1:
+        return found
+    split = [name for name in trained if layout.states[name] != layout.specs[name]]
+    whole = [name for name in trained if "data" not in layout.states[name]]
+    sent = FP32 * _numbers(layout, layout.specs, [*split, *whole])
+    return found + sent + FP32 * _numbers(layout, layout.states, split)
+
+
+def _remedies(config: TrainConfig, memory: Memory) -> list[str]:
+    """Return the settings that would lower the estimate, the most helpful first."""
+    found = []
+    if memory.activations:
+        if config.replica_batch > 1:
+            found.append(f"lower train.micro_batch (it is {config.replica_batch}; the rest is accumulated)")
+        if not config.remat:
+            found.append("set train.remat=true")
+    sharded = config.zero1 or config.fsdp
+    if config.data_parallel > 1 and not sharded:
+        fully = ", or all with train.fsdp=true" if config.engine == "native" else ""
+        found.append(f"shard the optimizer's state with train.zero1=true{fully}")
+    found.append("split the model over more devices with train.tensor_parallel_size")
+    if config.dtype == "float32" and memory.activations > memory.optimizer:
+        found.append("compute in train.dtype=bfloat16")
+    found.append("train fewer parameters (LoRA), or take a smaller model")
+    return found

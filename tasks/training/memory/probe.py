@@ -1,0 +1,91 @@
+"""Try out whether a micro batch fits the device: run two updates on blank rows of the longest length, in a child process.
+
+The child, `python -m tasks.training.memory.probe SPEC`, writes `found.json` beside the file SPEC: {"fits": whether
+memory sufficed, "resident": on the CPU the process's peak memory in bytes, else 0}. This works for engine native on one
+device; elsewhere the estimate alone decides. The weights are random.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from tasks.artifact import Input, Meta, Source
+from tasks.stage import Workdir, read_json, write_json
+from tasks.training.config import TrainConfig
+
+UPDATES = 2
+NO_MEMORY = "can't allocate memory"  # in the message of torch's CPU allocator
+
+
+def can_probe(config: TrainConfig) -> bool:
+    """Return whether `fits` can try out this config: only engine native on one device can."""
+    return config.engine == "native" and config.devices == 1
+
+
+def fits(config: TrainConfig, model: Source, packed: Input, limit: int | None, out: Workdir) -> bool:
+    """Return whether two updates ran in a child process without exhausting memory.
+
+    limit: bytes that the child's peak may not exceed on the CPU, or None for no limit. A child that was killed did not
+    fit."""
+    folder = out.scratch / f"probe-{config.replica_batch}"
+    source = {**asdict(packed), "path": str(packed.path)}
+    write_json(
+        folder / "spec.json", {"config": config.model_dump(mode="json"), "model": asdict(model), "packed": source}
+    )
+    done = subprocess.run([sys.executable, "-m", __name__, str(folder / "spec.json")], check=False)
+    found: Meta = read_json(folder / "found.json") if done.returncode == 0 else {"fits": False}
+    return bool(found["fits"]) and (limit is None or found["resident"] <= limit)
+
+
+def _probe(spec: Path) -> None:
+    document = read_json(spec)
+    packed = Input(**{**document["packed"], "path": Path(document["packed"]["path"])})
+    model = Source(**document["model"])
+    config = TrainConfig.model_validate(document["config"])
+    blank = replace(model, identity={**model.identity, "weights": None})
+    write_json(spec.with_name("found.json"), {"fits": _runs(config, blank, packed), "resident": _peak_resident(config)})
+
+
+def _runs(config: TrainConfig, model: Source, packed: Input) -> bool:
+    import torch
+
+    try:
+        _update(config, model, packed)
+    except torch.cuda.OutOfMemoryError:
+        return False
+    except RuntimeError as error:
+        if NO_MEMORY not in str(error):
+            raise
+        return False
+    return True
+
+
+def _update(config: TrainConfig, model: Source, packed: Input) -> None:
+    from tasks.training.choose_engine import make_engine
+    from tasks.training.graph_registry import GraphRegistry
+    from tasks.training.graphs.inventory import blank
+    from tasks.training.model.adapters import prepared
+    from tasks.training.model.build import build
+    from tasks.training.optim.optimizer import scalars
+
+    # two passes allocate as much as any number of them
+    short = config.model_copy(update={"global_batch": min(config.accumulation, 2) * config.micro_rows})
+    built = prepared(short, build(model, packed, seed=0, weights=True), packed.meta)
+    engine = make_engine(short, built, GraphRegistry())
+    batch = blank(short.global_batch, max(packed.meta["lengths"]), packed.meta["task"])
+    for step in range(UPDATES):
+        engine.fetch([engine.train(batch, scalars(short, step, UPDATES, batch.supervised), seed=step)])
+
+
+def _peak_resident(config: TrainConfig) -> int:
+    """Return the peak of this process's memory in bytes; 0 where the device has memory of its own."""
+    from tasks.training.meter import host_memory
+
+    return host_memory() if config.device == "cpu" else 0
+
+
+if __name__ == "__main__":
+    _probe(Path(sys.argv[1]))

@@ -1,0 +1,108 @@
+"""Trace training's memory from a program that must not import torch: in a child process, and under a key for a cache.
+
+A child that is started anew imports torch and transformers (3 s on two quiet cores); one that a warm parent forks has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tasks.artifact import Input, Meta, Source
+from tasks.config import graph_params
+from tasks.keys.canonical_json import digest_of
+from tasks.keys.code_closure import closure
+from tasks.keys.hash_cache import Memo
+from tasks.stage import Workdir
+from tasks.training.config import TrainConfig
+from tasks.training.memory import traced_memory
+from tasks.training.memory.estimate import Memory
+from tasks.training.memory.micro_batch import largest_fitting
+from tasks.training.memory.traced_memory import Untraceable, trace_memory
+
+PLAIN = {"USE_TORCH_XLA": "0", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+"""Variables of a child that is started for the trace alone: transformers would import torch_xla."""
+
+SCHEMA = 1
+
+
+class Traced(NamedTuple):
+    """micro_batch: sequences per replica and pass (`auto` resolved); memory: None where the model can't be traced, and `why`."""
+
+    micro_batch: int
+    memory: Memory | None
+    why: str = ""
+
+    def to_json(self) -> Meta:
+        return {**self._asdict(), "memory": self.memory.to_json() if self.memory else None}
+
+    @classmethod
+    def from_json(cls, document: Meta) -> Traced:
+        memory = document["memory"]
+        return cls(document["micro_batch"], Memory.from_json(memory) if memory else None, document["why"])
+
+
+def trace_key(config: TrainConfig, model: Source, rows: Meta, limit: int | None, memo: Memo) -> str:
+    """Return the digest of all that a traced figure depends on: code, versions, architecture, rows and settings; for `auto` also
+    the device's memory."""
+    code, versions = closure(traced_memory.__name__, memo)
+    memo.save()  # the analysed modules, for the next plan
+    return digest_of(
+        {
+            "schema": SCHEMA,
+            "code": code,
+            "versions": versions,
+            "settings": {**graph_params(config), "keeps_best": config.keeps_best},
+            "architecture": model.identity["config"],
+            "rows": {**rows, "labels": len(rows["labels"] or ())},
+            "limit": limit if config.micro_batch == "auto" else None,
+        }
+    )
+
+
+def trace_in_process(
+    config: TrainConfig,
+    model: Source,
+    rows: Meta,
+    limit: int | None,
+    environ: Mapping[str, str] = PLAIN,
+    preload: tuple[str, ...] = (),
+) -> Traced:
+    """Trace in a child process, under a guard. Raises the child's own ModelError.
+
+    Args:
+        limit: bytes of a device, which decides `auto`.
+        environ, preload: variables and modules of the warm parent to fork from (see `JobSpec`); a plain start by default.
+    """
+    import tempfile
+
+    from tasks.launch.job import JobSpec
+    from tasks.launch.local import run_job
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        packed = Input(folder, "packed", {**rows, "limit": limit}, "")
+        inputs: dict[str, Input | Source] = {"model": model, "rows": packed}
+        out, scratch = folder / "out", folder / "scratch"
+        spec = JobSpec.of(traced, config, inputs, out=out, scratch=scratch, environ=environ, preload=preload)
+        return Traced.from_json(run_job(spec, lambda event: None))
+
+
+def traced(config: TrainConfig, model: Source, rows: Input, out: Workdir) -> Meta:
+    """The job: trace, and return a `Traced` as JSON. rows.meta: metadata of the rows, and `limit`."""
+    return _trace(config, model, rows.meta, rows.meta["limit"]).to_json()
+
+
+def _trace(config: TrainConfig, model: Source, rows: Meta, limit: int | None) -> Traced:
+    @cache
+    def memory_of(micro_batch: int) -> Memory:
+        return trace_memory(config.with_micro_batch(micro_batch), model, rows)
+
+    try:
+        config = largest_fitting(config, lambda candidate: memory_of(candidate.replica_batch), limit)
+        memory = memory_of(config.replica_batch)
+    except Untraceable as error:
+        return Traced(0, None, error.message)
+    return Traced(config.replica_batch, memory)

@@ -1,0 +1,48 @@
+"""The memory of a training, from one pass on "meta" tensors (sizes without values): needs no weights and no data, and
+takes about a millisecond an operation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.artifact import Input, Meta, Source
+from tasks.errors import ModelError
+from tasks.training.config import TrainConfig
+from tasks.training.layout.rules import tp_rules
+from tasks.training.layout.slices import check_length, lay_out
+from tasks.training.memory.estimate import Memory, estimate
+from tasks.training.partition_specs import check_heads
+
+
+class Untraceable(ModelError):
+    """The memory of a model cannot be traced, because its code needs the values of tensors, which "meta" tensors lack."""
+
+
+def trace_memory(config: TrainConfig, model: Source, rows: Meta) -> Memory:
+    """Return the memory that training takes on one device, found by tracing a training step over the longest
+    rows on "meta" tensors: nothing is computed and no device is used. Imports torch.
+
+    Args:
+        rows: metadata of the packed rows: task, lengths, labels, vocab_size, pad_id, bos_id, eos_id.
+    Raises:
+        Untraceable: the model's code needs the values of tensors.
+        ModelError: the layout or the rows do not fit the model."""
+    from tasks.training.memory.traced_pass import trace_pass
+    from tasks.training.model.adapters import adapt
+    from tasks.training.model.build import build
+
+    packed = Input(Path(), "packed", rows, "")
+    built = adapt(config, build(model, packed, seed=0, weights=False))
+    length = max(rows["lengths"])
+    check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
+    check_length(config, length)
+    shapes = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
+    split = config.tensor_parallel_size > 1
+    plan = tp_rules(built.model, shapes, config.tensor_parallel_rules) if split else {}
+    layout = lay_out(config, type(built.model).__name__, shapes, plan, built.trained())
+    try:
+        return estimate(config, layout, trace_pass(config, built, layout, length))
+    except (NotImplementedError, RuntimeError) as error:
+        why = str(error).splitlines()[0]
+        raise Untraceable(f"{layout.model} can't be traced, so its memory is not known: {why}") from error

@@ -1,0 +1,196 @@
+"""Measure what one forward and backward pass allocates, by running it on "meta" tensors, which have sizes and no values.
+
+Every storage that an operation creates counts until its last reference is gone, as an allocator would count. Remat and
+frozen parameters therefore count correctly in any model. Layers that tensor parallelism splits run split, in a fake
+process group of one process. PyTorch remembers this group's collectives, so the process must not train on real ranks
+afterwards. A pass takes about a millisecond an operation. Attention and dropout are replaced by the device's variants;
+memory that a fused kernel allocates while it runs is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tasks.training.config import TrainConfig
+from tasks.training.layout.slices import Layout
+from tasks.training.memory.estimate import PassMemory
+from tasks.training.model.build import logits_of
+from tasks.training.objective import loss_sum
+from tasks.training.shared_types import Built
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def trace_pass(config: TrainConfig, built: Built, layout: Layout, length: int) -> PassMemory:
+    """Run one forward and backward pass over a micro batch of rows of `length` tokens, and return what it allocates.
+
+    built: the model on "meta"; it cannot be used afterwards, because its layers are split and its parameters have
+    gradients. layout: how its parameters are split. Raise NotImplementedError or RuntimeError when the model needs the
+    values of tensors."""
+    import torch
+
+    if config.dtype == "bfloat16":
+        for parameter in built.parameters().values():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    with _layers_split(config, built, layout), _device_kernels(config):
+        if config.remat and config.method != "head":
+            from tasks.training.native.engine import recompute
+
+            recompute(built.model, int(config.remat))
+        built.model.train()
+        storages = _Storages(built.model)
+        with storages.recorded():
+            loss = loss_sum(*_logits_and_targets(built, config.replica_batch, length))
+            loss.backward()  # type: ignore[no-untyped-call]
+        del loss
+        return storages.pass_memory(built)
+
+
+def _logits_and_targets(built: Built, rows: int, length: int) -> tuple[Tensor, Tensor]:
+    """Run the forward pass on blank rows."""
+    import torch
+
+    ids, positions = (torch.zeros((rows, length), dtype=torch.int32, device="meta") for _ in range(2))
+    targets = torch.zeros(rows if built.task == "classification" else (rows, length), dtype=torch.int32, device="meta")
+    return logits_of(built, ids, ids, positions), targets
+
+
+class _Storages:
+    """The storages that operations allocate and free. events: (number of the storage, bytes; negative when freed), in order."""
+
+    def __init__(self, model: Any) -> None:
+        self.events: list[tuple[int, int]] = []
+        self._known: dict[int, int] = {}
+        self._count = 0
+        self._weights = [_storage(tensor) for tensor in (*model.parameters(), *model.buffers())]
+        for storage in self._weights:
+            self._known[storage._cdata] = -1
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record the storages of all operations run in this context."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_leaves
+
+        note = self._note_tensor
+
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                found = func(*args, **(kwargs or {}))
+                for leaf in tree_leaves(found):
+                    note(leaf)
+                return found
+
+        with Mode():  # type: ignore[no-untyped-call]
+            yield
+
+    def pass_memory(self, built: Built) -> PassMemory:
+        gradients = {
+            self._known.get(_storage(p.grad)._cdata, -1) for p in built.parameters().values() if p.grad is not None
+        }
+        live = live_gradients = activations = 0
+        peak = (0, 0)
+        for number, size in self.events:
+            live += size
+            live_gradients += size if number in gradients else 0
+            activations, peak = max(activations, live - live_gradients), max(peak, (live, live_gradients))
+        return PassMemory(activations, *peak)
+
+    def _note_tensor(self, leaf: Any) -> None:
+        import torch
+
+        if not isinstance(leaf, torch.Tensor):
+            return
+        storage = _storage(leaf)
+        if storage._cdata in self._known:
+            return
+        number, self._count = self._count, self._count + 1
+        self._known[storage._cdata] = number
+        self.events.append((number, storage.nbytes()))
+        weakref.finalize(storage, self._note_freed, storage._cdata, number, storage.nbytes())
+
+    def _note_freed(self, address: int, number: int, size: int) -> None:
+        self.events.append((number, -size))
+        if self._known.get(address) == number:
+            del self._known[address]
+
+
+def _storage(tensor: Any) -> Any:
+    """Return the tensor's storage; of a DTensor, or of a collective's pending result, that of the tensor inside."""
+    for wrapped in ("_local_tensor", "elem"):
+        tensor = getattr(tensor, wrapped, tensor)
+    return tensor.untyped_storage()
+
+
+@contextmanager
+def _layers_split(config: TrainConfig, built: Built, layout: Layout) -> Iterator[None]:
+    """Split the model's layers as on the first tensor parallel device."""
+    if config.tensor_parallel_size == 1:
+        yield
+        return
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from tasks.training.native.sharding import split_layers
+    from tasks.training.ranks import World
+
+    dist.init_process_group("fake", rank=0, world_size=config.devices, store=FakeStore())
+    try:
+        groups = init_device_mesh("cpu", tuple(layout.mesh), mesh_dim_names=("data", "model"))
+        split_layers(config, built, layout, World(0, layout.mesh, groups))
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _device_kernels(config: TrainConfig) -> Iterator[None]:
+    """Replace attention and dropout by the device's variants: on "meta" PyTorch takes those that store attention's weights."""
+    import torch.nn.functional as functional
+
+    if config.engine == "xla":
+        yield
+        return
+    attention, dropout = functional.scaled_dot_product_attention, functional.dropout
+    functional.scaled_dot_product_attention = _flash(attention, config.device)
+    if config.device == "cuda":
+        functional.dropout = _masked(dropout)
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention, functional.dropout = attention, dropout
+
+
+def _flash(otherwise: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Return attention that allocates what flash attention does, on the CPU (where it has no dropout) and on a GPU."""
+    import torch
+
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any
+    ) -> Any:
+        if (dropout_p and device == "cpu") or options.get("enable_gqa"):
+            return otherwise(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
+        scale = options.get("scale") or 1 / math.sqrt(query.shape[-1])
+        causal = bool(options.get("is_causal"))
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return flash(query, key, value, 0.0, causal, attn_mask=attn_mask, scale=scale)[0]
+
+    return attention
+
+
+def _masked(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Return dropout that allocates as the GPU's does: a mask of one byte a number."""
+    import torch
+
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if not (training and 0 < p < 1) or inplace:
+            return otherwise(input, p, training, inplace)
+        return torch.native_dropout(input, p, True)[0]
+
+    return dropout

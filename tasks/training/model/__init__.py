@@ -1,0 +1,1 @@
+"""The model under training: building it, LoRA, attention and its masks, dropout."""

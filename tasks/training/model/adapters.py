@@ -1,0 +1,156 @@
+"""Choose which parameters are trained, and freeze the others, for the three values of `train.method`.
+
+full: all parameters are trained. lora: LoRA's matrices, and a classifier's head. head: only the head. The names of the
+trained parameters follow from the architecture and the settings, never from weights, so precompile and train choose the
+same. LoRA's layers are peft's, put into the model in place. A classifier's head is trained in place, without peft's copy
+of it, and is published as peft's `modules_to_save`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Meta
+from tasks.errors import ModelError
+from tasks.training.batches.sampler import Split
+from tasks.training.config import TrainConfig
+from tasks.training.model.lora import A, B, check_rank, matching_layers, target_modules
+from tasks.training.model.pretrained import HEADS, in_head
+from tasks.training.objective import class_weights
+from tasks.training.settings.lora import ALL_LINEAR, LoraConfig
+from tasks.training.shared_types import Built
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+
+def adapt(config: TrainConfig, built: Built) -> Built:
+    """Return `built` with LoRA's layers (for `train.method=lora`) and with all parameters frozen that `train.method` does
+    not train.
+
+    The model is changed in place. LoRA's matrices are initialised from the seed alone. Raise ModelError when the model
+    has no layers that LoRA's targets name, or no head of its own."""
+    import torch
+
+    if config.method == "full":
+        return built
+    if config.lora is not None:
+        torch.manual_seed(config.seed)
+        _inject(config.lora, built)
+    wanted = _trained_names(config, built)
+    for name, parameter in built.parameters().items():
+        parameter.requires_grad_(name in wanted)
+    return replace(built, frozen=frozenset(built.parameters().keys() - wanted))
+
+
+def prepared(config: TrainConfig, built: Built, packed: Meta, train: Split | None = None) -> Built:
+    """Return `built` ready for training: changed by `adapt`, and with the weight of each class in the loss.
+
+    packed: the metadata of the packed rows; train: the split in which `class_weights: balanced` counts the classes, or
+    None when only graphs are traced."""
+    return replace(adapt(config, built), class_weights=class_weights(config, packed, train))
+
+
+def adapter_document(built: Built) -> Meta:
+    """Return the content of peft's `adapter_config.json` for a model with LoRA's layers. The entry for the base model is
+    not filled in."""
+    document = built.model.peft_config["default"].to_dict()
+    heads = {part for name in built.trained() if in_head(name) for part in name.split(".") if part in HEADS}
+    kinds = {"classification": "SEQ_CLS", "causal_lm": "CAUSAL_LM"}
+    sets = {name: sorted(value) for name, value in document.items() if isinstance(value, set)}
+    mine = {"modules_to_save": sorted(heads) or None, "task_type": kinds[built.task], "inference_mode": True}
+    return {**document, **sets, **mine, "peft_type": "LORA"}
+
+
+def forward_passes(built: Built) -> float:
+    """Return the cost of a training step, as a multiple of one forward pass, for counting FLOPs.
+
+    It is 3 when all parameters are trained. It is less with frozen weights, which have no gradient, and without trained
+    parameters in lower layers, which the backward pass then does not reach."""
+    whole = sum(parameter.numel() for parameter in built.parameters().values())
+    trained = built.trained()
+    share = sum(parameter.numel() for parameter in trained.values()) / whole
+    back = 1.0 if not built.frozen or any(A in name for name in trained) else share
+    return 1.0 + back + share
+
+
+def _trained_names(config: TrainConfig, built: Built) -> set[str]:
+    names = built.parameters()
+    lora = {name for name in names if name.rpartition(".")[0].endswith((A, B))}
+    if built.task == "classification":
+        head = {name for name in names if in_head(name)}
+        if not head:
+            raise ModelError(
+                f"{type(built.model).__name__} has no head by a known name ({', '.join(HEADS)})",
+                "set train.method=full",
+            )
+        return lora | head
+    return lora if config.method == "lora" else _output_layer(built)
+
+
+def _output_layer(built: Built) -> set[str]:
+    head = built.model.get_output_embeddings()
+    own = {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    if not own or head.weight is built.model.get_input_embeddings().weight:
+        raise ModelError(
+            f"{type(built.model).__name__} has no head of its own to train: its output layer shares the "
+            "weights of the input embedding",
+            "set train.method=lora or full, or model.overrides.tie_word_embeddings=false",
+        )
+    return {name for name, parameter in built.parameters().items() if id(parameter) in own}
+
+
+def _inject(lora: LoraConfig, built: Built) -> None:
+    import peft
+    from transformers.pytorch_utils import Conv1D
+
+    model, name = built.model, type(built.model).__name__
+    layers = _layers(built)
+    wanted = matching_layers(_targets(lora, model, layers), list(layers), name)
+    check_rank(lora.rank, {layer: _size(layers[layer]) for layer in wanted})
+    settings = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=target_modules(wanted, [module for module, _ in model.named_modules()]),
+        fan_in_fan_out=any(isinstance(layers[layer], Conv1D) for layer in wanted),
+    )
+    peft.inject_adapter_in_model(settings, model, low_cpu_mem_usage=next(model.parameters()).is_meta)
+
+
+def _layers(built: Built) -> dict[str, Module]:
+    """Return the layers that LoRA can adapt: linear ones outside the head that do not share the input embedding's weights."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    shared = {id(built.model.get_input_embeddings().weight)}
+    return {
+        name: module
+        for name, module in built.model.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and id(module.weight) not in shared and not in_head(name)
+    }
+
+
+def _targets(lora: LoraConfig, model: Any, layers: dict[str, Module]) -> list[str]:
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    if lora.targets == ALL_LINEAR:
+        return [name for name, module in layers.items() if module is not model.get_output_embeddings()]
+    if lora.targets is not None:
+        return list(lora.targets)
+    known = KNOWN.get(model.config.model_type)
+    if known is None:
+        leaves = sorted({name.rpartition(".")[2] for name in layers})
+        raise ModelError(
+            f"peft knows no targets for a model of type {model.config.model_type}",
+            f"set train.lora.targets to {ALL_LINEAR}, or to some of {', '.join(leaves)}",
+        )
+    return [name for name in layers if re.fullmatch(known, name)] if isinstance(known, str) else list(known)
+
+
+def _size(layer: Any) -> tuple[int, int]:
+    """Return (outputs, inputs)."""
+    first, second = layer.weight.shape
+    return (first, second) if hasattr(layer, "out_features") else (second, first)

@@ -1,0 +1,205 @@
+"""Attention functions for engine native that are faster than transformers' equivalents, and one for tensor parallelism.
+
+With a mask, attention scores every pair of positions of a packed row, though most pairs belong to two documents or are
+not causal. `attend_documents` cuts the rows and computes each document by itself, causally. The kind "flex" (PyTorch's
+flex_attention, cuda only, never run) skips blocks of masked pairs. `attend_rows` makes attention's dropout faster on the
+CPU. `attend_heads` keeps heads split over devices under engine xla.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tasks.errors import ModelError
+from tasks.training.config import TrainConfig
+from tasks.training.model.dropout import dropout_mask
+from tasks.training.shared_types import Built
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KNOWN = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that hand on what they are called with to their attention, and attend as `documents` does."""
+
+
+def with_attention(config: TrainConfig, built: Built) -> Built:
+    """Make the model in `built` use the attention function that `train.attention` asks for, and return `built` with its
+    kind noted.
+
+    Raise ModelError when the model cannot use it."""
+    kind = attention_kind(config, built)
+    if kind == "sdpa":
+        if config.device == "cpu" and not config.compile and built.model.config._attn_implementation == "sdpa":
+            _use_attention(built.model, "rows", attend_rows)
+        return built
+    if not built.causal:
+        raise ModelError(
+            f"train.attention={kind} is causal, and {type(built.model).__name__} attends in both directions",
+            "set train.attention=sdpa",
+        )
+    if built.windowed:
+        raise ModelError(
+            f"train.attention={kind} lets a position attend to all positions before it in its document, and "
+            f"{type(built.model).__name__} has a sliding window that is shorter than the rows",
+            "set train.attention=sdpa",
+        )
+    if kind == "documents":
+        _use_attention(built.model, "documents", attend_documents)
+    else:
+        built.model.set_attn_implementation("flex_attention")
+    return replace(built, attention=kind)
+
+
+def attention_kind(config: TrainConfig, built: Built) -> str:
+    """Return the kind of attention: "sdpa", "documents" or "flex", as `train.attention` says.
+
+    For "auto" it is "documents" on the CPU for models known to support it, else "sdpa"."""
+    if config.attention != "auto":
+        return config.attention
+    quick = config.device == "cpu" and not config.compile and built.causal and not built.windowed
+    return "documents" if quick and built.model.config.get_text_config().model_type in KNOWN else "sdpa"
+
+
+def document_lengths(segments: Tensor) -> list[int]:
+    """Return the number of tokens of each document, row after row, for `attend_documents`.
+
+    segments: int [rows, length], the number of each position's document; 0 is padding, and a run of padding counts as a
+    document too."""
+    import torch
+
+    rows = torch.arange(len(segments), device=segments.device)[:, None]
+    sizes: list[int] = torch.unique_consecutive(segments + rows * (segments.max() + 1), return_counts=True)[1].tolist()
+    return sizes
+
+
+def block_mask(segments: Tensor) -> Any:
+    """Return flex_attention's block mask for causal attention within each document. segments: int [rows, length], the
+    number of each position's document."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (segments[row, query] == segments[row, key]) & (query >= key)
+
+    rows, length = segments.shape
+    return create_block_mask(seen, rows, None, length, length, device=segments.device)
+
+
+def attend_documents(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    documents: list[int] | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Compute causal attention within each document, as an attention function of transformers.
+
+    query: [rows, heads, length, width]; key, value: the same, perhaps with fewer heads; documents: the tokens of each
+    document, from `document_lengths`. Return ([rows, length, heads, width], None). Raise ModelError when the model does
+    not pass `documents` on to its attention."""
+    import torch
+
+    if documents is None:
+        raise ModelError(
+            f"{type(module).__name__} does not pass on which documents its rows hold", "set train.attention=sdpa"
+        )
+    groups = query.shape[1] // key.shape[1]
+    whole = [query, *(tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in (key, value))]
+    rows, heads, length, width = query.shape
+    # the backward passes of split and cat touch each element once; indexing's fills a whole tensor for each document
+    flat = [tensor.transpose(1, 2).reshape(rows * length, heads, width) for tensor in whole]
+    parts = zip(*(torch.split(tensor, documents) for tensor in flat), strict=True)
+    return torch.cat([_attend_document(q, k, v, dropout, scaling) for q, k, v in parts]).view(
+        rows, length, heads, width
+    ), None
+
+
+def _attend_document(query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None) -> Tensor:
+    """Compute causal attention over one document. All tensors: [tokens, heads, width]."""
+    import torch
+
+    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling)[0].transpose(0, 1)
+
+
+def attend_rows(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention as transformers' `sdpa` does, with faster dropout on the CPU, where PyTorch has no fused kernel
+    with dropout.
+
+    Arguments and result as in `attend_documents`; attention_mask: added to the scores."""
+    import torch
+
+    if not dropout or key.shape[1] != query.shape[1] or attention_mask is None or not _is_plain(others):
+        return _sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    weights = torch.softmax(scores + attention_mask, dim=-1, dtype=torch.float32).to(query.dtype)
+    return ((weights * dropout_mask(weights, dropout)) @ value).transpose(1, 2).contiguous(), None
+
+
+def attend_heads(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention as transformers' `sdpa` does, by einsum, so that GSPMD can leave heads split over devices (engine
+    xla).
+
+    PyTorch's matrix products merge rows and heads, which are split over different mesh axes; GSPMD would gather all
+    heads on every device. Arguments and result as in `attend_rows`."""
+    import torch
+
+    if attention_mask is None or not _is_plain(others):
+        return _sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key) * scale + attention_mask
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = torch.nn.functional.dropout(weights, dropout)
+    return torch.einsum("bhqk,bhkd->bhqd", weights, value).transpose(1, 2).contiguous(), None
+
+
+def use_attend_heads(model: Any) -> None:
+    """Make the model use `attend_heads` if it would use transformers' `sdpa`."""
+    if model.config._attn_implementation == "sdpa":
+        _use_attention(model, "heads", attend_heads)
+
+
+def _is_plain(others: Mapping[str, Any]) -> bool:
+    """Return whether the call has no argument that only transformers' own attention handles."""
+    return all(others.get(name) is None for name in ("position_bias", "softcap"))
+
+
+def _sdpa(*tensors: Any, **settings: Any) -> tuple[Tensor, None]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    found: Tensor = sdpa_attention_forward(*tensors, **settings)[0]
+    return found, None
+
+
+def _use_attention(model: Any, name: str, function: Any) -> None:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(f"trnflow_{name}", function)
+    model.config._attn_implementation = f"trnflow_{name}"

@@ -1,0 +1,191 @@
+"""Build the model under training from its source and the metadata of the rows, and compute its logits.
+
+The config comes from the recipe alone (a pretrained config with overrides, or a config from scratch), so that precompile and
+train build the same graph. Weights are read from safetensors only. Parameters that the weights lack (a new head) are
+initialised from the seed. Errors name the setting that does not fit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Input, Meta, Source
+from tasks.errors import ModelError
+from tasks.training.model.masks import (
+    attention_masks,
+    check_attention,
+    check_sdpa,
+    mask_below_head,
+    pools_positions,
+    window_of,
+)
+from tasks.training.model.pretrained import OPTIONS, auto_class, first_position, load_pretrained
+from tasks.training.shared_types import Built
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
+    """Build the model for training from `source`, with vocabulary and labels as `packed` (the packed rows) needs them.
+
+    seed: initialises parameters that have no pretrained weights. weights: False builds the model on the "meta" device,
+    without values, for tracing. Raise ModelError when model and rows do not fit, for example when rows are longer than
+    the model's positions."""
+    import torch
+
+    config = model_config(source, packed.meta)
+    kind = auto_class(packed.meta["task"])
+    check_sdpa(kind, config)
+    torch.manual_seed(seed)
+    lacking: tuple[str, ...] = ()
+    if not weights:
+        with torch.device("meta"):
+            model = kind.from_config(config, **OPTIONS)
+    elif source.identity["weights"] is None:
+        model = kind.from_config(config, **OPTIONS)
+    else:
+        model, lacking = load_pretrained(packed.meta["task"], config, source, **OPTIONS)
+    model.config.architectures = [type(model).__name__]
+    published = {**model.config.to_diff_dict(), "dtype": "float32"}
+    model.config.use_cache = False
+    causal, lengths = _is_causal(config), packed.meta["lengths"]
+    windowed = window_of(config.get_text_config(), max(lengths)) is not None
+    built = Built(model, packed.meta["task"], causal, first_position(model), published, lacking, windowed=windowed)
+    _check_positions(built, lengths)
+    check_attention(model, lengths, packed.meta)
+    if built.task == "classification" and pools_positions(model.config):
+        mask_below_head(model, causal=causal)
+    return built
+
+
+def model_config(source: Source, meta: Meta) -> Any:
+    """Return transformers' config of the model: pretrained or from scratch, with the recipe's overrides, and with the
+    vocabulary size and labels of the rows. meta: the metadata of the packed rows."""
+    pretrained, overrides = source.identity["config"]["pretrained"], source.identity["config"]["overrides"]
+    config = _config({**(pretrained or {}), **overrides}, overrides)
+    _fit_vocabulary(config, meta, scratch=pretrained is None)
+    _fit_labels(config, meta)
+    return config
+
+
+def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> dict[str, Any]:
+    """Return the keyword arguments of the model's `forward` for one batch: token ids, positions and the attention mask.
+
+    input_ids, segment_ids (0: padding), position_ids: int [rows, length]."""
+    import torch
+
+    positions = position_ids + built.first_position
+    if built.first_position:  # RoBERTa's padding has the pad id as its position
+        positions = torch.where(segment_ids != 0, positions, built.first_position - 1)
+    return {"input_ids": input_ids.long(), "position_ids": positions.long(), **_attention_inputs(built, segment_ids)}
+
+
+def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
+    """Return the arguments that keep segments apart: a mask, the lengths of documents, or a block mask."""
+    if built.attention == "sdpa":
+        config, dtype = built.model.config, next(built.model.parameters()).dtype
+        if built.task == "classification" and pools_positions(config):
+            return {"attention_mask": segment_ids}
+        config = config.get_text_config()
+        return {"attention_mask": attention_masks(config, segment_ids, causal=built.causal, dtype=dtype)}
+    from tasks.training.model.attention import block_mask, document_lengths
+
+    if built.attention == "documents":
+        return {"attention_mask": None, "documents": document_lengths(segment_ids)}
+    return {"attention_mask": block_mask(segment_ids)}
+
+
+def logits_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
+    """Run the model on one batch and return its logits: float32 [rows, labels], or [rows, length, vocabulary] for a
+    language model.
+
+    input_ids, segment_ids (0: padding), position_ids: int [rows, length]."""
+    logits: Tensor = built.model(**inputs_of(built, input_ids, segment_ids, position_ids)).logits
+    return logits.float()
+
+
+def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
+    """Return every n-th layer (n: `every`) of those that transformers marks for activation checkpointing (remat).
+
+    Raise ModelError when the model marks no layers, or fewer than n."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ModelError(f"{type(model).__name__} marks no layers to recompute", "set train.remat=false")
+    if every > len(layers):
+        raise ModelError(
+            f"train.remat is {every}, and {type(model).__name__} has {len(layers)} layers",
+            f"set train.remat to at most {len(layers)}, true (each layer) or false",
+        )
+    return layers[every - 1 :: every]
+
+
+def _config(fields: Meta, overrides: Meta) -> Any:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = fields.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        if "auto_map" in fields:
+            raise ModelError(
+                f"the model needs its own code for model_type {model_type!r}, which trnflow does not run because no "
+                "key would contain it",
+                "set model.source to a model whose model_type transformers knows",
+            )
+        near = difflib.get_close_matches(str(model_type), list(CONFIG_MAPPING), n=1)
+        fix = f"use {near[0]}" if near else "set model.source to a model whose model_type transformers knows"
+        raise ModelError(f"transformers knows no model_type {model_type!r}", fix)
+    known = AutoConfig.for_model(model_type)
+    for name in overrides:
+        if not hasattr(known, name):
+            near = difflib.get_close_matches(name, vars(known), n=1)
+            raise ModelError(f"model.config.{name}: {model_type} has no such field", f"use {near[0]}" if near else "")
+    fields.pop("auto_map", None)  # it names code beside the weights, which trnflow neither runs nor publishes
+    return AutoConfig.for_model(**fields)
+
+
+def _fit_vocabulary(config: Any, meta: Meta, *, scratch: bool) -> None:
+    if scratch:
+        config.vocab_size = meta["vocab_size"]
+        config.bos_token_id, config.eos_token_id = meta["bos_id"], meta["eos_id"]
+        # PyTorch does not train the embedding of the pad id, so eos must not be the pad id
+        config.pad_token_id = meta["pad_id"] if meta["pad_id"] != meta["eos_id"] else None
+    elif meta["vocab_size"] > config.vocab_size:
+        raise ModelError(
+            f"the rows use a vocabulary of {meta['vocab_size']}, the model holds {config.vocab_size}",
+            "use the model's own tokenizer (leave model.tokenizer out)",
+        )
+    if config.pad_token_id is None and meta["task"] == "classification":
+        config.pad_token_id = meta["pad_id"]
+
+
+def _fit_labels(config: Any, meta: Meta) -> None:
+    if meta["task"] == "classification":
+        config.id2label = dict(enumerate(meta["labels"]))
+        config.label2id = {label: index for index, label in enumerate(meta["labels"])}
+        config.problem_type = "single_label_classification"
+    elif getattr(config, "is_decoder", None) is False and not _is_causal(config):
+        raise ModelError(
+            f"a {config.model_type} attends in both directions and generates no text",
+            "use a causal model, such as Llama",
+        )
+
+
+def _is_causal(config: Any) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+
+    known = config.model_type in CAUSAL and config.model_type not in MASKED
+    return (bool(getattr(config, "is_decoder", False)) or known) and getattr(config, "is_causal", True) is not False
+
+
+def _check_positions(built: Built, lengths: list[int]) -> None:
+    limit = getattr(built.model.config, "max_position_embeddings", None)
+    if limit is not None and max(lengths) + built.first_position > limit:
+        raise ModelError(
+            f"rows of {max(lengths)} tokens, but {type(built.model).__name__} has {limit - built.first_position} positions",
+            "lower tokenize.max_length and pack.chunk_length (or raise model.config.max_position_embeddings from scratch)",
+        )

@@ -1,0 +1,44 @@
+"""Dropout on the CPU, about four times as fast as PyTorch's, which draws 53 random bits for each element.
+
+One draw of 64 bits serves four elements with 16 bits each. The probability is rounded to a multiple of 1/65536, and the kept
+elements are scaled by the rounded probability.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+LEVELS = 1 << 16
+
+
+def use_fast_dropout(model: Any) -> None:
+    """Replace the forward method of each dropout layer of the model by `fast_dropout`."""
+    import torch
+
+    for module in model.modules():
+        if type(module) is torch.nn.Dropout:
+            module.forward = partial(fast_dropout, module)  # type: ignore[method-assign]
+
+
+def fast_dropout(module: torch.nn.Dropout, hidden: Tensor) -> Tensor:
+    """Apply dropout to `hidden` as the layer `module` would; return `hidden` itself in evaluation."""
+    return hidden * dropout_mask(hidden, module.p) if module.training and module.p else hidden
+
+
+def dropout_mask(like: Tensor, probability: float) -> Tensor:
+    """Return a tensor of the shape and dtype of `like`: 0 with `probability`, else the number that keeps the mean at 1.
+
+    Draws from torch's default generator."""
+    import torch
+
+    lost = min(round(probability * LEVELS), LEVELS - 1)
+    draws = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
+    bits = draws.view(torch.int16)[: like.numel()].view(like.shape).float()
+    # clamping whole numbers to 0 and 1 is several times as fast as comparing them with the level
+    kept = bits.sub_(lost - LEVELS // 2 - 1).clamp_(0, 1)
+    return kept.mul_(LEVELS / (LEVELS - lost)).to(like.dtype)

@@ -1,0 +1,66 @@
+"""Read pretrained weights, and tell which parameters belong to a classifier's head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.artifact import Meta, Source
+from tasks.errors import ModelError
+from tasks.sources.model_source import model_folder
+
+HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
+
+
+def auto_class(task: str) -> Any:
+    """Return the class of transformers that builds a model for the task "classification" or "causal_lm"."""
+    import transformers
+
+    if task == "classification":
+        return transformers.AutoModelForSequenceClassification
+    return transformers.AutoModelForCausalLM
+
+
+def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> tuple[Any, tuple[str, ...]]:
+    """Load a pretrained model. Return (the model in fp32 on the CPU, the names of the parameters that the weights lack).
+
+    config: transformers' config to build the model with; options: further arguments of `from_pretrained`. Parameters
+    that the weights lack are initialised at random. Raise ModelError when one of them is not in the head."""
+    import torch
+
+    model, found = auto_class(task).from_pretrained(
+        model_folder(source),
+        config=config,
+        dtype=torch.float32,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **options,
+    )
+    lacking = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    body = sorted(name for name in lacking if not in_head(name))
+    if body:
+        what = "train.warm_start_from" if "warm_start" in source.location else "model.source"
+        raise ModelError(
+            f"the weights of {what} lack {len(body)} tensors of {type(model).__name__}, such as {body[0]}",
+            f"check model.overrides and the architecture against it, or drop {what}",
+        )
+    return model, tuple(sorted(lacking))
+
+
+OPTIONS: Meta = {"attn_implementation": "sdpa", "trust_remote_code": False}
+"""How every model is built. Code that lies beside the weights never runs: no key would know it."""
+
+
+def first_position(model: Any) -> int:
+    """Return the position id of a row's first token: the pad id + 1 for RoBERTa and similar models, else 0."""
+    for module in model.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            return int(module.padding_idx) + 1
+    return 0
+
+
+def in_head(name: str) -> bool:
+    """Return whether the parameter or module of this name belongs to a classifier's head.
+
+    The name decides, because the trained parameters must be known before any weights are read."""
+    return any(part in HEADS for part in name.split("."))

@@ -1,0 +1,44 @@
+"""Sum the gradients of several passes in fp32.
+
+PyTorch adds a gradient to `parameter.grad` in the parameter's dtype. In bf16 the sum of 16 passes is wrong by 0.5 %, that of
+256 by 1.4 %. Here a hook adds each gradient to an fp32 sum as soon as the backward pass has computed it, and frees it.
+Between passes the sums take 4 bytes a trained parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tasks.training.native.sharding import local_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GradientSums:
+    """The fp32 sums of the gradients of `parameters` over several backward passes, added up by hooks while the passes run.
+
+    A parameter's gradients must have the same layout in all passes."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._sums: list[Tensor | None] = [None] * len(parameters)
+        for number, parameter in enumerate(parameters):
+            # FSDP calls these hooks itself, once it has reduced the gradient
+            parameter.register_post_accumulate_grad_hook(partial(self._add, number))  # type: ignore[no-untyped-call]
+
+    def take(self) -> list[Tensor | None]:
+        """Return each parameter's sum, None where it got no gradient, and start again at zero."""
+        found, self._sums = self._sums, [None] * len(self._sums)
+        return found
+
+    def _add(self, number: int, parameter: Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        total = self._sums[number]
+        if gradient is None:
+            return
+        if total is None:
+            self._sums[number] = gradient.float()
+        else:
+            local_tensor(total).add_(local_tensor(gradient))

@@ -1,0 +1,314 @@
+"""Engine native: eager PyTorch with one process a device (cpu or cuda), or torch.compile on one device.
+
+The steps are the same on one device and on a mesh. What differs is in three modules: which part of a tensor a rank holds
+(`layout.slices`), how the model is split (`sharding`), and the collectives around an update (`gradient_exchange`). On the CPU
+a repeated run is bitwise equal with the same number of threads. On cuda it should be with `train.deterministic`; several GPUs
+were never run. The fused AdamW clips, gates and updates in one pass over the parameters. With `compile`, forward pass and
+loss are one graph, so that the logits are never written in fp32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Meta
+from tasks.training.batches.sampler import Batch
+from tasks.training.config import TrainConfig
+from tasks.training.graph_registry import GraphRegistry
+from tasks.training.layout.slices import Layout, check_length, layout_of, piece, piece_start, writes_piece
+from tasks.training.model.attention import with_attention
+from tasks.training.model.build import checkpointed_layers, logits_of
+from tasks.training.model.dropout import use_fast_dropout
+from tasks.training.native.accumulation import GradientSums
+from tasks.training.native.determinism import choose_kernels, explain_refusal
+from tasks.training.native.gradient_exchange import SingleProcess
+from tasks.training.native.updates import StateTensor, make_update
+from tasks.training.objective import correct, loss_sum
+from tasks.training.optim.optimizer import INFINITE_NORM, Scalars
+from tasks.training.optim.rounding import RandomBits
+from tasks.training.ranks import World, replica_seed
+from tasks.training.shared_types import PARAMETER, Built, TensorSlice
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks.training.checkpoint.shards import Reader
+
+MOST_GRAPHS = 64  # more lengths than this are an error of the recipe
+
+
+class NativeEngine:
+    """The engine native; implements the interface `tasks.training.engine.Engine`.
+
+    stored: a checkpoint to start from, or None; world: the processes that train together. With a model on the "meta"
+    device it registers graphs and runs nothing."""
+
+    def __init__(
+        self, config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None, world: World
+    ) -> None:
+        import torch
+
+        self._config, self._built, self._registry, self._world = config, built, registry, world
+        self._tracing = next(built.model.parameters()).is_meta
+        self._layout = layout_of(config, built)
+        self._loss, self._scores = _loss, _scores
+        self._exchange = SingleProcess()
+        if self._tracing:
+            return
+        _configure_torch(config)
+        self._device = (
+            torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
+        )
+        states, specs = self._layout.states, self._layout.specs
+        split = any(states[name] != specs[name] for name in states)
+        apart = config.keeps_masters or (split and not config.stochastic_rounding)
+        masters = self._place_state(stored, masters=apart)
+        self._place_model()
+        named = built.parameters()
+        self._parameters: list[Tensor] = [named[name] for name in states]
+        narrow = config.dtype == "bfloat16" and config.accumulation > 1
+        self._sums = GradientSums(self._parameters) if narrow else None
+        self._spreads = apart or split
+        self._masters = masters if apart else self._places()
+        self._choose_kernels()
+
+    def train(self, batch: Batch, at: Scalars, seed: int) -> Tensor | None:
+        import torch
+
+        self._register("train", batch)
+        if self._tracing:
+            return None
+        torch.manual_seed(replica_seed(seed, self._world.data))
+        loss = torch.zeros((), device=self._device)
+        for micro in batch.micro_batches(self._config.micro_rows):
+            with explain_refusal(self._config):
+                part = self._loss(*self._objective, *self._columns(micro)) * at.scale
+                part.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+        return self._update(loss, at, seed)
+
+    def evaluate(self, batch: Batch) -> Tensor | None:
+        import torch
+
+        self._register("eval", batch)
+        if self._tracing:
+            return None
+        self._built.model.eval()
+        with torch.no_grad(), explain_refusal(self._config):
+            result = self._exchange.scores(self._scores(self._built, *self._columns(batch)))
+        self._built.model.train()
+        return result
+
+    def fetch(self, handles: Sequence[Tensor]) -> list[list[float]]:
+        import torch
+
+        values: list[list[float]] = torch.stack(list(handles)).tolist() if handles else []
+        return values
+
+    def slices(self, *, state: bool) -> Iterator[TensorSlice]:
+        masters = zip(self._layout.states.items(), self._masters, strict=True)
+        kept = (StateTensor(PARAMETER + n, self._layout.shapes[n], spec, value) for (n, spec), value in masters)
+        for name, whole, spec, value in chain(kept, self._state.state() if state else ()):
+            if writes_piece(spec, self._world):
+                yield TensorSlice(
+                    name, self._world.rank, piece_start(whole, spec, self._world), whole, _host_copy(value)
+                )
+
+    def peak_memory(self) -> int | None:
+        import torch
+
+        return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
+
+    def _place_state(self, stored: Reader | None, *, masters: bool) -> list[Tensor]:
+        """Read the stored parameters and make the optimizer's state. Return this rank's fp32 masters, [] without them; then
+        convert the parameters to the dtype that computes."""
+        import torch
+
+        config, built = self._config, self._built
+        with torch.no_grad():
+            for name, parameter in built.trained().items() if stored else ():
+                parameter.copy_(stored.tensor(PARAMETER + name))  # type: ignore[union-attr]
+            copies = [self._piece(name, p.detach().float()) for name, p in built.trained().items()] if masters else []
+            self._state = make_update(config.optimizer, self._layout, self._world, self._device, stored)
+            if config.dtype == "bfloat16":
+                for one in built.parameters().values():  # not the buffers: rotary frequencies need fp32
+                    one.data = one.data.to(torch.bfloat16)
+        return copies
+
+    def _place_model(self) -> None:
+        """Split the model over the mesh and move it to the device."""
+        config, built = self._config, self._built
+        if config.remat and config.method != "head":
+            recompute(built.model, int(config.remat))
+        if self._world.groups is not None:
+            self._exchange = self._shard()
+        built.model.to(self._device).train()
+
+    def _choose_kernels(self) -> None:
+        """Set dropout, attention and compilation of the model."""
+        import torch
+
+        config, built = self._config, self._built
+        weights = None if built.class_weights is None else torch.tensor(built.class_weights, device=self._device)
+        if config.device == "cpu" and not config.compile and self._layout.mesh.model == 1:
+            use_fast_dropout(built.model)
+        self._built = with_attention(config, built)
+        self._objective = (self._built, weights, config.label_smoothing)
+        if config.compile:
+            self._loss, self._scores = _compiled(_loss), _compiled(_scores)
+
+    def _piece(self, name: str, value: Tensor) -> Tensor:
+        """Copy this rank's part of an optimizer tensor to the device."""
+        return piece(value, self._layout.states[name], self._world).to(self._device, copy=True).contiguous()
+
+    def _shard(self) -> SingleProcess:
+        """Split the model over the mesh."""
+        from tasks.training.native.dropout_streams import split_dropout
+        from tasks.training.native.gradient_exchange import MeshExchange
+        from tasks.training.native.sharding import check_placed, partial_gradients, shard_fully, split_layers
+
+        config, built, layout = self._config, self._built, self._layout
+        partial = partial_gradients(config, built, layout) if layout.mesh.model > 1 else set()
+        if layout.mesh.model > 1:
+            split_layers(config, built, layout, self._world)
+            split_dropout(config, built, layout, self._world, self._device)
+        if config.fsdp:
+            shard_fully(config, built, layout, self._world)
+        check_placed(built, layout)
+        return MeshExchange(layout, self._world, partial)
+
+    def _locals(self) -> list[Tensor]:
+        """Return the parameters; of a DTensor this rank's part."""
+        if self._world.groups is None:
+            return self._parameters
+        from tasks.training.native.sharding import local_tensor
+
+        return [local_tensor(parameter) for parameter in self._parameters]
+
+    def _places(self) -> list[Tensor]:
+        """Return, of each parameter, the part that this rank updates: all that it holds, or with ZeRO-1 a part of that."""
+        states, specs = self._layout.states, self._layout.specs
+        beyond = [[a if a != b else None for a, b in zip(states[n], specs[n], strict=True)] for n in states]
+        return [
+            piece(held.detach(), tuple(spec), self._world) for held, spec in zip(self._locals(), beyond, strict=True)
+        ]
+
+    def _columns(self, batch: Batch) -> list[Tensor]:
+        """Copy this rank's rows of a batch to the device: input ids, targets, segment ids, position ids."""
+        import torch
+
+        size = len(batch.input_ids) // self._world.mesh.data
+        mine = slice(size * self._world.data, size * (self._world.data + 1))
+        columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
+        host = [torch.from_numpy(column[mine]) for column in columns]
+        if self._device.type == "cuda":  # a copy from other memory would wait for the steps before
+            host = [column.pin_memory() for column in host]
+        return [column.to(self._device, non_blocking=True) for column in host]
+
+    def _update(self, loss: Tensor, at: Scalars, seed: int) -> Tensor:
+        """Clip, gate and apply the gradients. They are divided by `ratio`."""
+        import torch
+
+        draws = RandomBits(seed, self._world, self._device) if self._config.stochastic_rounding else None
+        with torch.no_grad():
+            found = self._sums.take() if self._sums else [parameter.grad for parameter in self._parameters]
+            gradients = self._exchange.gradients(self._parameters, found)
+            del found
+            loss, norm = self._exchange.totals(loss, gradients)
+            good = torch.isfinite(norm) & torch.isfinite(loss)
+            ratio = (
+                ((norm + 1e-6) / at.max_norm).clamp(min=1.0) if at.max_norm < INFINITE_NORM else torch.ones_like(norm)
+            )
+            self._state.apply(self._masters, gradients, ratio, good, at, draws)
+            if self._spreads:
+                self._exchange.share_weights(self._masters, self._parameters)
+            for parameter in self._parameters:
+                parameter.grad = None
+            return torch.stack([loss, norm, good.float()])
+
+    def _register(self, name: str, batch: Batch) -> None:
+        if (name, batch.length) in self._registry.graphs:
+            return
+        check_length(self._config, batch.length)
+        rows = self._config.global_batch if name == "train" else self._config.micro_rows
+        ids = [rows, batch.length]  # the untrimmed shape
+        inputs = [{"shape": shape, "dtype": "int32"} for shape in (ids, ids[: batch.targets.ndim])]
+        self._registry.register(name, batch.length, _signature(name, inputs, self._config, self._layout), inputs)
+
+
+def _host_copy(value: Tensor) -> Tensor:
+    """Return an fp32 copy on the CPU."""
+    import torch
+
+    return value.detach().to("cpu", torch.float32, copy=True)
+
+
+def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Layout) -> str:
+    steps: list[Any] = [
+        config.dtype,
+        config.stochastic_rounding,
+        config.remat,
+        config.compile,
+        config.deterministic,
+        config.micro_rows,
+        layout.model,
+    ]
+    steps += [config.optimizer, config.label_smoothing, config.class_weights is not None]
+    steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel]
+    lora = config.lora.model_dump(mode="json") if config.lora else None
+    document = [name, inputs, steps, layout.shapes, list(layout.states), lora]
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _loss(
+    built: Built,
+    weights: Tensor | None,
+    smoothing: float,
+    ids: Tensor,
+    targets: Tensor,
+    segments: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    return loss_sum(logits_of(built, ids, segments, positions), targets, weights, smoothing)
+
+
+def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
+    import torch
+
+    logits = logits_of(built, ids, segments, positions)
+    return torch.stack([loss_sum(logits, targets), correct(logits, targets)])
+
+
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compile a function, with one graph for each length. PyTorch would run eagerly beyond its limit of graphs; here that is
+    an error."""
+    import torch
+
+    torch._dynamo.config.recompile_limit = MOST_GRAPHS
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    return torch.compile(function, dynamic=False)
+
+
+def _configure_torch(config: TrainConfig) -> None:
+    import torch
+
+    choose_kernels(config)
+    # moments of unused embedding rows decay into denormal numbers, which are slow
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(config.resolved_threads)
+
+
+def recompute(model: Any, every: int) -> None:
+    """Make every n-th layer (n: `every`) compute its activations again in the backward pass, instead of storing them
+    (remat)."""
+    from functools import partial
+
+    from torch.utils.checkpoint import checkpoint
+
+    for layer in checkpointed_layers(model, every):
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)

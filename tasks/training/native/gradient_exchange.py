@@ -1,0 +1,120 @@
+"""What the ranks of engine native exchange around an update: gradients, loss and gradient norm, new weights.
+
+Each rank has gradients of its own rows. Once an update, gradients of replicated parameters are summed over the ranks in
+fp32 (all-reduce, with ZeRO-1 reduce-scatter), after those of all accumulated passes are added up. FSDP has already
+reduced its gradients in each pass: reducing them once would need whole gradients in fp32 on each rank. The norm is
+computed tensor by tensor, and counts each element once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tasks.training.layout.slices import Layout, piece_copies
+from tasks.training.ranks import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SingleProcess:
+    """The exchanges around an update for a single process, which exchanges nothing. `MeshExchange` has the same methods."""
+
+    def gradients(self, parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return each parameter's gradient, summed over the rows of all ranks, in fp32 and split like the optimizer's
+        state.
+
+        found: for each of `parameters` the gradient of this rank's rows, or None where the backward pass gave none."""
+        import torch
+
+        return [
+            torch.zeros_like(parameter, dtype=torch.float32) if gradient is None else gradient.float()
+            for parameter, gradient in zip(parameters, found, strict=True)
+        ]
+
+    def totals(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return (the loss over all rows, the norm of all gradients together) as scalars that are equal on every rank.
+
+        loss: that of this rank's rows; gradients: from `gradients`."""
+        import torch
+
+        return loss, torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+
+    def scores(self, scores: Tensor) -> Tensor:
+        """Return the evaluation's scores ([summed loss, correct targets] of this rank's rows) summed over all ranks."""
+        return scores
+
+    def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+        """Copy the updated fp32 weights (`masters`) into the parameters that compute, gathering from other ranks what
+        this rank lacks."""
+        import torch
+
+        torch._foreach_copy_(list(parameters), list(masters))
+
+
+class MeshExchange(SingleProcess):
+    """The exchanges around an update for one rank of a mesh.
+
+    layout: how parameters and optimizer state are split; partial: names of the parameters whose gradients must also be
+    summed over the mesh axis "model" (from `partial_gradients`)."""
+
+    def __init__(self, layout: Layout, world: World, partial: set[str]) -> None:
+        self._world = world
+        self._group = world.groups["data"].get_group()
+        self._models = world.groups["model"].get_group()
+        names = list(layout.states)
+        self._partial = [i for i, name in enumerate(names) if name in partial]
+        self._copies = [piece_copies(layout.states[name], layout.mesh) for name in names]
+        self._once: Tensor | None = None
+        # the gradients that are scattered, and those that stay whole over data
+        self._split = [i for i, n in enumerate(names) if layout.states[n] != layout.specs[n]]
+        self._whole = [i for i, n in enumerate(names) if "data" not in layout.states[n]]
+        self._dimensions = [layout.states[names[i]].index("data") for i in self._split]
+
+    def gradients(self, parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> list[Tensor]:
+        from tasks.training.native.collectives import all_reduce, reduce_scatter
+        from tasks.training.native.sharding import gradient_of
+
+        own = [gradient_of(*both).float() for both in zip(parameters, found, strict=True)]
+        if self._world.mesh.model > 1:
+            _replace(own, self._partial, all_reduce([own[i] for i in self._partial], self._models))
+        if self._world.mesh.data > 1:
+            _replace(own, self._whole, all_reduce([own[i] for i in self._whole], self._group))
+            _replace(own, self._split, reduce_scatter([own[i] for i in self._split], self._dimensions, self._group))
+        return own
+
+    def totals(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        import torch
+        import torch.distributed as dist
+
+        squares = torch.stack(torch._foreach_norm(list(gradients))).square()
+        if self._once is None:  # copied to the device once, because a copy may wait for the device
+            self._once = torch.tensor(self._copies, dtype=squares.dtype).reciprocal().to(squares.device)
+        total = torch.stack([loss / self._world.mesh.model, (squares * self._once).sum()])
+        dist.all_reduce(total)
+        return total[0], total[1].sqrt()
+
+    def scores(self, scores: Tensor) -> Tensor:
+        import torch.distributed as dist
+
+        dist.all_reduce(scores, group=self._group)
+        return scores
+
+    def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+        import torch
+
+        from tasks.training.native.collectives import all_gather
+        from tasks.training.native.sharding import local_tensor
+
+        places = [local_tensor(parameter) for parameter in parameters]
+        split = set(self._split)
+        same = [i for i in range(len(places)) if i not in split and places[i].data_ptr() != masters[i].data_ptr()]
+        if same:
+            torch._foreach_copy_([places[i] for i in same], [masters[i] for i in same])
+        all_gather([masters[i] for i in self._split], [places[i] for i in self._split], self._dimensions, self._group)
+
+
+def _replace(found: list[Tensor], which: Sequence[int], values: Sequence[Tensor]) -> None:
+    for index, value in zip(which, values, strict=True):
+        found[index] = value

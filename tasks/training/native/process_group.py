@@ -1,0 +1,35 @@
+"""Join the process group of engine native: one process a device, over gloo on CPUs and over NCCL and gloo on GPUs."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from tasks.training.config import TrainConfig
+from tasks.training.ranks import World
+
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""torch.distributed's backend by device."""
+
+
+def join_processes(config: TrainConfig) -> World:
+    """Join the process group of all ranks and make the mesh (data, model). Return this process's `World`.
+
+    Environment variables: RANK (this process's number), LOCAL_RANK (its GPU), TRNFLOW_RENDEZVOUS (the file through which
+    ranks meet). Fails when a rank does not join within `train.collective_timeout_seconds`."""
+    rank = int(os.environ["RANK"])
+    if config.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(
+        BACKENDS[config.device],
+        init_method=f"file://{os.environ['TRNFLOW_RENDEZVOUS']}",
+        rank=rank,
+        world_size=config.devices,
+        timeout=timedelta(seconds=config.collective_timeout_seconds),
+    )
+    groups = init_device_mesh(config.device, tuple(config.mesh), mesh_dim_names=("data", "model"))
+    return World(rank, config.mesh, groups)

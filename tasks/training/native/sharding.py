@@ -1,0 +1,241 @@
+"""Split a model over the mesh: tensor parallel layers as DTensors, fully sharded layers by FSDP2.
+
+Between layers, activations are plain tensors that are whole on every rank of "model". A layer's styles gather its input, once
+for all layers that read it, and sum its output. With sequence parallelism the residual stream between the first and the last
+layer is split by positions: then a layer's input is gathered from the other ranks, and its output is reduced and scattered to
+them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tasks.errors import ModelError
+from tasks.training.config import TrainConfig
+from tasks.training.layout.slices import Layout, piece, piece_shape
+from tasks.training.model.build import checkpointed_layers
+from tasks.training.model.lora import base_layer
+from tasks.training.partition_specs import SHARED
+from tasks.training.ranks import World
+from tasks.training.shared_types import Built
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+GATHERED = ("colwise_gather_output", "colwise_rep")
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor, sharing its memory; return any other tensor itself."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gradient_of(parameter: Tensor, gradient: Tensor | None) -> Tensor:
+    """Return this rank's part of a parameter's gradient, as a plain tensor split like the parameter; zeros when
+    `gradient` is None."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    if gradient is None:
+        return torch.zeros_like(local_tensor(parameter))
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        gradient = gradient.redistribute(placements=parameter.placements).to_local()
+    return gradient.contiguous()
+
+
+def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World) -> None:
+    """Apply tensor parallelism and sequence parallelism to the model in place.
+
+    Before the call each rank must hold the whole parameters, with equal values. world: this rank and the mesh."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    tied = _tied(built.model)
+    mesh = world.groups["model"]
+    inside = {name for layer in _layers(config, built) for name in _names_below(built.model, layer)}
+    _split_parameters(built, layout, world)
+    plan = {
+        name: _style(layout.styles.get(name, "colwise_rep"), scatters=name in inside)
+        for name in _split_modules(built.model, layout, tied)
+    }
+    parallelize_module(built.model, mesh, plan, src_data_rank=None)
+    for (module, leaf), *others in tied:
+        for other, other_leaf in others:
+            other._parameters[other_leaf] = module._parameters[leaf]
+    named = built.parameters()
+    for name in built.frozen:  # the styles have made new parameters
+        named[name].requires_grad_(False)
+    for name in {
+        base_layer(name).rpartition(".")[0]
+        for name, style in layout.styles.items()
+        if style == "colwise" and name in plan
+    }:
+        _gather_input(built.model.get_submodule(name), mesh, sharded=name in inside)
+    if config.sequence_parallel:
+        _split_positions(checkpointed_layers(built.model), mesh)
+
+
+def partial_gradients(config: TrainConfig, built: Built, layout: Layout) -> set[str]:
+    """Return the names of replicated parameters whose gradients must be summed over the mesh axis "model".
+
+    These are the parameters that each rank of "model" uses for a part of the positions, or of the heads, only."""
+    own = {n for n in layout.tp if layout.styles.get(n.rpartition(".")[0]) == "replicated_with_grad_allreduce"}
+    if not config.sequence_parallel:
+        return own
+    split = set(_layers(config, built))
+    layers = [f"{name}." for name, module in built.model.named_modules() if module in split]
+    planned = layout.styles.keys()
+    return own | {n for n in layout.tp if n.startswith(tuple(layers)) and n.rpartition(".")[0] not in planned}
+
+
+def shard_fully(config: TrainConfig, built: Built, layout: Layout, world: World) -> None:
+    """Apply FSDP2 to the model in place, with one group of parameters for each layer and one for the rest.
+
+    Gradients are summed in fp32, not averaged: the loss is already divided by the targets of all ranks. Parameters that
+    the layout does not split over "data" stay whole."""
+    import torch
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Shard
+
+    named = built.parameters()
+    dimensions = {id(named[name]): spec.index("data") for name, spec in layout.specs.items() if "data" in spec}
+    options: dict[str, Any] = {
+        "mesh": world.groups["data"],
+        "shard_placement_fn": lambda parameter: Shard(dimensions[id(parameter)]),
+        "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
+        "ignored_params": {parameter for parameter in named.values() if id(parameter) not in dimensions},
+    }
+    for module in (*layers_of(built.model), built.model):
+        fully_shard(module, **options)
+    for module in built.model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def check_placed(built: Built, layout: Layout) -> None:
+    """Raise ModelError when the part of a parameter that this rank holds has another shape than the layout says."""
+    for name, parameter in built.parameters().items():
+        found, planned = (
+            tuple(local_tensor(parameter).shape),
+            piece_shape(layout.shapes[name], layout.specs[name], layout.mesh),
+        )
+        if found != planned:
+            raise ModelError(
+                f"{name} of {layout.model} should have shape {planned} after splitting, and has {found}",
+                "this is a defect of trnflow: report it with the recipe",
+            )
+
+
+def _split_parameters(built: Built, layout: Layout, world: World) -> None:
+    """Replace each split parameter by this rank's part, in memory of its own, so that the whole can be freed.
+
+    A parameter of style "shared" stays whole, as a DTensor: the gradient contributions of all ranks are summed when it is
+    read."""
+    import torch
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.nn import Parameter
+
+    parts: dict[int, Parameter] = {}
+    for name, parameter in built.parameters().items():
+        spec = layout.tp[name]
+        if "model" in spec or layout.styles.get(name.rpartition(".")[0]) == SHARED:
+            mine = piece(parameter.detach(), spec, world).clone(memory_format=torch.contiguous_format)
+            shards = [Shard(spec.index("model")) if "model" in spec else Replicate()]
+            parts[id(parameter)] = Parameter(DTensor.from_local(mine, world.groups["model"], shards, run_check=False))
+    for module in built.model.modules():
+        for leaf, old in module._parameters.items():
+            module._parameters[leaf] = parts.get(id(old), old)
+
+
+def _style(style: str, *, scatters: bool) -> Any:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    if style in GATHERED:
+        return ColwiseParallel(output_layouts=Replicate())
+    if style == "colwise":
+        return ColwiseParallel()
+    output = Shard(1) if scatters else Replicate()
+    if style == "rowwise":
+        return RowwiseParallel(output_layouts=output)
+    return RowwiseParallel(input_layouts=Replicate(), output_layouts=output)
+
+
+def _split_modules(model: Module, layout: Layout, tied: list[list[tuple[Module, str]]]) -> list[str]:
+    """Return the names of the modules whose weight, own or tied, the plan splits."""
+    owners = {id(model.get_submodule(n.rpartition(".")[0])) for n, spec in layout.tp.items() if "model" in spec}
+    for group in tied:
+        if any(id(module) in owners for module, _ in group):
+            owners.update(id(module) for module, _ in group)
+    return [name for name, module in model.named_modules() if id(module) in owners]
+
+
+def _gather_input(module: Module, mesh: Any, *, sharded: bool) -> None:
+    """Give `module` its hidden states as one whole DTensor, so that the gradients of all layers that read it are summed
+    before they are reduced."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    placements = [Shard(1) if sharded else Replicate()]
+
+    def gathered(hidden: Any) -> Any:
+        return DTensor.from_local(hidden, mesh, placements, run_check=False).redistribute(placements=[Replicate()])
+
+    def before(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+        if arguments:
+            return (gathered(arguments[0]), *arguments[1:]), options
+        if "hidden_states" not in options:
+            raise ModelError(
+                f"{type(module).__name__} gets its hidden states in an unknown way",
+                "set train.tensor_parallel_size=1",
+            )
+        return arguments, {**options, "hidden_states": gathered(options["hidden_states"])}
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _split_positions(layers: list[Module], mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    def moved(hidden: Tensor, source: Any, target: Any) -> Any:
+        return DTensor.from_local(hidden, mesh, [source], run_check=False).redistribute(placements=[target]).to_local()
+
+    def before(module: Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (moved(arguments[0], Replicate(), Shard(1)), *arguments[1:])
+
+    def after(module: Module, arguments: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (moved(output[0], Shard(1), Replicate()), *output[1:])
+        return moved(output, Shard(1), Replicate())
+
+    layers[0].register_forward_pre_hook(before)
+    layers[-1].register_forward_hook(after)
+
+
+def _layers(config: TrainConfig, built: Built) -> list[Module]:
+    """Return the layers between which positions are split; [] without sequence parallelism."""
+    return checkpointed_layers(built.model) if config.sequence_parallel else []
+
+
+def layers_of(model: Module) -> list[Module]:
+    """Return the model's transformer layers, as transformers marks them; [] for a model that marks none."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _names_below(model: Module, part: Module) -> list[str]:
+    below = {id(module) for module in part.modules()}
+    return [name for name, module in model.named_modules() if id(module) in below]
+
+
+def _tied(model: Module) -> list[list[tuple[Module, str]]]:
+    """Return the places of each parameter that occurs in several modules."""
+    found: dict[int, list[tuple[Module, str]]] = {}
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                found.setdefault(id(parameter), []).append((module, leaf))
+    return [places for places in found.values() if len(places) > 1]

@@ -1,0 +1,1 @@
+"""Optimizers: learning rates, AdamW, Adafactor, stochastic rounding."""

@@ -1,0 +1,85 @@
+"""Adafactor: an optimizer that stores a matrix's second moments as row and column averages, and no first moments.
+
+Computed as in `torch.optim.Adafactor` (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235): steps are relative to
+the size of the weights, and updates are clipped to a root mean square of 1. An update is cut into four functions
+(`squared_sums`, `update_moments`, `update_direction`, `apply_update`), because for a parameter that is split over
+devices, sums over the devices are taken between them. No function changes its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tasks.training.optim.optimizer import Scalars, is_decayed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SMALL = 1.1920928955078125e-07  # the machine epsilon of fp32
+LEAST_SIZE = 1e-3  # the least root mean square of a parameter; without it zeros would never change
+
+
+def adafactor(weight: Tensor, *state: Tensor, gradient: Tensor, at: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Return a whole parameter and its state after one update: (weight, row, column), or (weight, second moment) for one
+    dimension.
+
+    state: row and column averages, or the second moment; at: the fields of `Scalars`, as numbers or device tensors."""
+    scalars = Scalars(*at)
+    *sums, size = squared_sums(weight, gradient)
+    state = update_moments(state, sums, tuple(weight.shape), scalars)
+    move = update_direction(state, state[0].mean(-1, keepdim=True), gradient)
+    return apply_update(weight, move, size, (move * move).sum(), weight.numel(), scalars), *state
+
+
+def squared_sums(weight: Tensor, gradient: Tensor) -> list[Tensor]:
+    """Return sums of squares of one device's part of a parameter: [row sums, column sums, the sum of the weight's squares].
+
+    Row sums are the gradient's squares summed over the last dimension, column sums those over the dimension before it.
+    For one dimension the squares themselves take the place of both."""
+    squares = gradient * gradient
+    sums = [squares.sum(-1), squares.sum(-2)] if gradient.dim() > 1 else [squares]
+    return [*sums, (weight * weight).sum()]
+
+
+def update_moments(
+    state: Sequence[Tensor], sums: Sequence[Tensor], shape: tuple[int, ...], at: Scalars
+) -> tuple[Tensor, ...]:
+    """Return the new second moments (row and column averages). state: the old ones; sums: `squared_sums` of the whole
+    parameter, without the last entry; shape: the whole parameter's."""
+    counts = (shape[-1], shape[-2]) if len(shape) > 1 else (1,)
+    return tuple(
+        old * at.beta2 + total / count * at.fresh2 for old, total, count in zip(state, sums, counts, strict=True)
+    )
+
+
+def update_direction(state: Sequence[Any], level: Any, gradient: Any) -> Any:
+    """Return the direction of the update: the gradient divided by the root of its estimated second moment.
+
+    state: the rows and columns of the second moments that belong to this part of the gradient; level: [..., 1], the mean
+    of the whole parameter's row averages."""
+    if gradient.dim() == 1:
+        estimate = state[0]
+    else:
+        row, column = state
+        estimate = (row / level.clamp(min=SMALL)).unsqueeze(-1) * column.unsqueeze(-2)
+    return gradient * estimate.clamp(min=SMALL * SMALL).rsqrt()
+
+
+def apply_update(weight: Tensor, move: Tensor, size: Tensor, length: Tensor, count: int, at: Scalars) -> Tensor:
+    """Return the weight after the update. move: the direction, from `update_direction`.
+
+    size, length: sums over the whole parameter of the squares of the weight and of the direction; count: the number of
+    its elements."""
+    decay = at.lr * at.weight_decay if is_decayed(tuple(weight.shape)) else 0.0
+    pace = (size / count).sqrt().clamp(min=LEAST_SIZE) / (length / count).sqrt().clamp(min=1.0)
+    moved: Tensor = weight - decay * weight - pace * smaller_rate(at.lr, at.t) * move
+    return moved
+
+
+def smaller_rate(lr: Any, t: Any) -> Any:
+    """Return Adafactor's learning rate of update `t`: the smaller of `lr` and 1 / sqrt(t). Works on numbers and on
+    device tensors."""
+    if isinstance(lr, float):
+        return min(lr, t**-0.5)
+    return lr.minimum(t.rsqrt())

@@ -1,0 +1,121 @@
+"""Partition specs: which mesh axis splits which dimension of a tensor. Pure functions without torch.
+
+A *spec* has one entry for each dimension of a tensor: the name of the mesh axis ("data" or "model") over which the
+dimension is split, or None. `parameter_specs` computes specs from a tensor parallel plan, which maps a pattern of module
+names to a style such as "colwise". A parameter that the plan does not name is replicated, and so is a vocabulary whose
+size the number of devices does not divide. An unknown style is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tasks.errors import ModelError
+
+Shape = tuple[int, ...]
+Spec = tuple[str | None, ...]
+
+SHARED = (
+    "shared"  # the style of LoRA's A below a layer split by columns: replicated, read by all parts. Not for recipes
+)
+# style -> (sharded dimension of a weight, of a bias); None: replicated
+STYLES: dict[str, tuple[int | None, int | None]] = {
+    "colwise": (0, 0),
+    "colwise_rep": (0, 0),
+    "colwise_gather_output": (0, 0),
+    "rowwise": (1, None),
+    "rowwise_rep": (1, None),
+    "embedding_rowwise": (0, None),
+    "replicated_with_grad_allreduce": (None, None),
+    "sequence_parallel": (None, None),
+    SHARED: (None, None),
+}
+HEADS = (("num_attention_heads", "n_heads", "n_head"), ("num_key_value_heads",))  # names in models' configs
+# styles of vocabularies, whose size is arbitrary: replicated where the axis does not divide it
+VOCABULARY = ("embedding_rowwise", "colwise_gather_output", "colwise_rep")
+
+
+class Mesh(NamedTuple):
+    """The number of devices along each axis of the mesh. The device with number `d * model + m` is at position (d, m).
+
+    data: replicas, each with its own rows; model: devices that share one replica (tensor parallelism)."""
+
+    data: int
+    model: int
+
+
+def parameter_specs(shapes: Mapping[str, Shape], tp_plan: Mapping[str, str], mesh: Mesh, model: str) -> dict[str, Spec]:
+    """Return the partition spec of each parameter, by name.
+
+    shapes: whole shapes by parameter name; tp_plan: style by module pattern; model: the name of the model's class, for
+    error messages. With one device along "model" nothing is split. Raise ModelError when the plan is empty, a style is
+    unknown, or the number of devices does not divide a dimension."""
+    if mesh.model == 1:
+        return {name: (None,) * len(shape) for name, shape in shapes.items()}
+    if not tp_plan:
+        raise ModelError(
+            f"{model} has no tp_plan, and no rules are known for it, so it cannot be split over {mesh.model} tensor parallel "
+            "devices",
+            "set train.tensor_parallel_size=1 (data parallel only), or give train.tensor_parallel_rules: layer -> style",
+        )
+    for pattern, style in sorted(tp_plan.items()):
+        if style not in STYLES:
+            raise ModelError(
+                f"the tp_plan of {model} uses the style {style!r} for {pattern}, which is not known here",
+                "set train.tensor_parallel_size=1",
+            )
+    return {name: _spec(name, shape, tp_plan, mesh, model) for name, shape in shapes.items()}
+
+
+def check_heads(fields: Mapping[str, Any], size: int) -> None:
+    """Raise ModelError unless `size` tensor parallel devices divide the model's attention heads and its key and value
+    heads.
+
+    Each device computes whole heads. fields: the model's config; a number of heads that is not among them is not
+    checked."""
+    for names in HEADS:
+        for name in names:
+            heads = fields.get(name)
+            if isinstance(heads, int) and heads % size:
+                raise ModelError(
+                    f"the model has {heads} heads ({name}), which {size} tensor parallel devices do not divide",
+                    "choose a train.tensor_parallel_size that divides them",
+                )
+
+
+def covers(pattern: str, module: str) -> bool:
+    """Return whether a plan's `pattern` matches the module name `module`. "*" stands for one part of the name, between
+    dots."""
+    wanted, parts = pattern.split("."), module.split(".")
+    return len(wanted) == len(parts) and all(w in ("*", p) for w, p in zip(wanted, parts, strict=True))
+
+
+def state_spec(shape: Shape, spec: Spec, mesh: Mesh, zero1: bool) -> Spec:
+    """Return the partition spec of a parameter's optimizer state.
+
+    shape, spec: of the parameter. With `zero1` the first dimension that is not split, and that the number of replicas
+    divides, is also split over "data"."""
+    if not zero1 or mesh.data == 1:
+        return spec
+    for dimension, size in enumerate(shape):
+        if spec[dimension] is None and size % mesh.data == 0:
+            return (*spec[:dimension], "data", *spec[dimension + 1 :])
+    return spec
+
+
+def _spec(name: str, shape: Shape, tp_plan: Mapping[str, str], mesh: Mesh, model: str) -> Spec:
+    module, _, leaf = name.rpartition(".")
+    style = next((style for pattern, style in tp_plan.items() if covers(pattern, module)), None)
+    dimension = None if style is None else STYLES[style][0 if leaf == "weight" else 1]
+    if dimension is None:
+        return (None,) * len(shape)
+    if shape[dimension] % mesh.model:
+        if style in VOCABULARY:
+            return (None,) * len(shape)
+        raise ModelError(
+            f"dimension {dimension} of {name} in {model} is {shape[dimension]}, which {mesh.model} tensor parallel "
+            "devices do not divide",
+            "choose another train.tensor_parallel_size",
+        )
+    return tuple("model" if index == dimension else None for index in range(len(shape)))

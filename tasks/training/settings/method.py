@@ -1,0 +1,59 @@
+"""Settings: what is trained, and by which loss."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import model_validator
+
+from tasks.config import (
+    GRAPH,
+    NOT_KEYED,
+    Positive,
+)
+from tasks.training.settings.group import Fraction, Group
+from tasks.training.settings.lora import LoraConfig
+
+
+class MethodSettings(Group):
+    """What is trained. One of the groups of settings below `train:`."""
+
+    method: Annotated[Literal["full", "lora", "head"], GRAPH] = "full"
+    """full: train all weights. lora: train LoRA matrices, and a classifier's head. head: train the head alone: a classifier's,
+    or a language model's output layer where that has weights of its own. Weights that are not trained have no gradient,
+    optimizer state or fp32 copy."""
+
+    lora: Annotated[LoraConfig | None, GRAPH] = None
+    """LoRA's settings, for method=lora alone."""
+
+    warm_start_from: Annotated[str | None, NOT_KEYED] = None  # the artifact it names is an input
+    """Begin with the weights of an earlier model in the store instead of `model.source`'s: the digest of an artifact of
+    consolidate or train, or a recipe's name, which stands for the model of its newest completed run. The architecture must be
+    the same."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_lora(cls, values: Any) -> Any:
+        """Write out LoRA's defaults, so that `method: lora` with and without `lora: {}` has one key."""
+        if isinstance(values, dict) and values.get("method") == "lora" and values.get("lora") is None:
+            return {**values, "lora": {}}
+        return values
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> MethodSettings:
+        if self.lora is not None and self.method != "lora":
+            raise ValueError(f"lora is set, and method is {self.method}: set method=lora, or lora=null")
+        return self
+
+
+class LossSettings(Group):
+    """The loss that training minimises. One of the groups of settings below `train:`.
+
+    Evaluation always reports the plain cross entropy, so its results can be compared between values of these settings."""
+
+    label_smoothing: Annotated[Fraction, GRAPH] = 0.0
+    """The share of each target's probability that is spread evenly over all classes or tokens."""
+
+    class_weights: Literal["balanced"] | dict[str, Positive] | None = None
+    """How much a target of each label counts in the loss: a mapping from label to weight (labels left out: 1), or "balanced":
+    rows / (classes x rows of the label). Default: all labels count alike."""

@@ -1,0 +1,70 @@
+"""Settings: the optimizer, and how long and how fast it trains."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tasks.config import (
+    GRAPH,
+    BatchRows,
+    NonNegative,
+    Positive,
+    PositiveCount,
+)
+from tasks.training.settings.group import Fraction, Group
+
+
+class OptimizerSettings(Group):
+    """The optimizer. One of the groups of settings below `train:`."""
+
+    optimizer: Annotated[Literal["adamw", "adafactor"], GRAPH] = "adamw"
+    """adamw: AdamW, two moments a parameter. adafactor: Adafactor, one row and one column of second moments a matrix."""
+
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay of parameters with at least two dimensions (not biases and norms)."""
+
+    beta1: Fraction = 0.9
+    """AdamW: decay of the first moment. Adafactor does not use it."""
+
+    beta2: Fraction = 0.999
+    """AdamW: decay of the second moment. Adafactor does not use it."""
+
+    eps: Positive = 1e-8
+    """AdamW: added to the square root of the second moment. Adafactor does not use it."""
+
+    max_grad_norm: Positive | None = 1.0
+    """Gradients are scaled down so that the norm of all together is at most this. null: no clipping."""
+
+
+class ScheduleSettings(Group):
+    """How long training lasts, and the learning rate of each update. One of the groups of settings below `train:`."""
+
+    epochs: PositiveCount = 3
+    """Passes over the training rows. `max_steps` overrides it."""
+
+    max_steps: PositiveCount | None = None
+    """Updates in all. Default: as many as `epochs` take."""
+
+    learning_rate: Positive = 5e-5
+    """The highest learning rate, reached after warm-up."""
+
+    learning_rate_batch: BatchRows | None = None
+    """The global batch that `learning_rate` was chosen for: the rate is scaled linearly to the recipe's global batch. Default: no
+    scaling."""
+
+    schedule: Literal["linear", "cosine", "constant", "warmup_stable_decay"] = "linear"
+    """The learning rate after warm-up: falls to 0 linearly or as a cosine, stays constant, or stays constant and then falls
+    (warmup_stable_decay)."""
+
+    warmup_ratio: Fraction = 0.0
+    """The share of all updates in which the learning rate rises linearly from 0."""
+
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Schedule warmup_stable_decay: the share of the updates after warm-up in which the rate falls linearly to 0."""
+
+    def updates(self, steps_per_epoch: int) -> int:
+        """Return the number of updates of the whole training. steps_per_epoch: updates in one pass over the training
+        rows."""
+        return self.max_steps or self.epochs * steps_per_epoch

@@ -1,0 +1,126 @@
+"""Settings: the devices, and how a training is spread over them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from tasks.config import (
+    GRAPH,
+    NOT_KEYED,
+    Parallel,
+)
+from tasks.training.partition_specs import SHARED, STYLES, Mesh
+from tasks.training.settings.group import Group
+
+Processes = Literal["one", "per_device"]
+
+
+class ParallelSettings(Group):
+    """The devices that train, and how model, state and batch are spread over them. One of the groups of settings below
+    `train:`."""
+
+    engine: Annotated[Literal["xla", "native"], GRAPH] = "xla"
+    """xla: torch_xla's compiled graphs, on devices cpu and neuron. native: PyTorch with one process a device, on cpu and cuda."""
+
+    device: Annotated[Literal["cpu", "cuda", "neuron"], GRAPH] = "cpu"
+    """The kind of device."""
+
+    devices: Annotated[Parallel, GRAPH] = 1
+    """The number of devices in all: data parallel replicas x tensor_parallel_size."""
+
+    tensor_parallel_size: Annotated[Parallel, GRAPH] = 1
+    """Devices that share one replica of the model, each with a part of every split layer."""
+
+    tensor_parallel_rules: Annotated[dict[str, str], GRAPH] = {}
+    """How layers are split, from a pattern of layer names ("*" for a number) to a style, such as
+    "model.layers.*.self_attn.q_proj: colwise". Default: the plan that transformers, or trnflow, has for the model."""
+
+    sequence_parallel: Annotated[bool, GRAPH] = False
+    """Split the activations between layers by position over the tensor parallel devices."""
+
+    zero1: Annotated[bool, GRAPH] = False
+    """Split the optimizer's state over the data parallel replicas (ZeRO-1)."""
+
+    fsdp: Annotated[bool, GRAPH] = False
+    """Split parameters, gradients and optimizer state over the data parallel replicas, and gather the parameters one layer at a
+    time (engine native)."""
+
+    xla_processes: Annotated[Processes | None, GRAPH] = None  # never None once it is checked
+    """Engine xla: one: one process drives all devices (SPMD). per_device: one process a device, data parallel only, as torchrun
+    starts them on Trainium. Default: per_device on device neuron, where SPMD is experimental; else one."""
+
+    threads: Annotated[Parallel | None, NOT_KEYED] = None  # its resolved value is keyed, through `accelerator`
+    """CPU threads of each process. Another number changes the last bit of results. Default: the available cores, divided by the
+    number of processes."""
+
+    collective_timeout_seconds: Annotated[int, NOT_KEYED, Field(gt=0, le=604_800)] = 600
+    """Seconds that one process waits for the others before training fails. Writing a checkpoint must take less."""
+
+    @property
+    def data_parallel(self) -> int:
+        """The number of replicas of the model."""
+        return self.devices // self.tensor_parallel_size
+
+    @property
+    def mesh(self) -> Mesh:
+        """The number of devices along each axis of the mesh (data, model)."""
+        return Mesh(self.data_parallel, self.tensor_parallel_size)
+
+    @field_validator("tensor_parallel_rules")
+    @classmethod
+    def _check_styles(cls, value: dict[str, str]) -> dict[str, str]:
+        for pattern, style in value.items():
+            if style not in STYLES or style == SHARED:
+                known = sorted(STYLES.keys() - {SHARED})
+                raise ValueError(f"{style!r} of {pattern} is not a style; the styles are {', '.join(known)}")
+        return value
+
+    @field_validator("xla_processes")
+    @classmethod
+    def _choose_processes(cls, value: Processes | None, info: ValidationInfo) -> Processes | None:
+        """Fill in the default, which depends on the fields above: the filled-in value is keyed."""
+        known = info.data  # without the fields that were refused
+        if value is None and {"engine", "device", "tensor_parallel_size"} <= known.keys():
+            return default_processes(known["engine"], known["device"], known["tensor_parallel_size"])
+        return value
+
+    @model_validator(mode="after")
+    def _check_mesh(self) -> ParallelSettings:
+        if self.devices % self.tensor_parallel_size:
+            raise ValueError(
+                f"devices ({self.devices}) must be a multiple of tensor_parallel_size ({self.tensor_parallel_size})"
+            )
+        if self.sequence_parallel and self.tensor_parallel_size == 1:
+            raise ValueError(
+                "sequence_parallel shards activations over the tensor parallel axis: set tensor_parallel_size > 1"
+            )
+        if self.engine == "native" and self.device == "neuron":
+            raise ValueError("engine native does not drive device neuron: set engine=xla")
+        if self.engine == "xla" and self.device == "cuda":
+            raise ValueError("engine xla drives cpu and neuron here: set engine=native for device cuda")
+        return self
+
+    @model_validator(mode="after")
+    def _check_sharding(self) -> ParallelSettings:
+        if self.fsdp and self.engine == "xla":
+            raise ValueError("fsdp is for engine native: set engine=native, or zero1 instead")
+        if self.fsdp and self.zero1:
+            raise ValueError("fsdp shards the optimizer's state too: set zero1=false")
+        if self.fsdp and self.data_parallel == 1:
+            raise ValueError("fsdp shards over the data axis, which has one device here: set devices higher")
+        return self
+
+
+def default_processes(engine: str, device: str, tensor_parallel_size: int) -> Processes:
+    """Return the value of `xla_processes` for a recipe that leaves it out. Raise ValueError where the recipe must
+    choose: for tensor parallelism on device neuron."""
+    if engine != "xla" or device != "neuron":
+        return "one"
+    if tensor_parallel_size > 1:
+        raise ValueError(
+            f"tensor_parallel_size is {tensor_parallel_size}, and on device neuron engine xla splits layers by SPMD alone, "
+            "which is experimental there: ask for it with xla_processes=one, or set tensor_parallel_size=1"
+        )
+    return "per_device"

@@ -1,0 +1,399 @@
+"""Engine xla: torch_xla, with one process for all devices (SPMD; on the CPU the devices are virtual) or one process a
+device.
+
+Each tensor has a partition spec: parameters are split over "model", batches over "data", with ZeRO-1 the optimizer's
+state over "data" too, with sequence parallelism the residual stream's positions over "model". Under SPMD XLA's
+partitioner (GSPMD) inserts the collectives. A graph is traced by functions that return the new values of the state. A
+new graph is hashed and registered; only then are the values written to the state and the graph run, so that tracing
+alone changes nothing. Each (name, length) compiles once; `GraphRegistry` checks that. SPMD on Neuron is experimental.
+With one process a device (`replicas`) each device holds whole layers, and the collectives are explicit. Stochastic
+rounding takes the graph's own random numbers, on Neuron the device's (`environment.environ`).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Meta
+from tasks.errors import ModelError
+from tasks.training.batches.sampler import Batch
+from tasks.training.config import TrainConfig
+from tasks.training.graph_registry import GraphRegistry
+from tasks.training.layout.rules import tp_rules
+from tasks.training.layout.slices import check_length
+from tasks.training.model.attention import use_attend_heads
+from tasks.training.model.build import checkpointed_layers, logits_of
+from tasks.training.objective import correct, loss_sum
+from tasks.training.optim.adafactor import adafactor
+from tasks.training.optim.optimizer import Scalars, adamw, clip_factor, state_shapes
+from tasks.training.optim.rounding import LACKING, round_stochastically
+from tasks.training.partition_specs import Shape, Spec, parameter_specs, state_spec
+from tasks.training.ranks import World
+from tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from tasks.training.xla import gspmd
+from tasks.training.xla.gradient_leaves import GradientLeaves
+from tasks.training.xla.replicas import make_replicas
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from tasks.training.checkpoint.shards import Reader
+    from tasks.training.xla.replicas import Write
+
+UPDATES: dict[str, Callable[..., tuple[Tensor, ...]]] = {"adamw": adamw, "adafactor": adafactor}
+
+
+class XlaEngine:
+    """The engine xla; implements the interface `tasks.training.engine.Engine`.
+
+    stored: a checkpoint to start from, or None; world: the processes that train together. With a model on the "meta"
+    device it traces and registers graphs and runs nothing."""
+
+    def __init__(
+        self, config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None, world: World
+    ) -> None:
+        import torch
+
+        self._config, self._built, self._registry = config, built, registry
+        # neuron_parallel_compile extracts the graphs that are executed: its trial run executes on zeros
+        extracting = "NEURON_EXTRACT_GRAPHS_ONLY" in os.environ
+        self._tracing = next(built.model.parameters()).is_meta and not extracting
+        self._mesh = config.mesh
+        shapes = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
+        plan = {} if self._mesh.model == 1 else tp_rules(built.model, shapes, config.tensor_parallel_rules)
+        self._specs = parameter_specs(shapes, plan, self._mesh, type(built.model).__name__)
+        self._state_specs = {
+            name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in built.trained()
+        }
+        self._replicas = make_replicas(config, world, self._state_specs)
+        self._device, self._devices = start_devices(config)
+        with torch.no_grad():
+            self._masters, self._parameters = self._place_parameters(stored)
+            self._place_buffers()
+            self._state = {name: self._place_state(name, shapes[name], stored) for name in self._state_specs}
+            self._loss = self._zeros((1,), (None,))
+            weights = built.class_weights
+            self._class_weights = None if weights is None else self._send(torch.tensor(weights), (None,))
+        self._leaves = GradientLeaves(
+            built.model, self._parameters, self._specs, self._state_specs, self._mark, self._shares()
+        )
+        with torch.no_grad():
+            self._sums = {name: self._zeros(*self._leaves.summed(name)) for name in self._summed()}
+        self._lay_out(plan)
+        if config.remat and config.method != "head":
+            if built.frozen:  # torch_xla's checkpoint runs backward only where a layer's input has a gradient
+                built.model.enable_input_require_grads()
+            _recompute(built.model, int(config.remat))
+        built.model.train()
+
+    def train(self, batch: Batch, at: Scalars, seed: int) -> Tensor | None:
+        import torch
+        import torch_xla.core.xla_model as xm
+
+        xm.set_rng_state(self._replicas.seed(seed))
+        vector = self._send(torch.tensor(list(at), dtype=torch.float32), (None,))
+        if self._config.accumulation == 1:
+            loss, gradients = self._backward(batch, vector)
+            return self._update("train", batch, loss, gradients, vector)
+        for micro in batch.micro_batches(self._config.micro_rows):
+            loss, gradients = self._backward(micro, vector)
+            writes: list[Write] = [(self._loss, self._loss + loss, (None,))]
+            writes += [(self._sums[n], self._sums[n] + g, self._leaves.summed(n)[1]) for n, g in gradients.items()]
+            del gradients, loss
+            self._run("accumulate", micro, writes)
+        return self._update("update", None, self._loss, self._sums, vector)
+
+    def evaluate(self, batch: Batch) -> Tensor | None:
+        import torch
+
+        self._built.model.eval()
+        with torch.no_grad():
+            ids, targets, segments, positions = self._columns(batch)
+            logits = logits_of(self._built, ids, segments, positions)
+            result = self._replicas.scores(torch.stack([loss_sum(logits, targets), correct(logits, targets)]))
+            del logits
+        self._built.model.train()
+        return self._run("eval", batch, [], result)
+
+    def fetch(self, handles: Sequence[Tensor]) -> list[list[float]]:
+        import torch_xla
+
+        return [value.tolist() for value in torch_xla._XLAC._xla_get_cpu_tensors(list(handles))] if handles else []
+
+    def slices(self, *, state: bool) -> Iterator[TensorSlice]:
+        specs = self._specs if self._masters is self._parameters else self._state_specs
+        for name, tensor in self._masters.items():
+            yield from self._replicas.slices(PARAMETER + name, tensor.detach(), specs[name])
+        for name, kept in self._state.items() if state else ():
+            for prefix, tensor in kept.items():
+                yield from self._replicas.slices(prefix + name, tensor, self._kept_spec(name, tensor))
+
+    def peak_memory(self) -> int | None:
+        return None
+
+    def _backward(self, batch: Batch, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run one pass. Return (this pass's share of the mean loss, shape [1]; the gradients in fp32, laid out as
+        `GradientLeaves` sums them).
+
+        With one process a device the gradients are whole, and of the replica's own rows."""
+        import torch
+
+        self._leaves.put()
+        ids, targets, segments, positions = self._columns(batch)
+        scale = vector[-1]
+        logits = logits_of(self._built, ids, segments, positions)
+        loss = loss_sum(logits, targets, self._class_weights, self._config.label_smoothing) * scale
+        del logits
+        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            return loss.detach().reshape(1), self._leaves.take()
+
+    def _update(
+        self, name: str, batch: Batch | None, loss: Tensor, gradients: dict[str, Tensor], vector: Tensor
+    ) -> Tensor | None:
+        """Sum the gradients over the replicas, clip, gate and apply them. Reset accumulated sums to zero."""
+        import torch
+
+        with torch.no_grad():
+            at = list(vector.unbind())
+            summed = self._leaves.reduced(self._replicas.gradients(gradients))
+            mean, norm = self._replicas.totals(loss, summed)
+            good = _is_finite(norm) & _is_finite(mean)
+            factor = clip_factor(norm, Scalars(*at).max_norm)  # type: ignore[arg-type]
+            result = torch.stack([mean, norm, good.float()])
+            writes: list[Write] = []
+            for key, gradient in summed.items():
+                writes += self._step(key, gradient * factor, good, at)
+            writes = self._replicas.share_weights(writes)
+            if name == "update":
+                writes += [
+                    (total, torch.zeros_like(total), self._leaves.summed(key)[1]) for key, total in gradients.items()
+                ]
+                writes.append((loss, torch.zeros_like(loss), (None,)))
+        del loss, gradients, summed
+        return self._run(name, batch, writes, result)
+
+    def _step(self, name: str, gradient: Tensor, good: Tensor, at: list[Tensor]) -> list[Write]:
+        import torch
+
+        kept = list(self._state[name].values())
+        old = (self._masters[name].detach().float(), *kept)
+        specs = [self._state_specs[name], *(self._kept_spec(name, tensor) for tensor in kept)]
+        new = UPDATES[self._config.optimizer](*old, gradient=gradient, at=at)
+        marked = [self._mark(value, spec) for value, spec in zip(new, specs, strict=True)]
+        weight, *state = (torch.where(good, after, before) for after, before in zip(marked, old, strict=True))
+        writes: list[Write] = list(zip(kept, state, specs[1:], strict=True))
+        if self._masters is self._parameters:
+            stored = self._rounded(weight, specs[0]) if self._config.stochastic_rounding else weight
+            return [(self._parameters[name], stored, self._specs[name]), *writes]
+        # laid out as the state first, so that ZeRO-1 gathers bf16
+        narrow = self._mark(weight.to(self._parameters[name].dtype), specs[0]).clone()
+        computing = (self._parameters[name], narrow, self._specs[name])
+        return [computing, (self._masters[name], weight, specs[0]), *writes]
+
+    def _rounded(self, weight: Tensor, spec: Spec) -> Tensor:
+        """Round fp32 to bf16. One draw covers the whole tensor and each device uses its part, so that copies stay equal."""
+        import torch
+
+        if self._config.device == "neuron":
+            return weight.to(torch.bfloat16)
+        bits = torch.randint(0, LACKING + 1, weight.shape, dtype=torch.int32, device=self._device)
+        return self._mark(round_stochastically(weight, self._mark(bits, spec), _bitcast), spec)
+
+    def _run(self, name: str, batch: Batch | None, writes: list[Write], result: Tensor | None = None) -> Tensor | None:
+        """Register the graph if it is new. Then write the new values to the state and run the graph."""
+        import torch
+        import torch_xla
+
+        length = batch.length if batch else 0
+        first = (name, length) not in self._registry.graphs
+        values = [self._mark(value, spec) for _, value, spec in writes]
+        if result is not None:
+            values.append(self._mark(result, (None,) * result.dim()))
+        if first:
+            gc.collect()  # a traced tensor that is still referenced would become an output of the graph
+            digest = torch_xla._XLAC._get_graph_hash(values).hex()
+            self._registry.register(name, length, digest, _input_shapes(batch))
+        if self._tracing:
+            return None
+        with torch.no_grad():
+            for target, value, _ in writes:
+                target.copy_(value)
+        with self._registry.executing(name, length, first=first, compiles=_compile_count):
+            torch_xla.sync()
+        return result
+
+    def _columns(self, batch: Batch) -> list[Tensor]:
+        import torch
+
+        check_length(self._config, batch.length)
+        columns = map(self._replicas.rows, (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids))
+        return [self._send(torch.from_numpy(c), ("data",) + (None,) * (c.ndim - 1)) for c in columns]
+
+    def _send(self, tensor: Tensor, spec: Spec) -> Tensor:
+        """Copy a tensor from the host to the devices, laid out by `spec`; for a tensor on "meta" copy zeros."""
+        import torch
+        import torch_xla
+
+        host = torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
+        if not host.dim():
+            # `to` makes 0 and 1 constants of the graph, so other numbers would make another graph
+            sent: Tensor = torch_xla._XLAC._xla_tensors_from_aten([host], [str(self._device)], None)[0]
+            return sent
+        return self._mark(host.to(self._device), spec)
+
+    def _mark(self, tensor: Tensor, spec: Spec) -> Tensor:
+        import torch_xla.distributed.spmd as xs
+
+        if self._devices is not None and tensor.dim():
+            xs.mark_sharding(tensor, self._devices, spec)
+        return tensor
+
+    def _place_parameters(self, stored: Reader | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return (the weights that are updated, the parameters that compute), of what is trained.
+
+        They are the same tensors, unless the first are fp32 masters of bf16 parameters, or a replica's parts of them."""
+        import torch
+
+        placed: dict[str, Tensor] = {}
+        masters: dict[str, Tensor] = {}
+        names = {id(parameter): name for name, parameter in self._built.parameters().items()}
+        trained, half = self._built.trained(), self._config.dtype == "bfloat16"
+        apart = self._config.keeps_masters or self._replicas.splits
+        for name, parameter in self._built.parameters().items():
+            value = stored.tensor(PARAMETER + name) if stored and name in trained else parameter.detach().float()
+            if apart and name in trained:
+                spec = self._state_specs[name]
+                masters[name] = self._send(self._replicas.piece(value, spec), spec)
+            placed[name] = self._parameter(value.to(torch.bfloat16) if half else value, name, trained=name in trained)
+        for module in self._built.model.modules():
+            for leaf, old in module._parameters.items():
+                if old is not None:  # a tied parameter has the first one's name
+                    module._parameters[leaf] = placed[names[id(old)]]
+        parameters = {name: placed[name] for name in trained}
+        return masters if apart else parameters, parameters
+
+    def _parameter(self, value: Tensor, name: str, *, trained: bool) -> Tensor:
+        import torch
+
+        parameter = torch.nn.Parameter(self._send(value, self._specs[name]), requires_grad=trained)
+        return self._mark(parameter, self._specs[name])
+
+    def _place_buffers(self) -> None:
+        for module in self._built.model.modules():
+            for leaf, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[leaf] = self._send(buffer, (None,) * buffer.dim())
+
+    def _place_state(self, name: str, whole: Shape, stored: Reader | None) -> dict[str, Tensor]:
+        """Return the optimizer's state of a parameter. It exists before the first step, so that all steps have one graph."""
+        import torch
+
+        found = {}
+        for prefix, shape in state_shapes(self._config.optimizer, whole).items():
+            value = stored.tensor(prefix + name) if stored else torch.zeros(shape)
+            spec = self._kept_spec(name, value)
+            found[prefix] = self._send(self._replicas.piece(value, spec), spec)
+        return found
+
+    def _kept_spec(self, name: str, kept: Tensor) -> Spec:
+        """Return the spec of a tensor of the optimizer's state: the parameter's if the number of dimensions is equal, else
+        replicated."""
+        spec = self._state_specs[name]
+        return spec if kept.dim() == len(spec) else (None,) * kept.dim()
+
+    def _summed(self) -> list[str]:
+        return list(self._state_specs) if self._config.accumulation > 1 else []
+
+    def _shares(self) -> int:
+        """Return for how many replicas gradients are kept separate; 1 where GSPMD's own reduction is as good: once an update
+        and in fp32."""
+        often = self._config.accumulation > 1 or self._config.dtype == "bfloat16"
+        return self._mesh.data if self._devices is not None and often else 1
+
+    def _lay_out(self, plan: Mapping[str, str]) -> None:
+        """Rewrite and annotate the model's layers so that GSPMD splits them as planned."""
+        gspmd.write_out_norms(self._built.model)
+        if self._mesh.model > 1 or self._shares() > 1:
+            gspmd.use_einsum(self._built.model)
+        if self._mesh.model > 1:
+            use_attend_heads(self._built.model)
+            gspmd.annotate(self._built.model, plan, self._mark, sequence_parallel=self._config.sequence_parallel)
+
+    def _zeros(self, shape: Shape, spec: Spec) -> Tensor:
+        import torch
+
+        return self._send(torch.zeros(shape), spec)
+
+
+def start_devices(config: TrainConfig) -> tuple[Any, Any]:
+    """Start XLA's devices. Return (the torch device, the device mesh under SPMD over several devices, else None).
+
+    No backward pass may run in the process before this call, not even on "meta", because autograd counts the devices
+    only once. Raise ModelError when XLA finds another number of devices than `config` asks for."""
+    import numpy as np
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+
+    alone = config.xla_processes == "one"
+    if alone and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ModelError(
+            "engine xla drives all devices from one process, and WORLD_SIZE says there are several",
+            "start one process (not torchrun) and set train.devices",
+        )
+    if alone and config.devices > 1:
+        xr.use_spmd()
+    found = xr.global_runtime_device_count()
+    if found != config.devices:
+        raise ModelError(
+            f"train.devices is {config.devices}, and XLA has {found} on {config.device}",
+            "lower train.devices",
+        )
+    device = torch_xla.device()
+    if config.devices == 1 or not alone:
+        return device, None
+    return device, xs.Mesh(np.arange(found), tuple(config.mesh), ("data", "model"))
+
+
+def _compile_count() -> int:
+    import torch_xla.debug.metrics as metrics
+
+    return metrics.counter_value("UncachedCompile") or 0
+
+
+def _bitcast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor's bits as another dtype. torch_xla has no lowering for `view(dtype)`, which would go through the
+    host."""
+    from torch_xla.core.xla_builder import Op
+    from torch_xla.core.xla_op_registry import register
+
+    found: Tensor = register("bitcast", lambda value, to: value.bitcast(to))(tensor, to=Op.from_torch_type(dtype))
+    return found
+
+
+def _is_finite(value: Tensor) -> Tensor:
+    """Return what `torch.isfinite` does without float64, which Trainium lacks."""
+    import torch
+
+    return value.abs() <= torch.full_like(value, torch.finfo(value.dtype).max)
+
+
+def _input_shapes(batch: Batch | None) -> list[Meta]:
+    columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids) if batch else ()
+    return [{"shape": list(column.shape), "dtype": str(column.dtype)} for column in columns]
+
+
+def _recompute(model: Any, every: int) -> None:
+    from torch_xla.utils.checkpoint import checkpoint
+
+    def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+        return checkpoint(function, *arguments, use_reentrant=True)
+
+    for layer in checkpointed_layers(model, every):
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = recomputed

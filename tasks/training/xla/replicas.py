@@ -1,0 +1,253 @@
+"""Engine xla with one process a device: data parallel and ZeRO-1, as AWS documents it for torchrun on Trainium.
+
+Each process is a replica: it traces the same graph on its own share of the rows, and collectives in the graph connect the
+replicas. Gradients are summed once an update, in fp32. With ZeRO-1 they are reduce-scattered along the dimension that
+`partition_specs.state_spec` chose, each replica updates its part of masters and moments, and the new weights are
+all-gathered in the dtype that computes. No graph depends on the replica's number, so all replicas share one hash and one
+compilation.
+
+Nothing here has run on Trainium. The collectives ran on XLA's CPU client, whose replicas share one process
+(`tests/parity/test_replicas.py`). Starting several processes follows torch_xla's documentation and was never run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from tasks.errors import ModelError
+from tasks.training.config import TrainConfig
+from tasks.training.layout.slices import piece, piece_start, writes_piece
+from tasks.training.partition_specs import Spec
+from tasks.training.ranks import World, replica_seed
+from tasks.training.shared_types import TensorSlice
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Write = tuple[Tensor, Tensor, Spec]  # (a tensor of the state, its new value, its layout)
+
+BUCKET_MIB = 50  # MiB of tensors to a message: what torch_xla sets for Neuron (ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB)
+
+
+class OneProcess:
+    """The exchanges between replicas when one process drives all devices: nothing to do, because GSPMD inserts the
+    collectives.
+
+    `Replicas` has the same methods, for one process a device."""
+
+    splits = False  # whether a replica holds a part of some masters, whose parameters are whole
+
+    def seed(self, seed: int) -> int:
+        """Return the dropout seed of this replica, made from the step's seed."""
+        return seed
+
+    def rows(self, column: Any) -> Any:
+        """Return this replica's rows of `column`, an array with one entry for each row of a batch."""
+        return column
+
+    def piece(self, tensor: Tensor, spec: Spec) -> Tensor:
+        """Return the part that this replica holds of a whole master weight or optimizer tensor with partition spec
+        `spec`."""
+        return tensor
+
+    def gradients(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the gradients summed over the rows of all replicas, split like the optimizer's state. gradients: those
+        of this replica's rows, by parameter name."""
+        return gradients
+
+    def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return (the loss, the gradient norm) over the rows of all replicas, as scalars.
+
+        loss: [1], that of this replica's rows; gradients: those that `gradients` returned."""
+        return loss[0], _squares(gradients.values()).sqrt()
+
+    def share_weights(self, changes: list[Write]) -> list[Write]:
+        """Return `changes` with each new weight whole, gathered from the replicas' parts. changes: (state tensor, new
+        value, spec)."""
+        return changes
+
+    def scores(self, scores: Tensor) -> Tensor:
+        """Return the evaluation's scores ([summed loss, correct targets] of this replica's rows) summed over all
+        replicas."""
+        return scores
+
+    def slices(self, name: str, tensor: Tensor, spec: Spec) -> Iterator[TensorSlice]:
+        """Yield the slices of a tensor that this process writes to a checkpoint, in fp32 on the CPU.
+
+        name: the tensor's name with its prefix; tensor: as this process holds it under `spec`. When several devices hold
+        the same part, the first one's is written."""
+        import torch_xla.distributed.spmd as xs
+
+        whole = tuple(tensor.shape)
+        if not any(spec):
+            yield TensorSlice(name, 0, (0,) * len(whole), whole, tensor.cpu().float())
+            return
+        written = set()
+        for device, shard in enumerate(xs.XLAShardedTensor(tensor).local_shards):
+            begin = tuple(part.start for part in shard.indices)
+            if begin not in written:
+                written.add(begin)
+                yield TensorSlice(name, device, begin, whole, shard.data.float())
+
+
+class Replicas(OneProcess):
+    """The exchanges of one replica with the others, where each device has a process.
+
+    world: the processes; states: the partition spec of each trained parameter's master and moments, by name."""
+
+    def __init__(self, world: World, states: Mapping[str, Spec]) -> None:
+        self._world = world
+        self._split = {name: spec.index("data") for name, spec in states.items() if "data" in spec}
+        self.splits = bool(self._split)
+
+    def seed(self, seed: int) -> int:
+        return replica_seed(seed, self._world.data)
+
+    def rows(self, column: Any) -> Any:
+        size = len(column) // self._world.mesh.data
+        return column[size * self._world.data :][:size]
+
+    def piece(self, tensor: Tensor, spec: Spec) -> Tensor:
+        return piece(tensor, spec, self._world).contiguous()
+
+    def gradients(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        import torch_xla.core.xla_model as xm
+
+        # cloned because they are summed in place, and may be sums of earlier passes
+        found = {name: gradient.clone() for name, gradient in gradients.items() if name not in self._split}
+        xm.all_reduce_bucketized_gradients(
+            list(found.values()), scale=1.0, groups=None, pin_layout=False, bucket_cap_mb=BUCKET_MIB
+        )
+        for dimension, names in _by_dimension(self._split):
+            parts = xm.reduce_scatter_bucketized(
+                xm.REDUCE_SUM,
+                [gradients[name] for name in names],
+                scale=1.0,
+                scatter_dim=dimension,
+                shard_count=self._world.mesh.data,
+                pin_layout=False,
+                bucket_cap_mb=BUCKET_MIB,
+            )
+            found.update(zip(names, parts, strict=True))
+        return {name: found[name] for name in gradients}
+
+    def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return (the loss, the gradient norm) over all replicas, as scalars.
+
+        Each element of a gradient counts once: the squares of split gradients are summed over the replicas, whole
+        gradients are equal on all of them."""
+        import torch
+        import torch_xla.core.xla_model as xm
+
+        parts = [gradients[name] for name in self._split]
+        wholes = [gradient for name, gradient in gradients.items() if name not in self._split]
+        mine = torch.stack([loss[0], _squares(parts) if parts else torch.zeros_like(loss[0])])
+        total = xm.all_reduce(xm.REDUCE_SUM, mine, pin_layout=False)
+        _reset_token()
+        squares = total[1] + _squares(wholes) if wholes else total[1]
+        return total[0], squares.sqrt()
+
+    def share_weights(self, changes: list[Write]) -> list[Write]:
+        import torch_xla.core.xla_model as xm
+
+        found = list(changes)
+        apart = {index: _split_dimension(target, value) for index, (target, value, _) in enumerate(changes)}
+        for dimension, indices in _by_dimension({index: at for index, at in apart.items() if at is not None}):
+            wholes = xm.all_gather_bucketized(
+                [changes[index][1] for index in indices], dim=dimension, pin_layout=False, bucket_cap_mb=BUCKET_MIB
+            )
+            for index, whole in zip(indices, wholes, strict=True):
+                found[index] = (changes[index][0], whole, changes[index][2])
+        _reset_token()
+        return found
+
+    def scores(self, scores: Tensor) -> Tensor:
+        import torch_xla.core.xla_model as xm
+
+        total: Tensor = xm.all_reduce(xm.REDUCE_SUM, scores, pin_layout=False)
+        _reset_token()
+        return total
+
+    def slices(self, name: str, tensor: Tensor, spec: Spec) -> Iterator[TensorSlice]:
+        if writes_piece(spec, self._world):
+            sizes = zip(tensor.shape, spec, strict=True)
+            whole = tuple(size if axis is None else size * self._world.mesh.data for size, axis in sizes)
+            yield TensorSlice(name, self._world.rank, piece_start(whole, spec, self._world), whole, tensor.cpu())
+
+
+def make_replicas(config: TrainConfig, world: World, states: Mapping[str, Spec]) -> OneProcess:
+    """Return the exchanges between replicas that `config` needs.
+
+    states: the partition spec of each trained parameter's master and moments. Raise ModelError unless `world` has as
+    many processes as `config` asks for: a graph for fewer replicas would silently sum too little."""
+    if config.xla_processes == "one" or config.devices == 1:
+        return OneProcess()
+    if world.mesh != config.mesh:
+        raise ModelError(
+            f"train.devices is {config.devices} with one process each, and {world.mesh.data} processes were started",
+            "let `trnflow run` start them, or set train.xla_processes=one",
+        )
+    return Replicas(world, states)
+
+
+def join_processes(config: TrainConfig) -> World:
+    """Join the other processes, each with one device, and return this process's `World`.
+
+    torchrun or trnflow started them. Messages between the hosts go over a gloo group of their own, so that they never
+    wait for a device. Raise ModelError when XLA does not see all processes as one world."""
+    import torch.distributed as dist
+    import torch_xla.distributed.xla_backend  # noqa: F401  # registers "xla"
+    import torch_xla.runtime as xr
+
+    _check("devices in all", xr.global_device_count(), config.devices)
+    dist.init_process_group("xla", init_method="xla://")
+    _check("replicas", xr.world_size(), config.devices)
+    rank = int(os.environ["RANK"])
+    if xr.global_ordinal() != rank:  # replicas take their parts by this number
+        raise ModelError(
+            f"rank {rank} is replica {xr.global_ordinal()} to XLA",
+            "unset NEURON_PJRT_PROCESS_INDEX and NEURON_RT_VISIBLE_CORES, which order the processes otherwise",
+        )
+    hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.collective_timeout_seconds))
+    return World(rank, config.mesh, hosts, hosts)
+
+
+def _check(what: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise ModelError(
+            f"{wanted} processes train together (WORLD_SIZE), and XLA sees {found} {what}: each would train alone",
+            "set train.devices to the number of free NeuronCores, or set train.xla_processes=one",
+        )
+
+
+def _reset_token() -> None:
+    """Drop torch_xla's ordering token.
+
+    torch_xla orders collectives by a token that it adds, as zero times a result, to the next one. A NaN would stay in the
+    token and reach weights that the gate has kept. The data dependencies here order the collectives already. The token would
+    also keep the whole graph alive until it has run."""
+    import torch_xla
+
+    torch_xla._XLAC._set_all_reduce_token(str(torch_xla.device()), None)
+
+
+def _by_dimension(dimensions: Mapping[Any, int]) -> list[tuple[int, list[Any]]]:
+    """Group the keys by dimension: one message covers one dimension."""
+    ordered = sorted(dimensions, key=lambda key: dimensions[key])
+    return [(dimension, list(keys)) for dimension, keys in groupby(ordered, key=lambda key: dimensions[key])]
+
+
+def _split_dimension(target: Tensor, value: Tensor) -> int | None:
+    """Return the dimension along which `value` is a part of `target`, or None."""
+    pairs = enumerate(zip(target.shape, value.shape, strict=True))
+    return next((dimension for dimension, (whole, part) in pairs if whole != part), None)
+
+
+def _squares(gradients: Sequence[Tensor] | Any) -> Tensor:
+    import torch
+
+    return torch.stack([(gradient * gradient).sum() for gradient in gradients]).sum()

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tasks.artifact import Input
+from tasks.errors import ConfigError, DataError
+from tasks.format_prompts import MAKERS, FormatConfig
+from tests.helpers.data_stages import Bench, files, new_bench, table
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return new_bench(tmp_path)
+
+
+def rows_of(root: Path, columns: dict, **meta) -> Input:
+    folder = root / "rows"
+    folder.mkdir()
+    pq.write_table(pa.table(columns), folder / "train.parquet")
+    count = len(next(iter(columns.values())))
+    known = {"splits": {"train": count}, "columns": list(columns), "text": [], "labels": None, **meta}
+    return Input(folder, "rows", known, "sha256:rows")
+
+
+def parts(texts: Input) -> list[list[tuple[str, bool]]]:
+    return [[(part["text"], part["train"]) for part in row] for row in table(texts, "train")["parts"]]
+
+
+def test_dolly_sections(bench, shared):
+    rows = bench.rows(source=str(shared / "data/dolly15k"), limit=2000)
+    texts = bench.texts(rows, task="instruction")
+    assert texts.meta["task"] == "causal_lm"
+    assert texts.meta["labels"] is None
+    source = table(rows, "train")
+    made = parts(texts)
+    assert len(made) + texts.meta["dropped"].get("empty", 0) == 2000
+    wanted = []
+    for instruction, context, response in zip(
+        *(source[n] for n in ("instruction", "context", "response")), strict=True
+    ):
+        middle = f"### Context\n{context}\n\n" if context else ""
+        prompt = f"### Instruction\n{instruction}\n\n{middle}### Answer\n"
+        if response.strip():
+            wanted.append([(prompt, False), (response, True)])
+    assert made == wanted
+    assert any("### Context" in row[0][0] for row in made) and any("### Context" not in row[0][0] for row in made)
+
+
+def test_classification_joins_columns(bench, tmp_path):
+    columns = {"title": ["a", "b"], "body": ["x", ""], "label": [1, 0]}
+    rows = rows_of(tmp_path, columns, text=["title", "body"], labels=["no", "yes"])
+    texts = bench.texts(rows, separator=" | ")
+    assert table(texts, "train") == {"text": ["a | x", "b | "], "label": [1, 0]}
+    wanted = {"task": "classification", "labels": ["no", "yes"], "splits": {"train": 2}, "dropped": {}, "framed": False}
+    assert texts.meta == {**wanted, "templates": []}
+    templated = bench.texts(rows, prompt_template="{{ body }}/{{ title|upper }}")
+    assert table(templated, "train")["text"] == ["x/A", "/B"]
+
+
+def test_rows_without_an_answer_are_dropped_and_counted(bench, tmp_path):
+    columns = {"question": ["a", "b", "c"], "response": ["x", " \n", None]}
+    rows = rows_of(tmp_path, columns)
+    texts = bench.texts(rows, task="instruction", instruction="question")
+    assert texts.meta["dropped"] == {"empty": 2}
+    assert texts.meta["splits"] == {"train": 1}
+    assert parts(texts) == [[("### Instruction\na\n\n### Answer\n", False), ("x", True)]]
+
+
+def test_templates_see_the_row_and_nothing_else(bench, tmp_path):
+    rows = rows_of(tmp_path, {"q": ["2+2"], "a": ["4"]})
+    texts = bench.texts(rows, task="instruction", prompt_template="Q: {{ q }}\n", response_template="{{ a }}!")
+    assert parts(texts) == [[("Q: 2+2\n", False), ("4!", True)]]
+    with pytest.raises(ConfigError, match=r"format\.prompt_template: 'question' is undefined.*columns are q, a"):
+        bench.texts(rows, task="instruction", prompt_template="{{ question }}", response="a")
+    with pytest.raises(ConfigError, match=r"format\.prompt_template.*access to attribute '__class__'"):
+        bench.texts(rows, task="instruction", prompt_template="{{ q.__class__.__mro__ }}", response="a")
+    with pytest.raises(ConfigError, match=r"format\.response_template: unexpected"):
+        bench.texts(rows, task="instruction", prompt_template="{{ q }}", response_template="{{ a ")
+
+
+def test_chat_trains_on_the_assistants_turns(bench, tmp_path):
+    talk = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "ciao")]
+    messages = [[{"role": role, "content": text} for role, text in talk], [{"role": "user", "content": "alone"}]]
+    texts = bench.texts(rows_of(tmp_path, {"messages": messages}), task="chat", chat_template="sections")
+    assert texts.meta["dropped"] == {"empty": 1} and texts.meta["framed"] is False
+    (made,) = parts(texts)
+    assert "".join(text for text, _ in made) == (
+        "### User\nhi\n\n### Assistant\nhello\n\n### User\nbye\n\n### Assistant\nciao"
+    )
+    assert [text for text, train in made if train] == ["hello", "ciao"]
+
+
+def test_chat_with_an_unknown_role_names_the_row(bench, tmp_path):
+    messages = [[{"role": "user", "content": "x"}, {"role": "robot", "content": "y"}]]
+    with pytest.raises(DataError, match="split train row 1: message 2 has the role 'robot'"):
+        bench.texts(rows_of(tmp_path, {"messages": messages}), task="chat", chat_template="sections")
+
+
+def test_alpaca_s_words(bench, tmp_path):
+    rows = rows_of(tmp_path, {"instruction": ["Add.", "Greet."], "input": ["1 2", ""], "output": ["3", "Hi"]})
+    texts = bench.texts(rows, task="instruction", style="alpaca", context="input", response="output")
+    (first, answer), (second, _) = parts(texts)
+    assert answer == ("3", True)
+    assert first[0].startswith("Below is an instruction that describes a task, paired with an input that provides")
+    assert first[0].endswith("\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")
+    assert second[0].startswith("Below is an instruction that describes a task. Write") and "### Input" not in second[0]
+
+
+def test_plain_text_is_all_trained_on(bench, tmp_path):
+    texts = bench.texts(rows_of(tmp_path, {"text": ["one", "", "two"]}), task="text")
+    assert parts(texts) == [[("one", True)], [("two", True)]]
+
+
+def test_what_the_rows_lack_is_named(bench, tmp_path):
+    rows = rows_of(tmp_path, {"instructions": ["a"], "response": ["b"]})
+    with pytest.raises(
+        ConfigError, match=r"format\.instruction: the rows have no column instruction .*mean instructions"
+    ):
+        bench.texts(rows, task="instruction")
+    with pytest.raises(ConfigError, match=r"set data\.label"):
+        bench.texts(rows, task="classification")
+    empty = Input(rows.path, "rows", {**rows.meta}, "sha256:rows")
+    pq.write_table(pa.table({"instructions": ["a"], "response": [""]}), rows.path / "train.parquet")
+    with pytest.raises(DataError, match="the split train is empty"):
+        bench.texts(empty, task="instruction", instruction="instructions")
+
+
+def test_templates_that_no_task_reads_are_refused():
+    with pytest.raises(ValidationError, match="prompt_template"):
+        FormatConfig(task="chat", prompt_template="x")
+    with pytest.raises(ValidationError, match="response_template"):
+        FormatConfig(task="classification", response_template="x")
+
+
+def test_same_rows_same_bytes_over_many_batches(bench, tmp_path):
+    count = 9000
+    rows = rows_of(tmp_path, {"text": [f"row {n}" for n in range(count)]})
+    first, second = (bench.texts(rows, task="text") for _ in range(2))
+    assert files(first.path) == files(second.path)
+    assert parts(first) == [[(f"row {n}", True)] for n in range(count)]
+
+
+@settings(derandomize=True, max_examples=50)
+@given(st.text(), st.none() | st.text(), st.text())
+def test_instruction_sections_keep_every_character(instruction, context, response):
+    meta = {"columns": ["instruction", "context", "response"], "text": [], "labels": None}
+    make = MAKERS["instruction"](FormatConfig(task="instruction"), meta)
+    made = make({"instruction": instruction, "context": context, "response": response}, "row 1")
+    if not response.strip():
+        assert made is None
+        return
+    prompt, answer = made["parts"]
+    assert (prompt["train"], answer) == (False, {"text": response, "train": True})
+    assert prompt["text"].startswith(f"### Instruction\n{instruction}\n\n")
+    assert prompt["text"].endswith("### Answer\n")
+    assert (f"### Context\n{context}\n\n" in prompt["text"]) or not context

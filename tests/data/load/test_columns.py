@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tasks.errors import ConfigError, DataError
+from tests.data.load.rows import failure, write
+from tests.helpers.data_stages import table
+
+
+def test_missing_column_suggests_the_nearest(bench, tmp_path):
+    path = str(write(tmp_path / "a.csv", {"text": ["x"], "label": ["a"]}))
+    assert "did you mean label?" in failure(bench, ConfigError, source=path, label="labels")
+    assert "data.text: a.csv has no column txt. Fix: did you mean text? It has text, label" in failure(
+        bench, ConfigError, source=path, text="txt"
+    )
+    both = failure(bench, ConfigError, source=path, text=["title", "body"])
+    assert "data.text: a.csv has no column title and no body. Fix: set data.text to what it has: text, label" in both
+    assert "data.columns" in failure(bench, ConfigError, source=path, columns={"response": "answer"})
+
+
+def test_null_text_and_label_name_the_row(bench, tmp_path):
+    path = write(tmp_path / "a.jsonl", {"text": ["x", None], "label": [0, 1]})
+    assert "a.jsonl row 2: the text column text is missing" in failure(
+        bench, DataError, source=str(path), label="label"
+    )
+    path = write(tmp_path / "b.parquet", {"text": ["x", "y"], "label": [None, 1]})
+    assert "b.parquet row 1: the label is missing" in failure(bench, DataError, source=str(path), label="label")
+    path = write(tmp_path / "c.csv", {"text": ["x", "y"], "stars": ["4", "many"]})
+    told = failure(bench, DataError, source=str(path), label="stars >= 4")
+    assert "c.csv row 2: stars is 'many', which is no number" in told
+    path = write(tmp_path / "d.parquet", {"text": ["x"], "label": [0.5]})
+    assert "row 1: the label 0.5 is a fraction" in failure(bench, DataError, source=str(path), label="label")
+
+
+def test_rows_without_text_or_label_are_dropped_and_counted_where_asked(bench, tmp_path):
+    write(tmp_path / "train.jsonl", {"text": ["x", None, " \n", "y", "z"], "label": ["a", "a", "b", None, "b"]})
+    write(tmp_path / "test.csv", {"text": ["v", "", "w"], "label": ["a", "b", ""]})
+    rows = bench.rows(source=str(tmp_path), label="label", nulls="drop")
+    assert table(rows, "train") == {"text": ["x", "z"], "label": [0, 1]}
+    assert table(rows, "test") == {"text": ["v"], "label": [0]}
+    assert rows.meta["dropped"] == {"null": 3, "empty": 2}
+    assert "rows dropped: 3 null, 2 empty" in [said.get("info") for said in bench.said]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "told"),
+    [
+        ("a.csv", {"text": ["x", "  "], "label": ["0", "1"]}, "a.csv row 2: the text is empty (column text)"),
+        ("a.jsonl", {"text": ["x", ""], "label": [0, 1]}, "a.jsonl row 2: the text is empty (column text)"),
+        (
+            "a.csv",
+            {"text": ["x", "y"], "label": ["0", " "]},
+            "a.csv row 2: the label is missing (null, nan, or an empty cell)",
+        ),
+        ("a.parquet", {"text": ["x", "y"], "label": [1.0, float("nan")]}, "a.parquet row 2: the label is missing"),
+        ("a.parquet", {"text": ["", "y"], "label": [1, None]}, "a.parquet row 1: the text is empty"),
+    ],
+)
+def test_blank_is_missing(bench, tmp_path, name, columns, told):
+    assert told in failure(bench, DataError, source=str(write(tmp_path / name, columns)), label="label")
+
+
+def test_one_of_several_texts_may_be_blank(bench, tmp_path):
+    path = write(tmp_path / "a.csv", {"title": ["", "x", ""], "body": ["y", "", " "]})
+    source = {"source": str(path), "text": ["title", "body"]}
+    assert "a.csv row 3: the text is empty (column title, body)" in failure(bench, DataError, **source)
+    assert bench.rows(**source, nulls="drop").meta["splits"] == {"train": 2}
+
+
+def test_numbers_of_rows_count_those_that_were_dropped(bench, tmp_path):
+    write(tmp_path / "set/train.csv", {"text": ["a", "b"], "label": ["x", "y"]})
+    write(tmp_path / "set/test.csv", {"text": ["", "b", "c"], "label": ["x", "", "z"]})
+    told = failure(bench, DataError, source=str(tmp_path / "set"), label="label", nulls="drop")
+    assert "test.csv row 3: the label 'z' is outside the label set (x, y)" in told
+    rule = failure(bench, DataError, source=str(tmp_path / "set"), label="label >= 2", nulls="drop")
+    assert "row 1: label is 'x', which is no number" in rule
+
+
+def test_nothing_left(bench, tmp_path):
+    path = write(tmp_path / "a.csv", {"text": ["", " "], "label": ["x", "y"]})
+    told = failure(bench, DataError, source=str(path), label="label", nulls="drop")
+    assert "the split train is empty: a.csv holds no rows but those dropped (2 empty)" in told
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"text": "body", "columns": {"summary": "body"}}, "the column body is to be both body and summary"),
+        ({"columns": {"a": "body", "b": "body"}}, "the column body is to be both a and b"),
+        (
+            {"text": "body", "label": "kind", "columns": {"topic": "kind"}},
+            "the column kind is to be both the label and topic",
+        ),
+        ({"text": "body", "label": "kind", "columns": {"label": "body"}}, "`label` is the name of the label column"),
+    ],
+)
+def test_no_column_is_two(bench, tmp_path, data, told):
+    path = write(tmp_path / "a.csv", {"body": ["x", "y"], "kind": ["a", "b"]})
+    assert f"data.columns: {told}" in failure(bench, ConfigError, source=str(path), **data)
+
+
+def test_a_kept_column_may_be_what_a_rule_reads(bench, tmp_path):
+    path = write(tmp_path / "a.csv", {"text": ["x", "y"], "stars": ["5", "1"]})
+    rows = bench.rows(source=str(path), text="text", label="stars >= 3", columns={"score": "stars"})
+    assert table(rows, "train") == {"text": ["x", "y"], "score": ["5", "1"], "label": [1, 0]}
+
+
+def test_parquet_that_is_not_utf8_names_the_row(bench, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    offsets, data = pa.py_buffer(np.array([0, 4, 6], dtype=np.int32)), pa.py_buffer(b"fine\xff\xfe")
+    texts = pa.Array.from_buffers(pa.string(), 2, [None, offsets, data])
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    told = failure(bench, DataError, source=str(tmp_path / "a.parquet"), text="text")
+    assert "a.parquet row 2: text is broken: Invalid UTF8" in told

@@ -1,0 +1,116 @@
+"""Rows of csv and tsv: every cell as it is written, or an error that names file and line."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasks.errors import DataError
+from tests.data.load.rows import failure
+from tests.helpers.data_stages import new_bench, table
+
+LONG = "a long cell, " * 400_000
+"""5.2 MB."""
+
+
+def zipped(content: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("a.csv", content)
+    return made.getvalue()
+
+
+def zstd(content: bytes) -> bytes:
+    return pa.compress(content, codec="zstd", asbytes=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("a.csv", bytes),
+        ("a.csv.gz", gzip.compress),
+        ("a.csv.bz2", bz2.compress),
+        ("a.csv.zst", zstd),
+        ("a.zip", zipped),
+    ],
+)
+def test_a_cell_of_5_mb_a_byte_order_mark_and_nul_in_any_compression(bench, tmp_path, name, pack):
+    content = f'\ufefftext,label\n"{LONG}",long\n\nnul \0 is a character,short\n'.encode()
+    (tmp_path / name).write_bytes(pack(content))
+    rows = bench.rows(source=str(tmp_path / name), label="label")
+    assert table(rows, "train") == {"text": [LONG, "nul \0 is a character"], "label": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("text,label\nx,1\ny\n", "a.csv line 3 has 1 cell, the header 2"),
+        ("text,label\nx,1\ny,2,3\n", "a.csv line 3 has 3 cells, the header 2"),
+        ("text,label\nx,1,\ny,2,\n", "a.csv line 2 has 3 cells, the header 2"),
+        ('text,label\n"two\nlines",1\ny\n', "a.csv line 4 has 1 cell, the header 2"),
+        ("text,label\n" + "x,1\n" * 5000 + "y\n", "a.csv line 5002 has 1 cell, the header 2"),
+        ('text,label\nx,1\ny,"2\nz,3\n', "a.csv line 3 is not csv: unexpected end of data"),
+        ('text,label\n"Good", she said,1\n', "a.csv line 2 has 3 cells, the header 2"),
+        ('text,label\n"Good" she said,1\n', "a.csv line 2 is not csv: ',' expected after '\"'"),
+        ("text,text\nx,1\n", "a.csv has two columns named text"),
+    ],
+)
+def test_a_row_that_would_be_shifted_or_swallowed_names_its_line(bench, tmp_path, content, told):
+    (tmp_path / "a.csv").write_text(content)
+    assert told in failure(bench, DataError, source=str(tmp_path / "a.csv"), text="text")
+
+
+def test_quotes_of_tsv_that_are_no_quoting_are_told(bench, tmp_path):
+    """Elsewhere the three rows are read as two: the second text is `hello, neg, you said`."""
+    (tmp_path / "a.tsv").write_text('text\tlabel\nsay "hi"\tpos\n"hello\tneg\nyou" said\tpos\n')
+    told = failure(bench, DataError, source=str(tmp_path / "a.tsv"), label="label")
+    assert "a.tsv line 3 is not csv: '\t' expected after '\"'" in told
+
+
+def test_blank_lines_are_no_rows_and_blank_cells_are_cells(bench, tmp_path):
+    (tmp_path / "a.csv").write_text('\ntext,note\n\nx,\n  \ny,""\nNA,null\n\n')
+    assert table(bench.rows(source=str(tmp_path / "a.csv")), "train") == {
+        "text": ["x", "y", "NA"],
+        "note": ["", "", "null"],
+    }
+
+
+def test_amharic_tweets_are_those_of_the_file(bench, shared):
+    folder = shared / "data/sentiment_amharic"
+    rows = bench.rows(source=str(folder), text="tweet", label="label")
+    for split in ("train", "validation", "test"):
+        lines = (folder / f"{split}.tsv").read_text(encoding="utf-8").split("\n")[1:-1]
+        told = table(rows, split)
+        labels = [rows.meta["labels"][number] for number in told["label"]]
+        assert [f"{text}\t{label}" for text, label in zip(told["tweet"], labels, strict=True)] == lines
+
+
+CELL = st.text(st.characters(codec="utf-8") | st.sampled_from(',"\n\r\t \0'), max_size=8)
+
+
+@settings(
+    derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rows=st.lists(st.tuples(CELL, CELL), min_size=1, max_size=8), kind=st.sampled_from(["csv", "tsv"]))
+def test_what_python_writes_comes_through_and_is_what_pandas_reads(rows, kind, tmp_path_factory):
+    import pandas
+
+    bench = new_bench(tmp_path_factory.mktemp("any"))
+    path: Path = bench.root / f"a.{kind}"
+    delimiter = {"csv": ",", "tsv": "\t"}[kind]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_ALL)
+        writer.writerows([("a", "b"), *rows])
+    found = table(bench.rows(source=str(path)), "train")
+    assert list(zip(found["a"], found["b"], strict=True)) == rows
+    read = pandas.read_csv(path, sep=delimiter, dtype=str, keep_default_na=False)
+    assert [tuple(row) for row in read.itertuples(index=False)] == rows

@@ -1,0 +1,143 @@
+"""Hub names, through the real client libraries against a hub on this machine.
+
+They read the hub's address when they are imported, so each case runs in a process of its own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.hub_server import COMMIT, serve
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from tasks.errors import TrnflowError
+from tasks.load_data import DataConfig
+from tests.helpers.data_stages import new_bench
+bench, answers = new_bench(Path(sys.argv[1])), []
+for data in json.loads(sys.argv[2]):
+    try:
+        source = bench.source(DataConfig(**data))
+        answers.append({"identity": source.identity, "meta": bench.rows(**data).meta})
+    except TrnflowError as error:
+        answers.append(error.to_json())
+offline = bench.source(DataConfig(source="me/set"), offline=True)
+answers.append({"identity": offline.identity, "note": offline.note})
+assert "torch" not in sys.modules
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """What became of each case, all in one process."""
+    cases = {
+        "plain": {"source": "me/set", "label": "label"},
+        "splits": {"source": "me/set", "text": "text", "splits": {"train": "test"}, "limit": 10},
+        "split": {"source": "me/set", "splits": {"train": "train", "test": "tests"}},
+        "name": {"source": "me/set", "name": "plain_text"},
+        "column": {"source": "me/set", "text": "texts"},
+        "revision": {"source": "me/set", "revision": "v9"},
+        "unknown": {"source": "me/none"},
+        "gated": {"source": "secret/set"},
+    }
+    root = tmp_path_factory.mktemp("hub")
+    emotion = shared / "data/emotion"
+    files = {
+        f"data/{name}-00000-of-00001.parquet": (emotion / f"{name}.parquet").read_bytes() for name in ("train", "test")
+    }
+    return asked({**files, "README.md": b"---\nlicense: other\n---\n"}, cases, root)
+
+
+def asked(files: dict[str, bytes], cases: dict[str, dict], root: Path) -> dict[str, dict]:
+    root.mkdir(exist_ok=True)
+    with serve(files) as address:
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        environ |= {"HF_ENDPOINT": address, "HF_HOME": str(root / "hf")}
+        command = [sys.executable, "-c", PROGRAM, str(root), json.dumps(list(cases.values()))]
+        project = Path(__file__).parents[3]
+        done = subprocess.run(command, env=environ, cwd=project, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return dict(zip([*cases, "offline"], json.loads(done.stdout), strict=True))
+
+
+def test_a_hub_dataset_is_pinned_to_its_commit(answers):
+    found = answers["plain"]
+    assert found["identity"] == {"hub": "me/set", "name": None, "commit": COMMIT, "splits": {}}
+    assert found["meta"]["splits"] == {"train": 16000, "test": 2000}
+    assert found["meta"]["labels"] == ["sadness", "joy", "love", "anger", "fear", "surprise"]
+    assert answers["offline"] == {"identity": found["identity"], "note": "last resolution"}
+
+
+def test_splits_can_be_chosen(answers):
+    assert answers["splits"]["identity"]["splits"] == {"train": "test"}
+    assert answers["splits"]["meta"]["splits"] == {"train": 10}
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "told"),
+    [
+        ("split", "ConfigError", "data.splits.test: me/set has no split tests (it has train, test)"),
+        ("name", "ConfigError", "the dataset me/set: BuilderConfig 'plain_text' not found"),
+        ("column", "ConfigError", "data.text: me/set train has no column texts"),
+        ("revision", "ConfigError", "data.revision: the dataset me/set has no revision v9"),
+        ("unknown", "DataError", "me/none is neither a file or folder here nor a dataset on the hub"),
+        ("gated", "DataError", "secret/set is gated"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(answers, case, kind, told):
+    assert answers[case]["type"] == kind
+    assert told in answers[case]["message"]
+    assert "\n" not in answers[case]["message"]
+    assert answers[case]["fix"]
+
+
+README = b"""---
+dataset_info:
+  features:
+  - name: label
+    dtype: {class_label: {names: {'0': neg, '1': pos}}}
+---
+"""
+
+
+def test_json_of_the_hub_is_read_as_it_is_written(tmp_path: Path):
+    """`datasets` itself gives 0.123456789 and a timestamp, or asks for a package that parses traces of agents."""
+    call = {"name": "weather", "arguments": {"city": "Rome", "at": "2020-01-01", "x": 0.12345678901234}}
+    plain = {"messages": [{"role": "user", "content": "hi"}], "day": "2020-01-01", "label": 0}
+    told = [*[plain] * 50, {"messages": [{"role": "assistant", "tool_calls": [call]}], "day": "2020-01-02", "label": 1}]
+    lines = "".join(json.dumps(row) + "\n" for row in told).encode()
+    files = {"data/train.jsonl": lines, "data/test.jsonl.gz": gzip.compress(lines), "README.md": README}
+    cases = {"all": {"source": "me/set"}, "labels": {"source": "me/set", "text": "day", "label": "label"}}
+    found = asked(files, {**cases, "none": {"source": "me/set", "text": "texts"}}, tmp_path)
+    assert found["all"]["meta"]["nested"] == ["messages"]
+    assert found["all"]["meta"]["splits"] == {"train": 51, "test": 51}
+    for split in ("train", "test"):
+        rows = pq.read_table(tmp_path / f"out-1/{split}.parquet").to_pylist()
+        assert [{**row, "messages": json.loads(row["messages"])} for row in rows] == told
+    assert found["labels"]["meta"]["labels"] == ["neg", "pos"]
+    assert "data.text: me/set data/train.jsonl has no column texts" in found["none"]["message"]
+
+
+def test_csv_of_the_hub_is_text_unless_the_repository_says_how_it_is_read(tmp_path: Path):
+    """`datasets` reads 007 as 7, and NA as null."""
+    plain = {
+        f"data/train.{kind}": f"text{end}label\n007{end}NA\n".encode() for kind, end in (("csv", ","), ("tsv", "\t"))
+    }
+    for name, content in plain.items():
+        found = asked({name: content, "README.md": b""}, {"all": {"source": "me/set"}}, root := tmp_path / name[-3:])
+        assert found["all"]["meta"]["splits"] == {"train": 1}
+        assert pq.read_table(root / "out-1/train.parquet").to_pylist() == [{"text": "007", "label": "NA"}]
+    told = b"---\nconfigs:\n- config_name: default\n  data_files: a.csv\n  sep: ';'\n---\n"
+    asked(
+        {"a.csv": b"text;label\nx, y;1\n", "README.md": told}, {"all": {"source": "me/set"}}, root := tmp_path / "told"
+    )
+    assert pq.read_table(root / "out-1/train.parquet").to_pylist() == [{"text": "x, y", "label": 1}]

@@ -1,0 +1,324 @@
+"""Evaluation of small real models against independent oracles: scikit-learn, and transformers on one row at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.artifact import Input, Meta
+from tasks.data.tokenization.tokenizer import read_tokenizer
+from tasks.errors import DataError, MissingDependency
+from tasks.evaluate_model import EvaluateConfig, evaluate_model
+from tasks.evaluation.forward import token_loss
+from tasks.evaluation.generation import (
+    GenerationConfig,
+    generate,
+    prompt_encoder,
+    prompt_ids,
+    prompts,
+    shortened,
+)
+from tasks.evaluation.metrics import majority, score
+from tasks.evaluation.models import load_model, longest_sequence
+from tasks.evaluation.plots import confusion_matrix
+from tasks.stage import read_json
+from tasks.training.batches.sampler import Split
+from tests.helpers import small_models
+from tests.helpers.small_models import Rows
+
+EXPORT = "tasks.export_neuron:export_neuron"
+EVALUATE = "tasks.evaluate_model:evaluate_model"
+
+CLASS_ROWS = small_models.random_rows(40, "classification", seed=1)
+TOKEN_ROWS = small_models.random_rows(30, "causal_lm", longest=12, seed=2)
+
+
+def classified(folder: Path) -> Input:
+    """Test rows in two lengths, one row a chunk; the train split knows one class only."""
+    short, long = ([[row] for row in CLASS_ROWS if (len(row[0]) <= 16) == fits] for fits in (True, False))
+    train = [[(ids, 1)] for ids, _ in CLASS_ROWS[:7]]
+    splits = {"train": {32: train}, "test": {16: short, 32: long}}
+    return small_models.packed_rows(folder, "classification", splits)
+
+
+def chunked(folder: Path) -> Input:
+    """Validation rows, two and three to a chunk."""
+    chunks = [TOKEN_ROWS[start : start + 2] for start in range(0, 18, 2)]
+    chunks += [[row for row in TOKEN_ROWS[start : start + 3] if len(row[0]) <= 10] for start in range(18, 30, 3)]
+    splits = {"train": {32: chunks[:2]}, "validation": {32: [chunk for chunk in chunks if chunk]}}
+    return small_models.packed_rows(folder, "causal_lm", splits)
+
+
+def texts(folder: Path) -> Input:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    rows = [
+        [{"text": "what does it do question ", "train": False}, {"text": "answer is cat", "train": True}],
+        [{"text": "the dog ran", "train": False}],
+        [{"text": "word", "train": True}],
+        [{"text": "the mat " * 60, "train": False}, {"text": "sat", "train": True}, {"text": " on", "train": False}],
+        [{"text": "a plain text of one part, of which some words are given", "train": True}],
+    ]
+    kind = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_())]))
+    pq.write_table(pa.table({"parts": pa.array(rows, kind)}), folder / "validation.parquet")
+    return Input(folder, "texts", {}, "sha256:2")
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Both tasks exported and evaluated, and evaluated again, each in one fresh process."""
+    root = tmp_path_factory.mktemp("evaluated")
+    said = texts(root / "texts")
+    bert, llama = small_models.bert(root / "bert"), small_models.llama(root / "llama")
+    packed = {"bert": classified(root / "rows"), "llama": chunked(root / "chunks")}
+    settings = {"generation": {"prompts": 2, "max_new_tokens": 8}, "export_rows": 3}
+    calls = []
+    for name, weights, batch, lengths in (("bert", bert, 2, [16, 32]), ("llama", llama, 1, [32])):
+        asked = {"batch": batch} if len(lengths) > 1 else {"batch": batch, "length": lengths[0]}
+        calls.append(small_models.call(EXPORT, asked, root / f"{name}-export", weights=weights))
+        meta = {"target": "stablehlo", "batch": batch, "lengths": lengths}
+        parts = {"texts": said, "packed": packed[name], "weights": weights}
+        parts["exported"] = Input(root / f"{name}-export", "exported", meta, "sha256:3")
+        for run in (name, f"{name}-again"):
+            calls.append(small_models.call(EVALUATE, settings, root / run / "out", **parts))
+    results = small_models.run_calls(calls, root)
+    assert not [result for result in results if "error" in result]
+    made = {"bert": results[1], "bert-again": results[2], "llama": results[4], "llama-again": results[5]}
+    return {"root": root, "packed": packed, "weights": {"bert": bert, "llama": llama}, **made}
+
+
+def report(evaluated: dict[str, Any], name: str) -> Meta:
+    return read_json(evaluated["root"] / name / "out" / "report.json")
+
+
+def one_by_one(weights: Input, rows: Rows) -> list[int]:
+    """Predictions without batches, buckets or padding."""
+    import torch
+
+    model = load_model(weights.path, "classification")
+    with torch.no_grad():
+        return [int(model(torch.tensor([ids])).logits.argmax()) for ids, _ in rows]
+
+
+def test_classification_metrics_are_those_of_plain_calls(evaluated: dict[str, Any]) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+
+    expected = [target for _, target in CLASS_ROWS]
+    predicted = one_by_one(evaluated["weights"]["bert"], CLASS_ROWS)
+    metrics = evaluated["bert"]["meta"]["metrics"]
+    assert len(set(predicted)) > 1
+    assert metrics["accuracy"] == pytest.approx(accuracy_score(expected, predicted))
+    assert metrics["f1_weighted"] == pytest.approx(f1_score(expected, predicted, average="weighted"))
+    assert metrics["f1_macro"] == pytest.approx(f1_score(expected, predicted, average="macro"))
+    always = f1_score(expected, [1] * len(expected), average="weighted")
+    assert metrics["f1_weighted_majority"] == pytest.approx(always)
+
+
+def test_the_classification_report(evaluated: dict[str, Any]) -> None:
+    said = report(evaluated, "bert")
+    assert (said["split"], said["rows"], said["task"]) == ("test", 40, "classification")
+    assert [entry["label"] for entry in said["classes"]] == small_models.LABELS
+    assert sum(entry["support"] for entry in said["classes"]) == 40 == sum(map(sum, said["confusion"]))
+    assert said["metrics"] == evaluated["bert"]["meta"]["metrics"]
+    assert any("samples_per_second" in event.get("figures", {}) for event in evaluated["bert"]["said"])
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_the_export_agrees_on_real_rows(evaluated: dict[str, Any], name: str) -> None:
+    metrics, said = evaluated[name]["meta"]["metrics"], report(evaluated, name)["export"]
+    assert 0 < metrics["export_max_difference"] < 1e-4
+    assert metrics["export_agreement"] == 1.0
+    # three rows of each length in batches of two: one whole batch; in batches of one: three
+    assert (said["calls"], said["lengths"]) == {"bert": (2, [16, 32]), "llama": (3, [32])}[name]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_twice_the_same_bytes(evaluated: dict[str, Any], name: str) -> None:
+    one, other = (evaluated["root"] / run / "out" for run in (name, f"{name}-again"))
+    files = sorted(file.name for file in one.iterdir())
+    assert files == ["confusion_matrix.png" if name == "bert" else "generations.json", "report.json"]
+    for file in files:
+        assert (one / file).read_bytes() == (other / file).read_bytes()
+    assert evaluated[name]["meta"] == evaluated[f"{name}-again"]["meta"]
+
+
+def plain_loss(weights: Input, rows: Rows) -> tuple[float, int]:
+    """(mean loss, tokens) of each row on its own, through transformers' labels."""
+    import torch
+
+    model, total, tokens = load_model(weights.path, "causal_lm"), 0.0, 0
+    for ids, supervised in rows:
+        labels = torch.from_numpy(np.where(supervised, ids, -100))[None]
+        count = int((labels[:, 1:] != -100).sum())
+        if count:
+            with torch.no_grad():
+                total += float(model(torch.tensor([ids]), labels=labels).loss) * count
+            tokens += count
+    return total / tokens, tokens
+
+
+def test_a_packed_chunk_loses_what_its_rows_lose(evaluated: dict[str, Any]) -> None:
+    rows = TOKEN_ROWS[:18] + [row for row in TOKEN_ROWS[18:] if len(row[0]) <= 10]
+    loss, tokens = plain_loss(evaluated["weights"]["llama"], rows)
+    metrics = evaluated["llama"]["meta"]["metrics"]
+    assert report(evaluated, "llama")["tokens"] == tokens
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
+    assert metrics["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+
+
+def test_a_decoder_whose_positions_begin_at_two_loses_what_it_loses_in_transformers(tmp_path: Path) -> None:
+    weights, packed = small_models.roberta_decoder(tmp_path / "roberta"), chunked(tmp_path / "chunks")
+    rows = TOKEN_ROWS[:18] + [row for row in TOKEN_ROWS[18:] if len(row[0]) <= 10]
+    model = load_model(weights.path, "causal_lm")
+    found = token_loss(model, Split(packed, "validation"), 4, lambda rows: None)
+    loss, tokens = plain_loss(weights, rows)
+    assert found.tokens == tokens
+    assert found.loss == pytest.approx(loss, abs=1e-5)
+    assert longest_sequence(model) == 64
+
+
+def test_generations_of_such_a_decoder_are_those_of_its_own_positions(tmp_path: Path) -> None:
+    import torch
+
+    weights = small_models.roberta_decoder(tmp_path / "roberta")
+    model, tokenizer = load_model(weights.path, "causal_lm"), read_tokenizer(weights.path)
+    prompt = prompts(texts(tmp_path / "texts").path / "validation.parquet", 1)[0]
+    encoder = prompt_encoder(tokenizer, {})
+    config = GenerationConfig(max_new_tokens=12, top_k=1)
+    made = generate(model, tokenizer, encoder, prompt, config, positions=longest_sequence(model), ends=[])
+    ids = prompt_ids(encoder, prompt.parts)
+    for _ in range(12):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert made["generated"] == tokenizer.tokenizer.decode(ids[-12:], skip_special_tokens=True)
+    assert made["tokens"] == 12
+
+
+@pytest.mark.parametrize("batch", [1, 4, 100])
+def test_the_loss_does_not_depend_on_the_batch(evaluated: dict[str, Any], batch: int) -> None:
+    model = load_model(evaluated["weights"]["llama"].path, "causal_lm")
+    seen: list[int] = []
+    found = token_loss(model, Split(evaluated["packed"]["llama"], "validation"), batch, seen.append)
+    assert found.loss == pytest.approx(evaluated["llama"]["meta"]["metrics"]["loss"], abs=1e-6)
+    assert seen[-1] == evaluated["packed"]["llama"].meta["rows"]["validation"]["32"]
+
+
+def test_validation_stands_in_for_test_and_says_so(evaluated: dict[str, Any]) -> None:
+    said = report(evaluated, "llama")
+    assert (said["asked"], said["split"]) == ("test", "validation")
+    assert any("no test split" in event.get("warn", "") for event in evaluated["llama"]["said"])
+
+
+def test_generations_go_from_prompt_to_file(evaluated: dict[str, Any]) -> None:
+    made = json.loads((evaluated["root"] / "llama" / "out" / "generations.json").read_text())
+    assert made["settings"]["top_k"] == 50
+    first, second = made["generations"]
+    assert (first["prompt"], first["reference"]) == ("what does it do question ", "answer is cat")
+    assert first["prompt_tokens"] == 6  # <s> and five words, without the closing </s>
+    assert 0 < first["tokens"] <= 8
+    # 121 tokens, of which the last 56 leave eight of the model's 64 positions free
+    assert (second["prompt_tokens"], second["prompt_tokens_cut"]) == (121, 65)
+    assert report(evaluated, "llama")["generations"] == [first, second]
+
+
+def test_prompts_are_rows_with_something_to_complete(tmp_path: Path) -> None:
+    file = texts(tmp_path / "texts").path / "validation.parquet"
+    found = prompts(file, 5)
+    assert [prompt.reference for prompt in found] == ["answer is cat", "sat on", "some words are given"]
+    assert found[2].text == "a plain text of one part, of which "
+    assert len(prompts(file, 1)) == 1 and prompts(file, 0) == []
+
+
+def test_a_long_prompt_keeps_its_beginning_mark_and_its_end() -> None:
+    assert shortened([1, 5, 6, 7, 8], room=3, opening=1) == [1, 7, 8]
+    assert shortened([5, 6, 7, 8], room=3, opening=0) == [6, 7, 8]
+    assert shortened([1, 5, 6], room=3, opening=1) == [1, 5, 6]
+
+
+def test_a_seed_fixes_a_generation(tmp_path: Path) -> None:
+    weights = small_models.llama(tmp_path / "llama")
+    model, tokenizer = load_model(weights.path, "causal_lm"), read_tokenizer(weights.path)
+    prompt = prompts(texts(tmp_path / "texts").path / "validation.parquet", 1)[0]
+    positions, encoder = longest_sequence(model), prompt_encoder(tokenizer, {})
+
+    def sample(seed: int) -> str:
+        config = GenerationConfig(max_new_tokens=20, seed=seed)
+        return str(generate(model, tokenizer, encoder, prompt, config, positions=positions, ends=[2])["generated"])
+
+    assert sample(0) == sample(0)
+    assert len({sample(seed) for seed in range(4)}) > 1
+
+
+def test_a_tokenizer_that_closes_its_rows_does_not_close_prompts(tmp_path: Path) -> None:
+    weights = small_models.llama(tmp_path / "llama")
+    made = read_tokenizer(weights.path)
+    ids = made.tokenizer.encode("the cat").ids
+    assert ids[-1] == 2
+    assert prompt_ids(prompt_encoder(made, {}), [{"text": "the cat", "train": False}]) == ids[:-1]
+
+
+@settings(max_examples=60, derandomize=True)
+@given(st.integers(1, 5).flatmap(lambda n: st.lists(st.tuples(*[st.integers(0, n - 1)] * 2), min_size=1, max_size=30)))
+def test_scores_are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    from sklearn.metrics import confusion_matrix as matrix
+    from sklearn.metrics import f1_score, precision_recall_fscore_support
+
+    expected, predicted = np.array(pairs, dtype=np.int64).T
+    found = score(expected, predicted, 5)
+    classes = list(range(5))
+    precision, recall, f1, support = precision_recall_fscore_support(
+        expected, predicted, labels=classes, zero_division=0
+    )
+    np.testing.assert_allclose(found.precision, precision)
+    np.testing.assert_allclose(found.recall, recall)
+    np.testing.assert_allclose(found.f1, f1)
+    np.testing.assert_array_equal(found.support, support)
+    np.testing.assert_array_equal(found.confusion, matrix(expected, predicted, labels=classes))
+    assert found.accuracy == pytest.approx(float((expected == predicted).mean()))
+    assert found.f1_macro == pytest.approx(f1_score(expected, predicted, average="macro", zero_division=0))
+    assert found.f1_weighted == pytest.approx(f1_score(expected, predicted, average="weighted", zero_division=0))
+
+
+def test_the_majority_is_trainings() -> None:
+    found = majority(np.array([2, 2, 1]), np.array([1, 1, 2, 0]), 3)
+    assert found.accuracy == 0.25
+    assert found.confusion[:, 2].tolist() == [1, 2, 1]
+
+
+def test_a_picture_has_the_same_bytes_and_no_name_of_its_maker(tmp_path: Path) -> None:
+    counts = np.array([[5, 1], [0, 7]])
+    for name in ("a.png", "b.png"):
+        confusion_matrix(counts, ["plain", "costs $5 and is " + "very " * 9 + "long"], "a title", tmp_path / name)
+    data = (tmp_path / "a.png").read_bytes()
+    assert data == (tmp_path / "b.png").read_bytes()
+    assert data.startswith(b"\x89PNG") and b"Software" not in data and b"matplotlib" not in data.lower()
+
+
+def fails(tmp_path: Path, packed: Input, **config: Any) -> None:
+    nothing = Input(tmp_path, "none", {"target": "stablehlo", "task": packed.meta["task"]}, "sha256:0")
+    weights = small_models.bert(tmp_path / "bert")
+    out = small_models.workdir(tmp_path / "out")
+    evaluate_model(EvaluateConfig(**config), texts=nothing, packed=packed, weights=weights, exported=nothing, out=out)
+
+
+def test_a_missing_split_is_named_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no rows in its validation split \(it has: test, train\)"):
+        fails(tmp_path, classified(tmp_path / "rows"), split="validation")
+
+
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(MissingDependency, match=r"evaluate\.device=cuda"):
+        fails(tmp_path, classified(tmp_path / "rows"), device="cuda")

@@ -1,0 +1,146 @@
+"""The command line as a user meets it: a process, its exit code, one JSON document on stdout, one clear line on stderr."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from tests.helpers.command_line import DATA, Shell
+
+
+def test_run_plan_explain_show_get_on_the_data_stages(trnflow: Shell) -> None:
+    done = trnflow.json("run", "mine.yaml", "--until", *DATA)
+    assert (done["schema"], done["recipe"]) == (1, "mine")
+    assert [(stage["stage"], stage["action"]) for stage in done["stages"]] == [
+        ("load_data", "ran"), ("format_prompts", "ran"), ("tokenize_text", "ran"), ("pack_chunks", "ran"),
+    ]  # fmt: skip
+    assert all({"key", "artifact", "seconds", "metrics"} <= stage.keys() for stage in done["stages"])
+
+    again = trnflow.json("run", "mine.yaml", "--until", *DATA)
+    assert [stage["action"] for stage in again["stages"]] == ["hit"] * 4
+    assert [stage["artifact"] for stage in again["stages"]] == [stage["artifact"] for stage in done["stages"]]
+    runs = list((trnflow.folder / ".trnflow/store/runs").glob("*.json"))
+    assert len(runs) == 2
+    assert json.loads(runs[0].read_text())["resolved"]["data"]["source"] == "rows"
+
+    plan = trnflow.json("plan", "mine.yaml", "tokenize.max_length=32")
+    assert [(stage["stage"], stage["action"]) for stage in plan["stages"]][:5] == [
+        ("load_data", "hit"), ("format_prompts", "hit"), ("tokenize_text", "run"), ("pack_chunks", "maybe"),
+        ("precompile", "maybe"),
+    ]  # fmt: skip
+    assert plan["stages"][2]["why"] == "params.max_length: 64 -> 32"
+    assert plan["stages"][3]["key"] is None
+    first = done["stages"][2]
+    assert plan["stages"][2]["seconds"] == first["seconds"]
+    assert plan["stages"][2]["bytes"] == trnflow.json("show", "mine.yaml", "tokenize_text")["bytes"]
+
+    priced = trnflow.json("plan", "mine.yaml", "tokenize.max_length=32", "hardware.price_per_hour=3600")
+    due = [stage for stage in priced["stages"] if stage["action"] in ("run", "maybe") and stage["seconds"] is not None]
+    assert [stage["stage"] for stage in due] == ["tokenize_text", "pack_chunks"]
+    assert all(stage["dollars"] == pytest.approx(stage["seconds"]) for stage in due)
+    assert priced["expected"] == {
+        "seconds": pytest.approx(sum(stage["seconds"] for stage in due)),
+        "bytes": sum(stage["bytes"] for stage in due),
+        "dollars": pytest.approx(sum(stage["dollars"] for stage in due)),
+        "unknown": ["precompile", "train", "consolidate", "export_neuron", "evaluate_model"],
+    }
+    said = trnflow("plan", "mine.yaml", "tokenize.max_length=32", "hardware.price_per_hour=3600").stdout
+    assert "dollars" in said.splitlines()[0] and said.splitlines()[-2].startswith("total")
+    assert said.splitlines()[-1].startswith("memory   not traced yet")
+    memory = trnflow.json("plan", "mine.yaml", "tokenize.max_length=32", "--trace")["memory"]
+    assert memory["fits"] and memory["estimate"]["at"] in ("the backward pass", "the update")
+    assert "at least: no past of precompile" in said
+
+    why = trnflow.json("explain", "mine.yaml", "tokenize_text", "tokenize.max_length=32")
+    assert [(change["name"], change["before"], change["after"]) for change in why["changes"]] == [
+        ("max_length", 64, 32)
+    ]
+    assert trnflow.json("show", "mine.yaml", "load_data")["meta"]["splits"] == {
+        "test": 40,
+        "train": 40,
+        "validation": 40,
+    }
+
+    trnflow.json("get", "mine.yaml", "tokenize_text", "copy")
+    assert (trnflow.folder / "copy/tokenizer/tokenizer.json").is_file()
+    assert not (trnflow.folder / "copy/tokenizer/tokenizer.json").is_symlink()
+
+
+def test_moved_and_touched_data_hits_and_changed_data_misses(trnflow: Shell) -> None:
+    trnflow.json("run", "mine.yaml", "--until", *DATA)
+    shutil.copytree(trnflow.folder / "rows", trnflow.folder / "moved")
+    plan = trnflow.json("plan", "mine.yaml", "data.source=moved")
+    assert [stage["action"] for stage in plan["stages"][:4]] == ["hit"] * 4
+    with (trnflow.folder / "moved/train.jsonl").open("a") as handle:
+        handle.write('\n{"text": "one more", "label": "pos"}')
+    assert trnflow.json("plan", "mine.yaml", "data.source=moved")["stages"][0]["action"] == "run"
+
+
+def test_the_resolved_recipe_is_printed(trnflow: Shell) -> None:
+    assert trnflow.json("config", "mine.yaml", "train.learning_rate=3e-5")["train"]["learning_rate"] == 3e-5
+    assert "learning_rate: 3.0e-05" in trnflow("config", "mine.yaml", "train.learning_rate=3e-5").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run", "dmeo"], 2, "no recipe dmeo"),
+        (["run", "demo", "train.learning_rat=1"], 2, "train.learning_rat is not a setting"),
+        (["run", "demo", "train.epochs=many"], 2, "train.epochs"),
+        (["run", "demo", "--until", "trian"], 2, "no stage trian"),
+        (["explain", "demo", "trian"], 2, "did you mean train?"),
+        (["run", "mine.yaml", "--direct", "data.source=nowhere.csv"], 2, "nowhere.csv"),
+        (["run", "mine.yaml", "--direct", "data.label=lable"], 2, "lable"),
+        (
+            ["run", "mine.yaml", "--direct", "model.source=./no-model", "--until", "load_data"],
+            2,
+            "no folder ./no-model",
+        ),
+        (["plan", "mine.yaml", "model.source=."], 2, "tokenize.train makes a vocabulary of its own"),
+        (["run", "mine.yaml", "--direct", "model.source=.", "--until", "load_data"], 2, "set tokenize.train=null"),
+        (["get", "mine.yaml", "load_data", "dest"], 2, "has no artifact"),
+        (["run", "mine.yaml", "--direct", "train.devices=3", "train.tensor_parallel_size=2"], 2, "multiple of"),
+        (["plan", "mine.yaml", "train.devices=3", "train.tensor_parallel_size=3"], 1, "4 heads (num_attention_heads)"),
+        (["plan", "mine.yaml", "train.tensor_parallel_rules={a.b: sideways}"], 2, "'sideways' of a.b is not a style"),
+    ],
+)
+def test_wrong_usage_is_one_clear_error(trnflow: Shell, arguments: list[str], code: int, says: str) -> None:
+    assert says in trnflow.error(*arguments, code=code)
+
+
+def test_a_bad_row_names_file_and_row_and_publishes_nothing(trnflow: Shell) -> None:
+    with (trnflow.folder / "rows/train.jsonl").open("a") as handle:
+        handle.write('\n{"text": "what?", "label": "neither"}')
+    said = trnflow.error("run", "mine.yaml", "--until", *DATA, "data.labels=[pos, neg]", code=1)
+    assert "neither" in said
+    assert "train" in said
+    assert not list((trnflow.folder / ".trnflow/store").glob("records/**/*.json"))
+    document = json.loads(trnflow("run", "mine.yaml", "--until", *DATA, "data.labels=[pos, neg]", "--json").stdout)
+    assert document["error"]["stage"] == "load_data"
+    assert document["error"]["type"] == "DataError"
+    assert document["error"]["fix"]
+
+
+def test_an_empty_split_is_named(trnflow: Shell) -> None:
+    (trnflow.folder / "rows/test.jsonl").write_text("")
+    assert "test" in trnflow.error("run", "mine.yaml", "--until", *DATA, code=1)
+
+
+def test_an_unwritable_store_is_named(trnflow: Shell) -> None:
+    (trnflow.folder / "file").write_text("")
+    said = trnflow.error("run", "mine.yaml", "--until", *DATA, code=1, TRNFLOW_STORE=str(trnflow.folder / "file/store"))
+    assert "file/store" in said
+
+
+def test_usage_errors_of_the_parser_exit_with_2(trnflow: Shell) -> None:
+    assert trnflow("run").returncode == 2
+    assert trnflow("rnu", "demo").returncode == 2
+    assert trnflow("--help").returncode == 0
+
+
+def test_the_doctor_says_what_there_is(trnflow: Shell) -> None:
+    checks = {check["name"]: check for check in trnflow.json("doctor")["checks"]}
+    assert checks["torch"]["ok"]
+    assert checks["store"]["ok"]

@@ -1,0 +1,84 @@
+"""Preview: what the tokens say, not what the rows said; the supervised part apart."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from flows.cli.preview import print_rows
+from tasks.data.format.preview import Row, Span, spans_of
+
+TEXT = "What does it do? Größe: zählt – 3 × 4 naïve words, 日本語 and 🙂 ends."
+
+
+@lru_cache
+def tokenizer() -> Tokenizer:
+    found = Tokenizer(models.BPE())
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    found.train_from_iterator([TEXT], trainers.BpeTrainer(initial_alphabet=alphabet, vocab_size=300))
+    return found
+
+
+@given(st.text(min_size=1, max_size=40), st.data())
+def test_the_spans_are_the_whole_text_cut_where_the_mask_changes(text: str, data: st.DataObject) -> None:
+    words = [f"{text} ", *TEXT.split(" ")]
+    flags = data.draw(st.lists(st.booleans(), min_size=len(words), max_size=len(words)))
+    encoded = [tokenizer().encode(word).ids for word in words]
+    ids = np.array([token for word in encoded for token in word], np.int32)
+    mask = np.array([flag for word, flag in zip(encoded, flags, strict=True) for _ in word], np.uint8)
+    spans = spans_of(tokenizer(), ids, mask)
+    assert "".join(span.text for span in spans) == tokenizer().decode(ids.tolist(), skip_special_tokens=False)
+    assert [span.train for span in spans] == [flag for at, flag in enumerate(flags) if at == 0 or flag != flags[at - 1]]
+    supervised = "".join(word for word, flag in zip(words, flags, strict=True) if flag)
+    assert "".join(span.text for span in spans if span.train) == supervised
+
+
+def trnflow(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TRNFLOW")}
+    return subprocess.run(
+        [sys.executable, "-m", "flows", *arguments], cwd=folder, env=environ, capture_output=True, text=True
+    )
+
+
+def test_a_recipe_s_rows_as_the_model_reads_them(tmp_path: Path) -> None:
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["instruction", "response"])
+        writer.writerows([f"What is {n} plus one?", f"It is {n + 1}, naturally."] for n in range(40))
+    recipe = ("preview", "demo-llm", "2", "data.source=rows.csv", "data.split={validation: 0.2}")
+    done = trnflow(tmp_path, *recipe, "--json")
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)["rows"]
+    prompt, answer = first["spans"]
+    assert prompt["train"] is False and prompt["text"].startswith("<s>### Instruction\nWhat is ")
+    assert prompt["text"].endswith("### Answer\n")
+    assert answer["train"] is True and answer["text"].startswith("It is ") and answer["text"].endswith("naturally.</s>")
+    assert (first["number"], second["number"]) == (1, 2)
+    assert 0 < first["supervised"] < first["tokens"]
+    shown = trnflow(tmp_path, *recipe)
+    assert f"{prompt['text']}⟦{answer['text']}⟧" in shown.stdout
+    wrong = trnflow(tmp_path, *recipe, "--split", "trian")
+    assert wrong.returncode == 2 and "there is no split trian" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "said"), [(Row(1, 3, 0, (Span("[CLS] x [SEP]", False),), "joy"), "3 tokens, label joy")]
+)
+def test_a_classified_row_shows_its_label_and_brackets_in_texts_are_no_markup(row: Row, said: str) -> None:
+    stream = StringIO()
+    print_rows([row], stream)
+    assert said in stream.getvalue() and "[CLS] x [SEP]" in stream.getvalue()

@@ -1,0 +1,178 @@
+"""What a person sees while a stage runs: on terminals, narrow ones too, and in logs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from flows.display.progress import Lines, StageProgress, log_line, terminal_line
+from tasks.artifact import Meta
+from tests.flows.services.test_task_runners import wait_until
+from tests.helpers.command_line import Shell
+
+TRAINING = (
+    "run", "demo", "--direct", "--until", "train", "data.limit=60", "train.engine=native", "train.devices=1",
+    "train.epochs=5000", "train.eval_every=20", "tracking.enabled=false",
+)  # fmt: skip
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def steps(done: int, total: int = 500, **values: float) -> Meta:
+    return {"progress": {"done": done, "total": total, "unit": "steps", **values}}
+
+
+def log_point(step: int, **values: float) -> Meta:
+    return {"metrics": {"step": step, "time": 0.0, "values": values}}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def lines(clock: Clock, said: list[str]) -> Lines:
+    log = Lines(said.append, clock)
+    log.begin("train")
+    return log
+
+
+def test_a_log_has_a_line_a_log_point_but_one_in_ten_seconds_at_most(
+    lines: Lines, clock: Clock, said: list[str]
+) -> None:
+    for step in range(1, 31):  # a step a second, and each is a log point
+        clock.now += 1
+        lines.event(steps(step))
+        lines.event(log_point(step, loss=1 / step, real_tokens_per_second=1234.4))
+    assert said == [
+        "  train: 1/500 steps, loss 1, 1234 tokens/s",
+        "  train: 11/500 steps, loss 0.09091, 1234 tokens/s, ETA 0:08:09",
+        "  train: 21/500 steps, loss 0.04762, 1234 tokens/s, ETA 0:07:59",
+    ]
+
+
+def test_a_log_that_is_silent_for_a_minute_repeats_what_is_known(lines: Lines, clock: Clock, said: list[str]) -> None:
+    clock.now = 59
+    lines.tick()
+    assert said == []
+    clock.now = 60
+    lines.tick()
+    assert said == ["  train: running for 0:01:00"]
+    lines.event(steps(4))
+    lines.event(log_point(4, loss=0.5))
+    lines.event(log_point(4, eval_loss=0.25, eval_accuracy=0.75))
+    lines.say("  train: a checkpoint could not be saved")
+    clock.now = 119
+    lines.tick()
+    assert len(said) == 2
+    lines.event(steps(5, loss=0.5))
+    clock.now = 120
+    lines.tick()
+    assert said[2:] == ["  train: 5/500 steps, loss 0.5, eval_loss 0.25, eval_accuracy 0.75, ETA 8:06:44"]
+    lines.end()
+    clock.now = 500
+    lines.tick()
+    assert len(said) == 3
+
+
+@pytest.mark.parametrize(("done", "total"), [(3, 12), (12_345, 50_000), (123_456, 1_000_000)])
+@pytest.mark.parametrize("loss", [2.345678e-05, 1234.5678, float("nan")])
+@pytest.mark.parametrize("speed", [7.0, 99_950.0])
+def test_loss_evaluation_speed_and_time_fit_into_60_columns(
+    done: int, total: int, loss: float, speed: float, clock: Clock
+) -> None:
+    at = StageProgress("train", clock)
+    at.take(steps(1, total))
+    clock.now = done * 10.0
+    at.take(steps(done, total))
+    at.take(log_point(done, loss=loss, eval_loss=loss, eval_accuracy=0.912345, real_tokens_per_second=speed))
+    for width in (59, 79, 120):
+        shown = terminal_line(at, width)
+        assert len(shown) <= width
+        for part in (r"\bloss ", r"\beval\S* ", r" (tok|tokens)/s\b", r"\bETA (\d+:\d\d:\d\d|\d+d \d\dh)$"):
+            assert re.search(part, shown), (part, shown)
+    assert {"loss", "eval_loss", "eval_accuracy", "tokens/s,", "ETA"} <= set(log_line(at).split())
+
+
+def test_a_stage_that_counts_something_else_is_timed_anew(clock: Clock) -> None:
+    at = StageProgress("train", clock)
+    at.take({"progress": {"done": 1, "total": 100, "unit": "MB of packed pulled"}})
+    clock.now = 1000
+    at.take(steps(1, total=3))
+    assert at.eta is None
+    clock.now = 1010
+    at.take(steps(2, total=3))
+    assert at.eta == 10
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(tmp_path_factory.mktemp("training"))
+
+
+@contextmanager
+def started(shell: Shell, stderr: int, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A real training that would take hours, ended by Ctrl-C."""
+    command = [sys.executable, "-m", "flows", *TRAINING]
+    run = subprocess.Popen(
+        command, cwd=shell.folder, env=shell.environ | environ, stdin=stderr, stdout=subprocess.DEVNULL, stderr=stderr
+    )
+    try:
+        yield run
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 130
+    finally:
+        run.kill()
+
+
+def test_a_file_gets_lines_while_training_runs(shell: Shell, tmp_path: Path) -> None:
+    log = tmp_path / "nohup.out"
+    known = re.compile(r"^  train: \d+/\d+ steps, loss [\d.e-]+.* tokens/s", re.MULTILINE)
+    with log.open("w+") as file, started(shell, file.fileno()) as run:
+        wait_until(lambda: run.poll() is not None or len(known.findall(log.read_text())) >= 2, 200)
+        assert run.poll() is None, log.read_text()
+    said = [line for line in log.read_text().splitlines() if line.startswith("  train: ")]
+    assert any("eval_loss" in line and "ETA" in line for line in said), said
+    assert "\x1b" not in log.read_text()
+
+
+def test_a_terminal_of_60_columns_has_one_line_that_never_wraps(shell: Shell) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    shown = b""
+    wanted = re.compile(rb"train \d+[/%]\S* ?loss \S+ eval \S+ \S+ tok/s ETA \d+:\d\d:\d\d")
+    with started(shell, theirs, TERM="xterm", COLUMNS="200") as run:
+        os.close(theirs)
+        while run.poll() is None and len(wanted.findall(shown)) < 3:
+            shown += os.read(ours, 1 << 16)
+        assert run.poll() is None, shown
+    with suppress(OSError):  # the other end is closed
+        while chunk := os.read(ours, 1 << 16):
+            shown += chunk
+    os.close(ours)
+    refreshed = [re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", line) for line in re.findall(rb"\r\x1b\[2K([^\r\n]*)", shown)]
+    assert any(wanted.search(line) for line in refreshed)
+    assert max(len(line.decode()) for line in refreshed) < 60

@@ -1,0 +1,213 @@
+"""Runs in real processes that start in milliseconds: forked from a process that has imported everything.
+
+As a program: a JSON order a line on stdin, the pid of the process that obeys it a line on stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from flows.runner.call import Call
+from flows.runner.runner import Listener, Runner
+from tasks.artifact import Meta
+from tasks.keys.key_document import key_document
+from tasks.sources.resolver import Resolver
+from tasks.stage import of
+from tasks.store import Store
+from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.waiting import OnceConfig, apart, once
+
+PROJECT = Path(__file__).resolve().parents[3]
+COUNTED = (
+    "/tasks/store/",
+    "/flows/runner/runner.py",
+    "/flows/runner/single_flight.py",
+    "/flows/runner/work_folders.py",
+    "/tests/flows/runner/toy.py",
+)
+PATIENCE = 60.0
+
+
+class Log(Listener):
+    """What a run says to its user, a line each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def stage_started(self, call: Call, key: str) -> None:
+        self._add(f"started {call.name}")
+
+    def event(self, stage: str, event: Meta) -> None:
+        if "info" in event:
+            self._add(event["info"])
+
+    def _add(self, text: str) -> None:
+        with self._path.open("a") as log:
+            log.write(f"{text}\n")
+
+
+def obey(order: Meta) -> None:
+    """Run a stage, or the toy pipeline on a text, as the order says; the result goes to `<folder>/<name>.json`."""
+    folder = Path(order["folder"])
+    store = Store(order["root"], folder / "home")
+    runner = Runner(
+        store,
+        Resolver(store.home),
+        run=order["name"],
+        listeners=(Log(folder / f"{order['name']}.log"),),
+        min_free_gb=0.0,
+        lease_ttl=order.get("ttl", 60.0),
+        force=frozenset(order.get("force", ())),
+    )
+    calls = count_calls(order.get("kill_at"))
+    result: Meta = {}
+    try:
+        if "text" in order:
+            pipeline(WordsConfig(path=order["text"]), CountConfig(), runner)
+        else:
+            runner({"once": once, "apart": apart}[order.get("stage", "once")], OnceConfig(**order["once"]))
+    except KeyboardInterrupt:
+        result["interrupted"] = True
+    sys.setprofile(None)
+    outcomes = {name: [outcome.action, outcome.why] for name, outcome in runner.outcomes.items()}
+    digests = {name: outcome.artifact.digest for name, outcome in runner.outcomes.items() if outcome.artifact}
+    result |= {"outcomes": outcomes, "digests": digests, "notes": runner.notes, "calls": calls[0]}
+    aside = folder / f".{order['name']}"
+    aside.write_text(json.dumps(result))
+    aside.rename(folder / f"{order['name']}.json")
+
+
+def count_calls(kill_at: int | None) -> list[int]:
+    """Count each call and return in the machinery from now on; SIGKILL this process at the `kill_at`-th."""
+    calls = [0]
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        if any(part in frame.f_code.co_filename for part in COUNTED):
+            calls[0] += 1
+            if calls[0] == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(count)
+    sys.setprofile(count)
+    return calls
+
+
+def main() -> None:
+    with contextlib.suppress(ImportError):
+        import s3fs  # noqa: F401 - once, for all that are forked
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            status = 1
+            try:
+                obey(json.loads(line))
+                status = 0
+            finally:
+                sys.stderr.flush()
+                sys.excepthook(*sys.exc_info()) if status else None  # type: ignore[arg-type]
+                os._exit(status)
+        print(pid, flush=True)
+
+
+class Forks:
+    """Starts runs and looks at what they left in `folder`."""
+
+    def __init__(self, folder: Path, root: str, server: subprocess.Popen[str]) -> None:
+        self.folder = folder
+        self.root = root
+        self.journal = folder / "journal"
+        self._server = server
+        self._pids: dict[str, int] = {}
+
+    def start(
+        self, name: str, *, gate: str = "", salt: str = "", mute: bool = True, number: int = 0, **order: Any
+    ) -> int:
+        """A run of `once` (or of the toy pipeline, when `text` is given); returns its pid."""
+        config = {"journal": str(self.journal), "number": number, "salt": salt, "mute": mute}
+        config["gate"] = str(self.folder / gate) if gate else ""
+        order |= {"name": name, "folder": str(self.folder), "root": self.root, "once": config}
+        assert self._server.stdin and self._server.stdout
+        self._server.stdin.write(f"{json.dumps(order)}\n")
+        self._server.stdin.flush()
+        self._pids[name] = int(self._server.stdout.readline())
+        return self._pids[name]
+
+    def open(self, gate: str) -> None:
+        (self.folder / gate).touch()
+
+    def executions(self) -> list[int]:
+        """The pid of each run that executed `once`, in order; 0 for those that others started."""
+        return (
+            [self._pids.get(run, 0) for run in self.journal.read_text().split("\n")[:-1]]
+            if self.journal.exists()
+            else []
+        )
+
+    def said(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def result(self, name: str) -> Meta:
+        path = self.folder / f"{name}.json"
+        until(path.exists)
+        return dict(json.loads(path.read_text()))
+
+    def store(self) -> Store:
+        return Store(self.root, self.folder / "home")
+
+
+@contextlib.contextmanager
+def forks(folder: Path, root: str) -> Iterator[Forks]:
+    """Whatever was started is gone afterwards."""
+    store = Store(root, folder / "home")
+    store.prepare()
+    key_document(of(once), OnceConfig(journal=""), {}, store.memo)  # what all of them would compute at once
+    store.memo.save()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.flows.runner.forks"],
+        cwd=PROJECT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert server.stdout and server.stdout.readline() == "ready\n"
+        yield Forks(folder, root, server)
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.communicate()
+
+
+def nothing_left(starters: Forks) -> bool:
+    """Whether no lease and no folder of work stayed behind."""
+    work = starters.folder / "home" / "work"
+    return not starters.store().backend.folders("leases") and not list(work.iterdir())
+
+
+def until(holds: Any) -> None:
+    """Wait for what must come."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    from tests.flows.runner.forks import main as run  # so that `once` belongs to this module, not to __main__
+
+    run()

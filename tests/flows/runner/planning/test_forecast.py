@@ -1,0 +1,86 @@
+"""What `plan` expects of a stage: the figures of the past attempt that was most like it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.display import report
+from flows.runner.call import Outcome
+from flows.runner.planning.forecast import total
+from flows.runner.planning.planner import Planner
+from flows.runner.runner import Runner
+from tasks.sources.resolver import Resolver
+from tasks.store import Store
+from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+
+
+class House:
+    """A store in which each run of `count` is said to have taken the seconds it is given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(str(folder / "store"), folder / "home")
+        self.store.prepare()
+        self.text = folder / "words.txt"
+
+    def run(self, text: str, least: int, seconds: float) -> int:
+        """Bytes of what `count` made."""
+        self.text.write_text(text)
+        runner = Runner(self.store, Resolver(self.store.home), run=f"r{seconds}", min_free_gb=0.0)
+        pipeline(WordsConfig(path=str(self.text)), CountConfig(least=least), runner)
+        outcome = runner.outcomes["count"]
+        assert outcome.key and outcome.artifact
+        record = self.store.record("count", outcome.key)
+        assert record
+        journal = self.store.attempt(outcome.key, record["attempt"])
+        self.store.write_attempt(outcome.key, record["attempt"], journal | {"seconds": seconds})
+        return outcome.artifact.size
+
+    def expected(self, text: str, least: int) -> Outcome:
+        self.text.write_text(text)
+        planner = Planner(self.store, Resolver(self.store.home, offline=True))
+        pipeline(WordsConfig(path=str(self.text)), CountConfig(least=least), planner)
+        return planner.outcomes["count"]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    house = House(tmp_path)
+    house.run("a bb ccc", least=1, seconds=100.0)
+    house.run("aaaaa bbbbbb ccccccc", least=2, seconds=200.0)
+    return house
+
+
+def test_of_all_past_attempts_the_most_alike_tells(house: House) -> None:
+    for text, told in (("a bb ccc", 100.0), ("aaaaa bbbbbb ccccccc", 200.0)):
+        outcome = house.expected(text, least=3)
+        assert (outcome.action, outcome.seconds, outcome.bytes) == ("run", told, len("6") + (told == 200.0))
+
+
+def test_of_a_stage_whose_inputs_are_not_known_the_settings_tell(house: House) -> None:
+    for least, told in ((1, 100.0), (2, 200.0)):
+        outcome = house.expected("other words", least)
+        assert (outcome.action, outcome.seconds) == ("maybe", told)
+
+
+def test_what_never_ran_is_unknown_and_named(tmp_path: Path) -> None:
+    outcome = House(tmp_path).expected("a", least=1)
+    assert (outcome.seconds, outcome.bytes) == (None, None)
+    assert total([outcome], 1.0) == {"seconds": 0.0, "bytes": 0, "dollars": 0.0, "unknown": ["count"]}
+
+
+def test_hits_and_skips_are_in_no_sum_and_dollars_need_a_price() -> None:
+    outcomes = [
+        Outcome("load_data", "hit", seconds=5.0, expected_bytes=7),
+        Outcome("precompile", "skip", seconds=5.0, expected_bytes=7),
+        Outcome("train", "run", seconds=1800.0, expected_bytes=2_500_000_000),
+        Outcome("consolidate", "maybe", seconds=900.0, expected_bytes=500),
+    ]
+    assert total(outcomes, 8.0) == {"seconds": 2700.0, "bytes": 2_500_000_500, "dollars": 6.0, "unknown": []}
+    rows: dict[str, Any] = {line.split()[0]: line.split() for line in report.plan_table(outcomes, 8.0).splitlines()}
+    assert rows["train"][2:6] == ["1800", "2.5", "GB", "4.00"]
+    assert rows["total"][1:5] == ["2700", "2.5", "GB", "6.00"]
+    assert rows["load_data"] == ["load_data", "hit"]
+    assert "dollars" not in report.plan_table(outcomes)

@@ -1,0 +1,86 @@
+"""What of the environment is in a key: the distributions a stage imports, its compiler, flags in canonical form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.recipes import recipe as settings
+from tasks.errors import ConfigError
+from tasks.export.config import ExportConfig
+from tasks.export_neuron import accelerator
+from tasks.keys.code_closure import closure
+from tasks.keys.hash_cache import Memo
+from tasks.system.compiler_flags import canonical_flags
+
+NUMERIC = {"numpy", "torch", "torch-xla", "transformers"}
+ENVIRONMENT = {
+    "load_data": {"datasets", "numpy", "pyarrow"},
+    "format_prompts": {"jinja2", "pyarrow"},
+    "tokenize_text": {"numpy", "pyarrow", "tokenizers"},
+    "pack_chunks": {"numpy", "pyarrow"},
+    "precompile": NUMERIC | {"peft"},
+    "train": NUMERIC | {"peft", "safetensors"},
+    "consolidate": {"peft", "safetensors", "torch", "transformers"},
+    "export_neuron": {"safetensors", "torch", "torch-xla", "transformers"},
+    "evaluate_model": NUMERIC | {"matplotlib", "pyarrow", "safetensors", "tokenizers"},
+}
+
+
+def test_each_stage_names_the_distributions_that_it_imports_and_no_others(tmp_path: Path) -> None:
+    for stage, expected in ENVIRONMENT.items():
+        code, env = closure(f"tasks.{stage}", Memo(tmp_path / "memo.db"))
+        assert set(env) == {"python", *expected}, stage
+        assert not {name for name in code if name.startswith("flows")}
+
+
+def test_the_loop_is_not_what_is_compiled_nor_the_engines_what_is_consolidated(tmp_path: Path) -> None:
+    memo = Memo(tmp_path / "memo.db")
+    assert "tasks.training.xla.engine" in closure("tasks.precompile", memo)[0]
+    assert not {"tasks.training.loop", "tasks.training.checkpoint.shards"} & closure("tasks.precompile", memo)[0].keys()
+    assert {name for name in closure("tasks.consolidate", memo)[0] if name.startswith("tasks.training.")} == {
+        "tasks.training.checkpoint", "tasks.training.checkpoint.merged_weights", "tasks.training.checkpoint.shards",
+        "tasks.training.checkpoint.warm_start", "tasks.training.model", "tasks.training.model.lora",
+        "tasks.training.model.pretrained", "tasks.training.partition_specs", "tasks.training.settings",
+        "tasks.training.settings.group", "tasks.training.settings.lora", "tasks.training.shared_types",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("--a=1 --b=2", "--b=2 --a=1", True),
+        ("--model-type transformer -O1", "-O1 --model-type transformer", True),
+        ("--x='a b' -O1", "-O1  --x='a b'", True),
+        ("--a=1 --a=2", "--a=2 --a=1", False),
+        ("--a=1", "--a=2", False),
+        ("--a b", "--a --b", False),
+        ("-O1 --cache_dir=/here", "--cache_dir /there -O1", True),
+    ],
+)
+def test_the_canonical_form_of_flags(one: str, other: str, same: bool) -> None:
+    assert (canonical_flags(one) == canonical_flags(other)) is same
+
+
+def test_the_compiler_of_another_environment_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """export.neuron_python: the versions in that environment, found as an installer leaves them."""
+    python = tmp_path / "bin/python"
+    config = ExportConfig(target="neuron", neuron_python=str(python))
+    seen = []
+    for version in ("2.1", "2.2"):
+        about = tmp_path / f"lib/python3.10/site-packages/neuronx_cc-{version}.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: neuronx-cc\nVersion: {version}\n")
+        seen.append(accelerator(config))
+        (about / "METADATA").unlink()
+        about.rmdir()
+    assert [entry["versions"]["neuronx-cc"] for entry in seen] == ["2.1", "2.2"]
+    monkeypatch.setenv("NEURON_CC_FLAGS", "-O2")
+    assert accelerator(config)["flags"] == {"NEURON_CC_FLAGS": ["-O2"]}
+    assert accelerator(ExportConfig()) == {}
+
+
+def test_flags_that_the_key_would_not_see_are_refused() -> None:
+    with pytest.raises(ConfigError, match="XLA_FLAGS changes results"):
+        settings.load("demo", ["launch.environment={XLA_FLAGS: --one=1}"])

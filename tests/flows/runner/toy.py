@@ -1,0 +1,82 @@
+"""A pipeline of three quick stages and a deferred one, to test the runner with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tasks.artifact import Input, Meta, Source
+from tasks.config import NOT_KEYED, StageConfig
+from tasks.errors import DataError
+from tasks.sources.resolver import Resolver
+from tasks.stage import Workdir, stage
+
+if TYPE_CHECKING:
+    from flows.runner.call import Stages
+
+
+class WordsConfig(StageConfig):
+    path: Annotated[str, NOT_KEYED]
+    upper: bool = False
+
+
+class CountConfig(StageConfig):
+    least: int = 1
+    fail: Annotated[bool, NOT_KEYED] = False
+    spoil_input: Annotated[bool, NOT_KEYED] = False
+
+
+def words_source(config: WordsConfig, resolver: Resolver) -> Source:
+    return Source("data", {"digest": resolver.memo.digest(config.path)}, {"path": config.path})
+
+
+@stage(kind="words")
+def words(config: WordsConfig, source: Source, out: Workdir) -> Meta:
+    text = Path(source.location["path"]).read_text()
+    (out.path / "words.txt").write_text(text.upper() if config.upper else text)
+    out.figures(process=os.getpid())
+    return {"letters": len(text)}
+
+
+@stage(kind="sizes")
+def sizes(config: StageConfig, words: Input, out: Workdir) -> Meta:
+    (out.path / "sizes.txt").write_text(" ".join(str(len(w)) for w in (words.path / "words.txt").read_text().split()))
+    return {}
+
+
+@stage(kind="warmth")
+def warm_up(config: StageConfig, words: Input, out: Workdir) -> Meta:
+    (out.path / "warm").write_text("yes")
+    return {}
+
+
+@stage(kind="counts")
+def count(config: CountConfig, sizes: Input, out: Workdir, warmth: Input) -> Meta:
+    assert (warmth.path / "warm").read_text() == "yes"
+    if config.fail:
+        raise DataError("row 3 is bad", "mend row 3")
+    found = [int(size) for size in (sizes.path / "sizes.txt").read_text().split()]
+    if config.spoil_input:
+        blob = (sizes.path / "sizes.txt").resolve()
+        blob.chmod(0o644)
+        blob.write_text("spoiled")
+    total = sum(size for size in found if size >= config.least)
+    (out.path / "total.txt").write_text(str(total))
+    return {"metrics": {"total": total}}
+
+
+@stage(kind="lessons")
+def learn(config: StageConfig, out: Workdir) -> Meta:
+    for step in (1, 2, 3):
+        out.metrics(step, loss=1 / step)
+    out.figures(steps=3)
+    return {}
+
+
+def pipeline(first: WordsConfig, last: CountConfig, stage: Stages) -> Any:
+    source = stage.resolve(words_source, first)
+    read = stage(words, first, source)
+    lengths = stage(sizes, StageConfig(), read)
+    warm = stage.later(warm_up, StageConfig(), read)
+    return stage(count, last, lengths, after=warm)

@@ -1,0 +1,105 @@
+"""The standing local Prefect server, with real server processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from flows.services import prefect_server as server
+from tasks.errors import ProcessFailed
+
+PROJECT = Path(__file__).resolve().parents[3]
+ENSURE = """
+import sys
+from pathlib import Path
+from flows.services.prefect_server import ensure_server
+print(ensure_server(Path(sys.argv[1])))
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_configured(monkeypatch, tmp_path):
+    """No API in the environment, and no profile of the developer's."""
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "empty"))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A home whose server was started by two processes at once."""
+    home = tmp_path_factory.mktemp("home")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environ["PREFECT_HOME"] = str(home / "users")
+    starters = [
+        subprocess.Popen([sys.executable, "-c", ENSURE, str(home)], cwd=PROJECT, env=environ, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    told = {starter.communicate()[0].decode().strip() for starter in starters}
+    assert [starter.returncode for starter in starters] == [0, 0]
+    assert told == {json.loads((home / "prefect/server.json").read_text())["url"]}
+    yield home
+    server.stop_server(home)
+
+
+def test_two_starters_end_with_one_server_which_the_next_reuses(home):
+    before = server.running_server(home)
+    assert before and before["pid"] > 0
+    assert server.ensure_server(home) == before["url"]
+    assert server.running_server(home) == before
+    assert list((home / "users").glob("*")) == []  # the user's own profile
+
+
+def test_the_api_and_the_page_answer(home):
+    status = server.running_server(home)
+    with urllib.request.urlopen(f"{status['url']}/admin/settings") as answer:
+        settings = json.load(answer)["server"]
+    assert settings["analytics_enabled"] is False
+    assert settings["services"]["scheduler"]["enabled"] is True
+    assert str(home.resolve()) in json.dumps(settings["memo_store_path"])
+    with urllib.request.urlopen(status["page"]) as page:
+        assert b"<title>" in page.read()
+    with urllib.request.urlopen(f"{status['page']}/ui-settings") as page:
+        assert json.load(page)["api_url"] == status["url"]
+
+
+def test_a_configured_api_is_used_and_nothing_is_started(monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_API_URL", "http://prefect.example/api")
+    assert server.ensure_server(tmp_path) == "http://prefect.example/api"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_port_a_stop_and_a_kill(tmp_path):
+    """One server's life: port 4200 is taken, so it gets another; killed, it is gone; nothing blocks the next."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind((server.HOST, server.PREFERRED_PORT))
+            other.listen()
+        except OSError:
+            pass  # somebody else has it: taken all the same
+        url = server.ensure_server(tmp_path)
+    assert f":{server.PREFERRED_PORT}/" not in url
+    pid = server.running_server(tmp_path)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert server.running_server(tmp_path) is None
+    assert server.stop_server(tmp_path) is False
+    server.start_server(tmp_path)  # not waited for: stopping works while it starts, too
+    assert server.stop_server(tmp_path) is True
+    assert server.stop_server(tmp_path) is False
+
+
+def test_a_server_that_can_not_start_is_told_with_its_log(tmp_path):
+    (tmp_path / "prefect" / "prefect.db").mkdir(parents=True)
+    with pytest.raises(ProcessFailed, match=r"did not start: .+") as caught:
+        server.ensure_server(tmp_path)
+    assert str(tmp_path / "prefect/server.log") in caught.value.fix

@@ -1,0 +1,229 @@
+"""The shards of a stage on Prefect's task runners: real processes, a real local Ray and Dask, a real S3 server between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.recipes.recipe import TaskRunnerConfig
+from flows.runner.parts.part_makers import refuse_task_runners
+from flows.runner.parts.worker_process import make_part_apart
+from tasks.artifact import Meta
+from tasks.errors import CodeError, ConfigError, StoreError
+from tasks.store import Store
+from tasks.store.verify import verify
+from tests.flows.prefect_api import PROJECT, Api
+from tests.flows.runner.shelf import Shelf, sentences
+from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+
+QUICK = ["data.limit=60", "tokenize.shard_bytes=12000", "task_runner.workers=2", "tracking.enabled=false"]
+
+
+def prepare(house: Api, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    environ = house.environ | {"TRNFLOW_HOME": str(folder / "home")}
+    command = [sys.executable, "-m", "flows", "prepare", "demo", "--json", *QUICK, *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+
+
+def made(done: subprocess.CompletedProcess[str]) -> dict[str, Meta]:
+    assert done.returncode == 0, done.stderr
+    return {stage["stage"]: stage for stage in json.loads(done.stdout)["stages"]}
+
+
+@pytest.fixture(scope="module")
+def alone(api: Api, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Meta]:
+    """What one thread makes, in a store of its own, in one shard a split."""
+    return made(
+        prepare(
+            api, tmp_path_factory.mktemp("alone"), "--direct", "task_runner.workers=1", "tokenize.shard_bytes=10000000"
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes", "ray", pytest.param("dask", marks=pytest.mark.slow)])
+def test_any_worker_takes_any_part_and_the_bytes_are_the_same(
+    kind: str,
+    api: Api,
+    alone: dict[str, Meta],
+    s3_root: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    direct = ["--direct"] if kind == "threads" else []
+    found = made(prepare(api, tmp_path / "flow", f"task_runner.kind={kind}", f"store.root={s3_root}", *direct))
+    assert {name: stage["artifact"] for name, stage in found.items()} == {
+        name: stage["artifact"] for name, stage in alone.items()
+    }
+    shards = found["tokenize_text"]["figures"]["shards_made"]
+    assert shards > 3
+    if kind != "threads":
+        run = api.newest_run(f"task_runner.kind={kind}", *QUICK)
+        tasks = api.post("task_runs/filter", flow_runs={"id": {"any_": [run["id"]]}})
+        names = [task["name"] for task in tasks if ".shard " in task["name"]]
+        counted = Counter(name.partition(".")[0] for name in names)
+        assert counted["tokenize_text"] == shards
+        assert counted["pack_chunks"] == found["pack_chunks"]["figures"]["shards_made"] > 0
+        assert len(names) == len({*names})
+        assert {task["state_type"] for task in tasks} == {"COMPLETED"}
+    assert verify(Store(s3_root, tmp_path / "look").backend).ok
+
+
+def test_a_flow_that_is_killed_leaves_no_worker(api: Api, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "flows",
+        "prepare",
+        "demo",
+        "task_runner.kind=processes",
+        "tokenize.shard_bytes=2000",
+    ]
+    mark = uuid.uuid4().hex
+    environ = api.environ | {"TRNFLOW_HOME": str(tmp_path / "home"), "TEST_MARK": mark}
+    flow = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    records = tmp_path / "home/store/records/tokenize_text.shard"
+    wait_until(lambda: records.is_dir() and len(list(records.iterdir())) > 1, 120)
+    assert len(marked(mark)) >= 3
+    flow.send_signal(signal.SIGKILL)
+    flow.wait()
+    wait_until(lambda: not marked(mark), 30)
+
+
+def marked(mark: str) -> list[str]:
+    """The living processes that have `mark` in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and f"TEST_MARK={mark}".encode() in (folder / "environ").read_bytes():
+                found.append(folder.name)
+    return found
+
+
+def wait_until(true: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.1)
+
+
+# --- who may use a local cluster
+
+LOCAL_RAY = """
+import contextlib, sys
+from flows.recipes.recipe import TaskRunnerConfig
+from flows.services.task_runners import _ray
+with contextlib.ExitStack() as stack:
+    with _ray(TaskRunnerConfig(kind="ray", workers=1), stack):
+        import os, ray
+        print(ray.get_runtime_context().gcs_address, os.environ["RAY_AUTH_TOKEN"], flush=True)
+        sys.stdin.readline()
+"""
+CLIENT = "import sys, ray; ray.init(address=sys.argv[1]); print('connected', len(ray.nodes()))"
+
+
+def test_a_local_ray_refuses_a_client_without_its_token() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+    def client(address: str, **token: str) -> str:
+        command = [sys.executable, "-c", CLIENT, address]
+        done = subprocess.run(command, env=environ | token, capture_output=True, text=True, timeout=180)
+        return done.stdout + done.stderr
+
+    command = [sys.executable, "-c", LOCAL_RAY]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=PROJECT, env=environ, text=True, **pipes) as cluster:
+        assert cluster.stdin and cluster.stdout
+        address, token = cluster.stdout.readline().split()
+        try:
+            assert "connected 1" in client(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
+            for wrong in ({}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+                said = client(address, **wrong)
+                assert "connected" not in said
+                assert "AuthenticationError" in said or "Unauthenticated" in said, said
+        finally:
+            cluster.stdin.write("end\n")
+            cluster.stdin.flush()
+
+
+# --- what a worker refuses
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Meta:
+    """That of a real part, made by this process, whose record was taken away."""
+    caught: list[Meta] = []
+
+    class Here:
+        def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
+            for job in jobs:
+                caught.append(job)
+                yield make_part_apart(job)
+
+    shelf = Shelf(str(tmp_path / "store"), tmp_path)
+    shelf.run(sentences(30), part_maker=Here())
+    (tmp_path / "store/records/tokenize_text.shard").rename(tmp_path / "taken")
+    return json.loads(json.dumps(caught[0]))
+
+
+def test_a_worker_publishes_what_it_makes(spec: Meta, tmp_path: Path) -> None:
+    done = make_part_apart(spec)
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    (record,) = store.records("tokenize_text.shard")
+    assert record["artifact"] == done["artifact"] == done["made"]
+    assert store.artifact(done["artifact"]).meta["rows"] == spec["arguments"]["count"]
+
+
+def test_a_worker_that_sees_no_store_says_so(spec: Meta, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"this worker sees no store at .*use one that all workers reach"):
+        make_part_apart({**spec, "store": str(tmp_path / "elsewhere")})
+
+
+def test_a_worker_with_another_library_refuses(spec: Meta) -> None:
+    document = {**spec["document"], "env": {**spec["document"]["env"], "tokenizers": "0.1"}}
+    with pytest.raises(CodeError, match=r"this worker has tokenizers .*, the flow 0\.1"):
+        make_part_apart({**spec, "document": document})
+
+
+def test_a_worker_with_other_code_refuses(spec: Meta) -> None:
+    code = {**spec["document"]["code"], "tasks.data.tokenization.encoders": f"sha256:{'0' * 64}"}
+    with pytest.raises(CodeError, match="tasks.data.tokenization.encoders"):
+        make_part_apart({**spec, "document": {**spec["document"], "code": code}})
+
+
+# --- settings
+
+
+def test_a_run_without_prefect_has_threads_alone() -> None:
+    refuse_task_runners(TaskRunnerConfig(workers=3))
+    with pytest.raises(ConfigError, match="task_runner.kind: ray is one of Prefect's task runners.*--direct"):
+        refuse_task_runners(TaskRunnerConfig(kind="ray"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            ["task_runner.kind=threads", "task_runner.address=tcp://127.0.0.1:1"],
+            "`address` is of a Ray or Dask cluster",
+        ),
+        (["task_runner.kind=spark"], "task_runner.kind"),
+        (["task_runner.kind=dask", "task_runner.address=tcp://127.0.0.1:1"], "dask can't be used on tcp://127.0.0.1:1"),
+    ],
+)
+def test_bad_settings(settings: list[str], said: str, api: Api, tmp_path: Path) -> None:
+    done = prepare(api, tmp_path, *settings)
+    assert done.returncode == 2
+    assert said in done.stderr

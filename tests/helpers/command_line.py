@@ -1,0 +1,100 @@
+"""trnflow as a user runs it, for tests: a process in a folder, or the same commands in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = ("pack_chunks", "--direct", "tracking.enabled=false")
+"""The arguments after `run RECIPE --until` that run the data stages alone."""
+
+RECIPE = (
+    "extends: demo\nname: mine\ndata: {source: rows, name: null, text: text, label: label}\n"
+    "tokenize: {train: {vocab_size: 200}}\n"
+)
+
+
+class Shell:
+    """Runs `trnflow` in a folder, without the caller's variables of trnflow and Prefect."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {
+            name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))
+        }
+
+    def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "flows", *arguments],
+            cwd=self.folder,
+            env=self.environ | environ,
+            capture_output=True,
+            text=True,
+        )
+
+    def json(self, *arguments: str) -> Any:
+        """The JSON document that a command prints; the command must succeed."""
+        done = self(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def error(self, *arguments: str, code: int, **environ: str) -> str:
+        """stderr of a command that must fail: with this exit code, a fix and no traceback."""
+        done = self(*arguments, **environ)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert "fix:" in done.stderr
+        return done.stderr
+
+
+class InProcessShell(Shell):
+    """The same commands in this process, half a second faster each."""
+
+    def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        from flows.cli.main import main
+
+        out, err = io.StringIO(), io.StringIO()
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            with (
+                pytest.MonkeyPatch.context() as patch, contextlib.chdir(self.folder),
+                contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+            ):  # fmt: skip
+                for name in set(os.environ) - set(self.environ):
+                    patch.delenv(name)
+                for name, value in environ.items():
+                    patch.setenv(name, value)
+                code = main(list(arguments))
+        except SystemExit as stopped:
+            code = int(str(stopped.code))
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def write_project(folder: Path) -> Path:
+    """Write `rows/`, three splits of 40 labelled rows, and the recipe `mine.yaml` into a folder; return the folder."""
+    (folder / "rows").mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        rows = (
+            f'{{"text": "{split} {n} is {("good", "bad")[n % 2]}", "label": "{("pos", "neg")[n % 2]}"}}'
+            for n in range(40)
+        )
+        (folder / "rows" / f"{split}.jsonl").write_text("\n".join(rows))
+    (folder / "mine.yaml").write_text(RECIPE)
+    return folder
+
+
+def artifacts(shell: Shell, run: str) -> dict[str, str]:
+    """The artifact of each stage of a run."""
+    stages = json.loads((shell.folder / f".trnflow/store/runs/{run}.json").read_text())["stages"]
+    return {stage["stage"]: stage["artifact"] for stage in stages}

@@ -1,0 +1,80 @@
+"""What the data stages' tests share: run a stage in a folder of its own, and hear what it said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.artifact import Input, Meta, Source
+from tasks.config import StageConfig
+from tasks.format_prompts import FormatConfig, format_prompts
+from tasks.launch.steps import whole
+from tasks.load_data import DataConfig, data_source, load_data
+from tasks.pack_chunks import PackConfig, pack_chunks
+from tasks.sources.model_source import ModelConfig, model_source
+from tasks.sources.resolver import Resolver
+from tasks.stage import Workdir, of
+from tasks.tokenize_text import TokenizeConfig, tokenize_text
+
+
+@dataclass
+class Bench:
+    """Stages run in numbered folders below `root`."""
+
+    root: Path
+    said: list[Meta]
+    count: int = 0
+
+    def workdir(self) -> Workdir:
+        self.count += 1
+        path = self.root / f"out-{self.count}"
+        path.mkdir()
+        return Workdir(path, self.root / f"scratch-{self.count}", self.said.append)
+
+    def source(self, config: DataConfig, *, offline: bool = False) -> Source:
+        return data_source(config, Resolver(self.root / "home", offline=offline))
+
+    def made(self, stage: Callable[..., Meta], config: StageConfig, **inputs: Input | Source) -> Input:
+        """What a stage makes of the inputs, in this process."""
+        out, kind = self.workdir(), of(stage).kind
+        return Input(out.path, kind, whole(stage, config, inputs, out), f"sha256:{kind}")
+
+    def model(self, settings: dict[str, Any]) -> Source:
+        return model_source(ModelConfig(**settings), Resolver(self.root / "home"))
+
+    def rows(self, **data: Any) -> Input:
+        config = DataConfig(**{"source": "", **data})
+        return self.made(load_data, config, source=self.source(config))
+
+    def texts(self, rows: Input, model: dict[str, Any] | None = None, **format: Any) -> Input:
+        source = self.model(model or {"config": {"model_type": "llama"}})
+        return self.made(format_prompts, FormatConfig(**format), rows=rows, model=source)
+
+    def tokens(self, texts: Input, model: dict[str, Any], **tokenize: Any) -> Input:
+        return self.made(tokenize_text, TokenizeConfig(**tokenize), texts=texts, model=self.model(model))
+
+    def packed(self, tokens: Input, **pack: Any) -> Input:
+        return self.made(pack_chunks, PackConfig(**pack), tokens=tokens)
+
+    def warnings(self) -> list[str]:
+        return [event["warn"] for event in self.said if "warn" in event]
+
+
+def new_bench(root: Path) -> Bench:
+    return Bench(root, [])
+
+
+def table(rows: Input, split: str) -> dict[str, list[Any]]:
+    """A split's parquet as columns."""
+    import pyarrow.parquet as pq
+
+    return pq.read_table(rows.path / f"{split}.parquet").to_pydict()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file's bytes, by path."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.keys.explain import Change, difference, nearest_record
+
+leaves = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+params = st.dictionaries(st.text("abc", min_size=1, max_size=3), leaves, max_size=5)
+
+
+def document(**parts: Any) -> dict[str, Any]:
+    return {"schema": 1, "stage": "s", "code": {}, "params": {}, "inputs": {}, "env": {}, "accel": {}, **parts}
+
+
+@given(params, params)
+def test_the_difference_names_each_changed_value_and_no_other(one: dict[str, Any], other: dict[str, Any]) -> None:
+    found = {change.name for change in difference(document(params=one), document(params=other))}
+    changed = {
+        name
+        for name in one.keys() | other.keys()
+        if name not in one or name not in other or (type(one[name]), one[name]) != (type(other[name]), other[name])
+    }
+    assert found == changed
+
+
+def test_types_count() -> None:
+    assert difference(document(params={"x": 1}), document(params={"x": True})) == [Change("params", "x", 1, True)]
+
+
+def test_code_is_named_by_module() -> None:
+    changes = difference(
+        document(code={"tasks.pack": "sha256:1"}), document(code={"tasks.pack": "sha256:2", "tasks.new": "x"})
+    )
+    assert [str(change) for change in changes] == ["code of tasks.new is new", "code of tasks.pack changed"]
+
+
+def test_the_nearest_record_differs_least_and_is_the_newest_of_equals() -> None:
+    records = [
+        {"created": "3", "document": document(params={"a": 1, "b": 2})},
+        {"created": "2", "document": document(params={"a": 1, "b": 1})},
+        {"created": "1", "document": document(params={"a": 1, "b": 3})},
+    ]
+    near = nearest_record(records, document(params={"a": 1, "b": 9}))
+    assert near is not None
+    assert near[0]["created"] == "3"
+    assert [str(change) for change in near[1]] == ["params.b: 2 -> 9"]
+    assert nearest_record([], document()) is None

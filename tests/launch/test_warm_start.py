@@ -1,0 +1,72 @@
+"""A warm parent gives a process the environment that a program of its own would have, or leaves the start to others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.launch import warm_start
+from tasks.launch.job import JobSpec
+from tasks.launch.local import run_job
+from tasks.system.process import ATTEMPT, lives_on
+from tests.launch import stages
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm parents are for Linux")
+
+
+def seen(folder: Path, preload: tuple[str, ...], **environ: str) -> Any:
+    """What a stage says of its process: parent of its guard, environment, modules imported before its own."""
+    config = stages.NapConfig(pids=folder / "pids.json")
+    spec = JobSpec.of(
+        stages.look_around,
+        config,
+        {},
+        out=folder / "out",
+        scratch=folder / "scratch",
+        preload=preload,
+        environ=environ,
+    )
+    heard: list[Any] = []
+    looked = config.pids.with_name("looked")
+    looked.unlink(missing_ok=True)
+
+    def hear(event: Any) -> None:
+        heard.append((event, lives_on(environ.get(ATTEMPT, "none"))))
+        looked.touch()
+
+    meta = run_job(spec, hear)
+    assert heard == [({"info": "looks"}, ATTEMPT in environ)]
+    return meta
+
+
+def test_a_forked_process_has_the_environment_of_a_started_one(tmp_path: Path) -> None:
+    variables = {ATTEMPT: f"attempt-{os.getpid()}", "CPU_NUM_DEVICES": "2", "OMP_NUM_THREADS": "3"}
+    started, forked = (seen(tmp_path, preload, **variables) for preload in ((), ("json",)))
+    assert started["environ"] == forked["environ"]
+    assert started["folder"] == forked["folder"] == os.getcwd()
+    assert not lives_on(variables[ATTEMPT])
+
+
+def test_a_parent_serves_one_environment_and_variables_that_are_read_late(tmp_path: Path) -> None:
+    def parent(**variables: str) -> int:
+        return int(seen(tmp_path, ("json",), **variables)["parent"])
+
+    first = parent(CPU_NUM_DEVICES="1", **{ATTEMPT: "one"})
+    assert parent(CPU_NUM_DEVICES="2", **{ATTEMPT: "two"}) == first
+    assert parent(XLA_FLAGS="--a=1") != first
+
+
+def test_libraries_are_there_and_the_projects_own_code_is_imported_anew(tmp_path: Path) -> None:
+    modules = warm_start.modules_for(["numpy", "tokenizers", "jinja2", "torch"], {})
+    found = seen(tmp_path, modules)
+    assert found["torch"]
+    assert found["threads"] == 1
+
+
+def test_a_parent_that_has_threads_or_lacks_a_module_leaves_the_start_to_the_flow(tmp_path: Path) -> None:
+    for module in ("pyarrow", "no_such_module"):
+        assert seen(tmp_path, (module,))["made"]

@@ -1,0 +1,50 @@
+"""A hub that does not answer: one line that names the setting, whatever the client library raises."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from tasks.errors import TrnflowError
+from tasks.load_data import DataConfig, data_source
+from tasks.sources.model_source import ModelConfig, model_folder, model_source
+from tasks.sources.resolver import Resolver
+from tests.training.toys import scratch
+home, answers = Path(sys.argv[1]), []
+weights = scratch()
+weights.location["model"] = {"repo": "me/set", "commit": "a" * 40}
+for ask in (
+    lambda: data_source(DataConfig(source="me/set"), Resolver(home)),
+    lambda: model_source(ModelConfig(source="me/set"), Resolver(home)),
+    lambda: model_folder(weights),
+):
+    try:
+        answers.append(str(ask()))
+    except TrnflowError as error:
+        answers.append(error.to_json())
+print(json.dumps(answers))
+"""
+
+
+def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
+    with socket.socket() as nobody:  # bound, never listening: refused at once
+        nobody.bind(("127.0.0.1", 0))
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{nobody.getsockname()[1]}", "HF_HOME": str(tmp_path / "hf")}
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+        done = subprocess.run(command, env=environ, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    data, model, weights = json.loads(done.stdout)
+    assert (data["type"], model["type"], weights["type"]) == ("DataError", "ModelError", "ModelError")
+    for found, section in ((data, "data"), (model, "model"), (weights, "model")):
+        assert found["message"].startswith(
+            f"{section}.source: me/set is no file or folder here, and the hub could not be"
+        )
+        assert f"{section}.source" in found["fix"]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.artifact import Source
+from tasks.errors import ConfigError, ModelError
+from tasks.sources.model_source import ModelConfig, model_folder, model_source, tokenizer_folder
+from tasks.sources.resolver import Resolver
+from tests.helpers.hub_server import COMMIT, serve
+
+
+def resolve(tmp_path: Path, **config: Any) -> Source:
+    return model_source(ModelConfig(**config), Resolver(tmp_path / "home"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What a local model looks like, as far as resolving goes."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert", "hidden_dropout_prob": 0.1}')
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "README.md").write_text("words")
+    return folder
+
+
+def test_a_local_model_is_known_by_its_bytes_not_its_path(folder: Path, tmp_path: Path) -> None:
+    source = resolve(tmp_path, source=str(folder))
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    (moved / "README.md").write_text("other words")
+    assert resolve(tmp_path, source=str(moved)).identity == source.identity
+    assert model_folder(source) == folder
+    assert tokenizer_folder(source) == folder
+    assert str(tmp_path) not in json.dumps(source.identity)
+
+
+def test_each_part_changes_alone(folder: Path, tmp_path: Path) -> None:
+    before = resolve(tmp_path, source=str(folder)).identity
+    for part, file in (("weights", "model.safetensors"), ("tokenizer", "tokenizer.json"), ("config", "config.json")):
+        original = (folder / file).read_bytes()
+        (folder / file).write_text('{"changed": 1}')
+        after = resolve(tmp_path, source=str(folder)).identity
+        assert [name for name in before if before[name] != after[name]] == [part]
+        (folder / file).write_bytes(original)
+
+
+def test_from_scratch_needs_an_architecture_and_overrides_apply_to_both(folder: Path, tmp_path: Path) -> None:
+    scratch = resolve(tmp_path, config={"model_type": "bert", "hidden_size": 8}, overrides={"hidden_size": 16})
+    assert scratch.identity["config"] == {"pretrained": None, "overrides": {"model_type": "bert", "hidden_size": 16}}
+    assert model_folder(scratch) is None
+    both = resolve(tmp_path, source=str(folder), config={"model_type": "llama"}, overrides={"hidden_dropout_prob": 0.0})
+    assert both.identity["config"]["overrides"] == {"hidden_dropout_prob": 0.0}
+    with pytest.raises(ValueError, match="model_type"):
+        ModelConfig()
+
+
+def test_a_tokenizer_may_live_elsewhere(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "tokenizer"
+    other.mkdir()
+    (other / "tokenizer.json").write_text('{"other": 1}')
+    source = resolve(tmp_path, source=str(folder), tokenizer=str(other))
+    assert tokenizer_folder(source) == other
+    assert model_folder(source) == folder
+
+
+def test_pickled_weights_are_refused_and_a_missing_folder_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="pickled"):
+        resolve(tmp_path, source=str(folder))
+    with pytest.raises(ConfigError, match=r"\./nowhere"):
+        resolve(tmp_path, source="./nowhere")
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from tasks.errors import TrnflowError
+from tasks.sources.model_source import ModelConfig, model_folder, model_source
+from tasks.sources.resolver import Resolver
+home, answers = Path(sys.argv[1]), []
+for name, offline in (("me/set", False), ("me/set", True), ("secret/set", False), ("me/none", False), ("me/never", True)):
+    try:
+        source = model_source(ModelConfig(source=name), Resolver(home, offline=offline))
+        answers.append({"identity": source.identity, "note": source.note})
+    except TrnflowError as error:
+        answers.append(error.to_json())
+answers.append(sorted(path.name for path in model_folder(model_source(ModelConfig(source="me/set"), Resolver(home))).iterdir()))
+print(json.dumps(answers))
+"""
+
+
+def test_hub_names_through_the_real_client(folder: Path, tmp_path: Path) -> None:
+    """Pinned to a commit; offline the last resolution serves and says so; gated and unknown names say what to do."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with serve(files, "models") as address:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        environ |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "home")]
+        done = subprocess.run(command, env=environ, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    online, offline, gated, unknown, never, fetched = json.loads(done.stdout)
+    assert online["identity"]["weights"] == {"repo": "me/set", "commit": COMMIT}
+    assert online["identity"]["config"]["pretrained"]["model_type"] == "bert"
+    assert offline["identity"] == online["identity"]
+    assert (online["note"], offline["note"]) == ("", "last resolution")
+    assert gated["type"] == "ModelError"
+    assert "HF_TOKEN" in gated["fix"]
+    assert "gated" in gated["message"]
+    assert "me/none" in unknown["message"]
+    assert never["type"] == "ConfigError"
+    assert fetched == ["config.json", "model.safetensors"]

@@ -1,0 +1,151 @@
+"""What is hidden by shape and by value, in settings, texts, errors and logs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import re
+from collections.abc import Iterator
+from urllib.parse import quote, quote_plus, urlsplit
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from flows.recipes.files import recipe_names
+from flows.recipes.recipe import load
+from tasks.errors import ConfigError, DataError
+from tasks.system import redaction as redact
+from tasks.system.redaction import fill, hide, hide_override, know, learn, scrub, scrubbed
+
+SECRET = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=redact.LEAST, max_size=24)
+CREDENTIAL = st.sampled_from(
+    ["token", "X-Amz-Signature", "sig", "api_key", "Access-Token", "client_secret", "password"]
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_known", {})
+
+
+def forms(secret: str) -> Iterator[str]:
+    """As other programs write a secret."""
+    yield from (secret, quote(secret, safe=""), quote(secret), quote_plus(secret))
+    yield from (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1])
+    yield re.sub("%..", lambda found: found[0].lower(), quote(secret, safe=""))
+
+
+@given(SECRET, SECRET, CREDENTIAL)
+@example("p@ss/w0rd?#", "a&b=c%20d", "token")
+def test_no_credential_of_a_url_is_left(password: str, token: str, name: str) -> None:
+    redact._known.clear()
+    url = f"https://me:{quote(password, safe='')}@host.example:8080/a@b/x.csv?version=2&{name}={quote(token, safe='')}&last=1"
+    shown = hide({"data": {"source": url}})["data"]["source"]
+    assert shown == f"https://***@host.example:8080/a@b/x.csv?version=2&{name}=***&last=1"
+    learn({"data": {"source": url}})
+    header = base64.b64encode(f"me:{password}".encode()).decode()
+    for said in (f"401 for {url}", f"Authorization: Basic {header}", *forms(password), *forms(token)):
+        left = scrub(f"<{said}>")
+        assert not [form for form in (*forms(password), *forms(token), header) if form in left and len(form) > 5], left
+
+
+@given(st.dictionaries(st.sampled_from(["A", "HF_TOKEN"]), SECRET, min_size=1), SECRET)
+def test_no_value_of_an_environment_is_left(environment: dict[str, str], other: str) -> None:
+    redact._known.clear()
+    tree = {"launch": {"environment": environment}, "name": other}
+    shown = hide(tree)
+    assert shown == {"launch": {"environment": dict.fromkeys(environment, "***")}, "name": hide(other)}
+    learn(tree)
+    for value in environment.values():
+        assert value not in scrub(f"died with {value!r} ({quote(value)})")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://localhost:5000/a@b", "hf://datasets/x@main/train.csv?version=1", "s3://bucket/key=1/token.csv", "mail me@x.org",
+        "postgresql://host:5432/db", "a?b=c", "http://${USER}:${PASSWORD}@host/x?token=${TOKEN}&v=1", "https://${AUTH}@h/",
+        "http://[::1]:8080/x@y",
+    ],
+)  # fmt: skip
+def test_what_is_no_credential_stays(text: str) -> None:
+    assert hide(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:${PASSWORD}@host/x", "https://***:${PASSWORD}@host/x"),
+        ("https://ghp_abc@host/x", "https://***@host/x"),
+        ("http://u:p@ss@host/x", "http://***@host/x"),
+        ("http://u:p/w@host/x@y", "http://***@host/x@y"),
+        ("see http://u:p@h1 and ftp://a:b@h2/?SIG=x&a=b", "see http://***@h1 and ftp://***@h2/?SIG=***&a=b"),
+        ("x.csv?token=${T}more", "x.csv?token=***"),
+        ("at h?token=${T}: 401 (h?sig=***), 'h?key=***'.", "at h?token=${T}: 401 (h?sig=***), 'h?key=***'."),
+    ],
+)
+def test_parts_that_are_references_stay(text: str, shown: str) -> None:
+    assert hide(text) == shown
+    assert hide(shown) == shown
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_without_secrets_are_shown_as_they_are(name: str) -> None:
+    """But for `launch.environment`, of which the names are shown."""
+    recipe = load(name)
+    written = json.loads(recipe.model_dump_json())
+    written["launch"]["environment"] = dict.fromkeys(recipe.launch.environment, "***")
+    assert recipe.to_json() == written
+
+
+def test_overrides_are_shown_without_their_secrets() -> None:
+    assert hide_override("launch.environment={A: x}") == "launch.environment=***"
+    assert hide_override("launch.environment.A=x") == "launch.environment.A=***"
+    assert hide_override("launch.environment.A=${TOKEN}") == "launch.environment.A=${TOKEN}"
+    assert hide_override("tracking.uri=http://u:p@h") == "tracking.uri=http://***@h"
+    assert hide_override("train.epochs=3") == "train.epochs=3"
+
+
+def test_variables_are_filled_in_and_hidden_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", "pl&ce/of mine")
+    assert fill("http://h/${PLACE}/$PLACE", "data.source") == "http://h/pl&ce/of mine/$PLACE"
+    assert scrub("no http://h/pl%26ce/of%20mine/x") == "no http://h/${PLACE}/x"
+    with pytest.raises(ConfigError, match=r"data\.source: the environment variable NOWHERE is not set"):
+        fill("${NOWHERE}", "data.source")
+
+
+def test_an_error_keeps_what_caused_it_without_secrets() -> None:
+    know("hunter2hunter2")
+    try:
+        try:
+            raise OSError("refused hunter2hunter2")
+        except OSError as cause:
+            raise DataError("can't read it: hunter2hunter2", "not hunter2hunter2") from cause
+    except DataError as error:
+        found = scrubbed(error)
+    assert (found.message, found.fix, str(found)) == (
+        "can't read it: ***",
+        "not ***",
+        "can't read it: ***. Fix: not ***",
+    )
+    assert found.__cause__ is None
+    assert "OSError: refused ***" in found.details
+
+
+def test_what_libraries_log_is_scrubbed(caplog: pytest.LogCaptureFixture) -> None:
+    know("hunter2hunter2")
+    before = logging.getLogRecordFactory()
+    redact.scrub_logs()
+    redact.scrub_logs()
+    try:
+        try:
+            raise ValueError("hunter2hunter2")
+        except ValueError:
+            logging.getLogger("library").exception("at %s: %d", urlsplit("http://u:p4ssw0rd@h/").geturl(), 401)
+    finally:
+        logging.setLogRecordFactory(before)
+    assert "at http://***@h/: 401" in caplog.text
+    assert "ValueError: ***" in caplog.text
+    assert "hunter2" not in caplog.text

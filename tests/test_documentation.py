@@ -1,0 +1,43 @@
+"""README and docs name files, commands and settings that exist; the README's recipe is one that loads."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from flows.cli.main import parser
+from flows.recipes import recipe as settings
+from flows.recipes.reference import settings_of
+from tests.conftest import PROJECT
+
+PAGES = [PROJECT / "README.md", PROJECT / "ARCHITECTURE.md", *sorted((PROJECT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    links = [page.parent / link for link in re.findall(r"\]\((?!http)([^)#]+)\)", text)]
+    paths = [PROJECT / path for path in re.findall(r"`((?:flows|tasks|tests|conf|docs)/[\w/.-]*)`", text)]
+    assert not [path for path in links + paths if not path.exists()]
+    top = parser()
+    commands = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction)).choices
+    assert set(re.findall(r"(?:^    |`)trnflow ([a-z]+)", text, re.MULTILINE)) <= set(commands)
+    known = {one.name for one in settings_of(settings.Recipe)}
+    sections = "|".join(name for name in settings.Recipe.model_fields if f"{name}." in " ".join(known))
+    named = set(re.findall(rf"(?<![\w.])(?:{sections})\.[a-z_]+(?:\.[a-z_]+)?(?![\w./(])", text))
+    assert not {name for name in named if not any(f"{name}.".startswith(f"{one}.") for one in known)}
+
+
+def test_the_recipe_of_the_readme_loads(tmp_path: Path) -> None:
+    text = (PROJECT / "README.md").read_text()
+    (tmp_path / "tweets.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    recipe = settings.load(str(tmp_path / "tweets.yaml"), ["on=cpu", "train.epochs=1", "data.limit=1000"])
+    assert (recipe.name, recipe.train.device, recipe.train.epochs) == ("tweets", "cpu", 1)
+
+
+def test_the_pages_are_short() -> None:
+    assert len((PROJECT / "README.md").read_text().splitlines()) <= 150
+    assert len((PROJECT / "ARCHITECTURE.md").read_text().splitlines()) <= 160

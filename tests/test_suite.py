@@ -1,0 +1,52 @@
+"""Tiers and order of the tests, in a small suite of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import suite
+
+CONFTEST = """
+from tests import suite
+from tests.suite import pytest_addoption, pytest_collection_modifyitems, pytest_runtest_protocol
+
+def pytest_configure(config):
+    for tier in ("pure", "process", "slow"):
+        config.addinivalue_line("markers", tier)
+    suite.configure(config)
+"""
+STARTS = "import subprocess, sys\n\ndef test_starts():\n    subprocess.run([sys.executable, '-c', ''], check=True)\n"
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """What pytest prints of the small suite."""
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+
+
+def test_a_pure_test_starts_no_process_and_measuring_finds_which_do(tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    shutil.copy(suite.__file__, tests)
+    (tests / "__init__.py").touch()
+    (tests / "conftest.py").write_text(CONFTEST)
+    (tests / "test_quick.py").write_text("def test_quick():\n    pass\n")
+    (tests / "test_starts.py").write_text(STARTS)
+    table = tests / "measured.json"
+    table.write_text(json.dumps({f"tests/test_{name}.py": [0.1, False] for name in ("quick", "starts", "gone")}))
+    refused = run(tmp_path, "-m", "pure")
+    assert "1 failed, 1 passed" in refused and "is of the tier pure, and starts a process" in refused
+    assert "2 passed" in run(tmp_path, "--measure")
+    found = json.loads(table.read_text())
+    assert {file: processes for file, (_, processes) in found.items()} == {
+        "tests/test_quick.py": False,
+        "tests/test_starts.py": True,
+    }
+    table.write_text(json.dumps({"tests/test_quick.py": [1.0, False], "tests/test_starts.py": [9.0, True]}))
+    assert "1 passed, 1 deselected" in run(tmp_path, "-m", "pure")
+    order = run(tmp_path, "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder")
+    assert order.index("test_starts.py::test_starts") < order.index("test_quick.py::test_quick")

@@ -1,0 +1,86 @@
+"""Whole weights from a checkpoint of a part: the logits are those of the model that was trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.artifact import Input
+from tasks.errors import ModelError
+from tasks.stage import write_json
+from tasks.train import TrainConfig
+from tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights
+from tasks.training.checkpoint.shards import Reader, write
+from tasks.training.model.adapters import adapt, adapter_document
+from tasks.training.model.build import build
+from tasks.training.model.lora import CONFIG
+from tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from tests.training.toys import BERT, DISTILBERT, LLAMA, packed_classes, packed_lm, saved
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+QWEN2 = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True}
+ALL = {"method": "lora", "lora": {"rank": 4, "alpha": 12, "targets": "all-linear"}}
+IDS = torch.arange(3, 19)[None]
+
+
+def checkpoint(folder: Path, config: TrainConfig, built: Built) -> Input:
+    """What training leaves behind, all that is trained having moved."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in built.trained().values():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    slices = [
+        TensorSlice(PARAMETER + n, 0, (0,) * p.ndim, tuple(p.shape), p.detach()) for n, p in built.trained().items()
+    ]
+    write(folder, slices, {})
+    write_json(folder / "config.json", built.config)
+    if config.lora:
+        write_json(folder / CONFIG, adapter_document(built))
+    return Input(folder, "checkpoint", {"task": built.task, "method": config.method}, "sha256:c")
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "fields"),
+    [
+        (LLAMA, "causal_lm", ALL),
+        (QWEN2, "causal_lm", {"method": "lora"}),
+        (GPT2, "causal_lm", ALL),  # its layers are Conv1D, whose weights lie the other way round
+        (BERT, "classification", ALL),
+        (DISTILBERT, "classification", {"method": "lora", "lora": {"targets": ["q_lin", "ffn.*"]}}),
+        ({**BERT, "model_type": "roberta"}, "classification", {"method": "head"}),
+        ({**LLAMA, "tie_word_embeddings": False}, "causal_lm", {"method": "head"}),
+    ],
+    ids=lambda value: value.get("model_type", value.get("method")) if isinstance(value, dict) else value,
+)
+def test_merged_weights_are_the_trained_model(
+    model: dict[str, Any], task: str, fields: dict[str, Any], tmp_path
+) -> None:
+    packed = (packed_lm if task == "causal_lm" else packed_classes)(tmp_path / "packed")
+    base, config = saved(tmp_path / "base", task=task, **model), TrainConfig(**fields)
+    plain = build(base, packed, seed=0, weights=True)
+    trained = adapt(config, build(base, packed, seed=0, weights=True))
+    shards = checkpoint(tmp_path / "checkpoint", config, trained)
+    merged = MergedWeights(shards, base, CheckpointWeights(Reader(shards.path)))
+    assert merged.names == sorted(plain.parameters())
+    with torch.no_grad():
+        before = plain.model.eval()(IDS).logits
+        for name, parameter in plain.parameters().items():
+            assert merged.shape(name) == tuple(parameter.shape)
+            parameter.copy_(merged.tensor(name))
+        torch.testing.assert_close(plain.model(IDS).logits, trained.model.eval()(IDS).logits, rtol=0, atol=1e-5)
+        assert (plain.model(IDS).logits - before).abs().max() > 1e-3
+
+
+def test_a_base_of_another_architecture_is_refused(tmp_path) -> None:
+    packed, config = packed_classes(tmp_path / "packed"), TrainConfig(method="head")
+    base = saved(tmp_path / "base", task="classification", **BERT)
+    shards = checkpoint(tmp_path / "checkpoint", config, adapt(config, build(base, packed, seed=0, weights=True)))
+    index = shards.path / "index.json"
+    index.write_text(index.read_text().replace("classifier.weight", "klassifier.weight"))
+    with pytest.raises(
+        ModelError, match=r"klassifier.weight was trained, and BertForSequenceClassification .* no such"
+    ):
+        MergedWeights(shards, base, CheckpointWeights(Reader(shards.path)))

@@ -1,0 +1,77 @@
+"""Weights of an earlier model in place of the source's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.artifact import Input, Source
+from tasks.errors import ModelError
+from tasks.training.checkpoint import shards
+from tasks.training.checkpoint.warm_start import load_start, starting_from
+from tasks.training.model.build import build
+from tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from tests.training.toys import BERT, packed_classes, packed_lm, scratch
+
+SOURCE = scratch(**BERT)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Input:
+    return packed_classes(tmp_path / "packed")
+
+
+def built_from(source: Source, packed: Input, seed: int = 1) -> Built:
+    found = build(source, packed, seed=seed, weights=True)
+    load_start(source, found.model)
+    return found
+
+
+def checkpoint_of(built: Built, folder: Path) -> Input:
+    """As train writes it."""
+    slices = [
+        TensorSlice(PARAMETER + n, 0, (0,) * p.dim(), tuple(p.shape), p.detach()) for n, p in built.parameters().items()
+    ]
+    shards.write(folder, slices, {})
+    return Input(folder, "checkpoint", {}, "sha256:checkpoint")
+
+
+def saved(built: Built, folder: Path) -> Input:
+    """As consolidate writes it."""
+    built.model.save_pretrained(folder)
+    return Input(folder, "model", {}, "sha256:model")
+
+
+@pytest.mark.parametrize("kept", [checkpoint_of, saved])
+def test_it_starts_with_the_very_weights(kept, packed: Input, tmp_path: Path) -> None:
+    first = built_from(SOURCE, packed, seed=5)
+    again = built_from(starting_from(SOURCE, kept(first, tmp_path / "kept")), packed)
+    other = built_from(SOURCE, packed)
+    for name, parameter in first.parameters().items():
+        assert torch.equal(again.parameters()[name], parameter)
+    assert not torch.equal(other.parameters()["classifier.weight"], first.parameters()["classifier.weight"])
+    assert starting_from(SOURCE, None) is SOURCE
+
+
+def test_a_head_of_other_labels_is_made_anew(packed: Input, tmp_path: Path) -> None:
+    first = built_from(SOURCE, packed, seed=5)
+    start = starting_from(SOURCE, saved(first, tmp_path / "kept"))
+    fewer = Input(packed.path, packed.kind, packed.meta | {"labels": ["red", "green"]}, packed.digest)
+    again = built_from(start, fewer)
+    assert again.lacking == ("classifier.bias", "classifier.weight")
+    word = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(again.parameters()[word], first.parameters()[word])
+
+
+def test_another_model_is_refused(packed: Input, tmp_path: Path) -> None:
+    first = built_from(SOURCE, packed)
+    wider = scratch(**{**BERT, "hidden_size": 64})
+    with pytest.raises(ModelError, match=r"embeddings.weight is \(64, 32\), and \(64, 64\) here"):
+        built_from(starting_from(wider, checkpoint_of(first, tmp_path / "a")), packed)
+    with pytest.raises(ModelError, match="the weights of train.warm_start_from lack"):
+        built_from(starting_from(wider, saved(first, tmp_path / "b")), packed)
+    with pytest.raises(ModelError, match="is not there, and"):
+        llama = scratch(model_type="llama", hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+        built_from(starting_from(llama, checkpoint_of(first, tmp_path / "c")), packed_lm(tmp_path / "lm"))

@@ -1,0 +1,154 @@
+"""What each method trains and what it freezes, on real models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.artifact import Source
+from tasks.errors import ModelError
+from tasks.train import TrainConfig
+from tasks.training.batches.sampler import Split
+from tasks.training.config import check_model
+from tasks.training.model.adapters import adapt, adapter_document, forward_passes
+from tasks.training.model.build import build, logits_of
+from tasks.training.model.lora import A, B
+from tasks.training.shared_types import Built
+from tests.training.toys import (
+    BERT,
+    DISTILBERT,
+    DRY,
+    LLAMA,
+    minilm,
+    packed_classes,
+    packed_lm,
+    pretrained,
+    saved,
+    scratch,
+)
+
+ALL = {"method": "lora", "lora": {"rank": 4, "targets": "all-linear"}}
+
+
+def adapted(tmp_path: Path, model: dict[str, Any], *, weights: bool = False, **fields: Any) -> Built:
+    """A classifier, unless the model is a Llama."""
+    packed = packed_lm(tmp_path) if model["model_type"] == "llama" else packed_classes(tmp_path)
+    return adapt(TrainConfig(**fields), build(scratch(**model), packed, seed=0, weights=weights))
+
+
+def logits(built: Built, packed: Any) -> torch.Tensor:
+    split = Split(packed, "train")
+    batch = split.read(next(split.in_order(4)))
+    built.model.eval()
+    with torch.no_grad():
+        columns = (batch.input_ids, batch.segment_ids, batch.position_ids)
+        return logits_of(built, *(torch.from_numpy(column) for column in columns))
+
+
+def test_lora_starts_from_the_base_model_and_from_the_seed(tmp_path) -> None:
+    packed = packed_lm(tmp_path / "packed")
+    base = saved(tmp_path / "base", **LLAMA)
+    found = [adapt(TrainConfig(**ALL, seed=seed), build(base, packed, seed=seed, weights=True)) for seed in (0, 0, 1)]
+    assert torch.equal(logits(found[0], packed), logits(build(base, packed, seed=0, weights=True), packed))
+    one, same, other = (built.trained() for built in found)
+    assert len(one) == 2 * 2 * 7 and all(name.rpartition(".")[0].endswith((A, B)) for name in one)
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert all(torch.equal(one[name], other[name]) == name.endswith(f"{B}.weight") for name in one)
+    assert all(parameter.requires_grad == (name in one) for name, parameter in found[0].parameters().items())
+
+
+@pytest.mark.parametrize(
+    "model", [BERT, {**BERT, "model_type": "roberta"}, DISTILBERT, LLAMA], ids=lambda m: m["model_type"]
+)
+@pytest.mark.parametrize("method", [ALL, {"method": "head"}], ids=["lora", "head"])
+def test_what_is_trained_is_known_before_any_weights_are(method, model, tmp_path) -> None:
+    model = {**model, "tie_word_embeddings": False} if model is LLAMA else model
+    traced, real = (adapted(tmp_path, model, weights=weights, **method) for weights in (False, True))
+    assert next(traced.model.parameters()).is_meta and all(p.is_meta for p in traced.parameters().values())
+    shapes = [{name: tuple(p.shape) for name, p in built.trained().items()} for built in (traced, real)]
+    assert shapes[0] == shapes[1] and list(shapes[0]) == list(shapes[1])
+    assert traced.frozen == real.frozen and traced.frozen
+
+
+@pytest.mark.parametrize(
+    ("model", "heads"),
+    [
+        (BERT, {"bert.pooler.dense", "classifier"}),
+        ({**BERT, "model_type": "roberta"}, {"classifier.dense", "classifier.out_proj"}),
+        (DISTILBERT, {"pre_classifier", "classifier"}),
+        ({**LLAMA, "tie_word_embeddings": False}, {"lm_head"}),
+    ],
+)
+def test_a_head_alone(model, heads, tmp_path) -> None:
+    built = adapted(tmp_path, model, method="head")
+    assert {name.rpartition(".")[0] for name in built.trained()} == heads
+
+
+def test_a_new_head_is_trained_beside_lora(tmp_path) -> None:
+    packed = packed_classes(tmp_path)
+    built = adapt(TrainConfig(method="lora"), build(pretrained(minilm()), packed, seed=0, weights=True))
+    heads = {name for name in built.trained() if ".lora_" not in name}
+    assert set(built.lacking) <= heads == {
+        "bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"
+    }  # fmt: skip
+    document = adapter_document(built)
+    assert (document["r"], document["task_type"]) == (8, "SEQ_CLS")
+    assert (document["target_modules"], document["modules_to_save"]) == (["query", "value"], ["classifier", "pooler"])
+
+
+@pytest.mark.parametrize(
+    ("model", "lora", "found"),
+    [
+        (LLAMA, {}, ["q_proj", "v_proj"]),
+        (LLAMA, {"targets": ["layers.1.mlp.*"]}, ["down_proj", "gate_proj", "up_proj"]),
+        ({**LLAMA, "tie_word_embeddings": False}, {"targets": ["lm_head"]}, ["lm_head"]),
+        (BERT, {"targets": ["dense"]}, ["dense"]),
+        (DISTILBERT, {"targets": ["q_lin"]}, ["q_lin"]),
+    ],
+)
+def test_targets(model, lora, found, tmp_path) -> None:
+    built = adapted(tmp_path, model, method="lora", lora=lora)
+    layers = {name.removesuffix(f"{A}.weight") for name in built.trained() if name.endswith(f"{A}.weight")}
+    assert sorted({layer.rpartition(".")[2] for layer in layers}) == found
+    assert not any("pooler" in layer or "classifier" in layer for layer in layers)
+    if lora.get("targets") == ["layers.1.mlp.*"]:
+        assert all(".layers.1." in layer for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "text"),
+    [
+        (LLAMA, {"method": "lora", "lora": {"targets": ["qproj"]}}, "qproj names no linear layer of LlamaForCausalLM.*q_proj"),
+        (LLAMA, {"method": "lora", "lora": {"targets": ["embed_tokens"]}}, "embed_tokens names no linear layer"),
+        ({**LLAMA, "tie_word_embeddings": True}, {"method": "lora", "lora": {"targets": ["lm_head"]}}, "lm_head names no"),
+        (LLAMA, {"method": "lora", "lora": {"rank": 33}}, "rank is 33, and model.layers.0.self_attn.q_proj has 32 inputs"),
+        (DISTILBERT, {"method": "lora"}, "peft knows no targets for a model of type distilbert.*all-linear.*q_lin"),
+        ({**LLAMA, "tie_word_embeddings": True}, {"method": "head"}, "has no head of its own.*tie_word_embeddings=false"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(model, fields, text, tmp_path) -> None:
+    import re
+
+    with pytest.raises(ModelError) as caught:
+        adapted(tmp_path, model, **fields)
+    assert re.search(text, str(caught.value))
+
+
+def test_a_part_of_a_model_from_scratch_is_refused_before_anything_runs(tmp_path) -> None:
+    with pytest.raises(ModelError, match="train.method=lora trains a part of a pretrained model"):
+        check_model(TrainConfig(method="lora"), scratch(**LLAMA))
+    check_model(TrainConfig(), scratch(**LLAMA))
+    identity = {"config": {"pretrained": dict(LLAMA), "overrides": {}}, "weights": {"files": {}}}
+    check_model(TrainConfig(method="lora"), Source("model", identity, {}))
+
+
+def test_a_frozen_model_costs_a_pass_less(tmp_path) -> None:
+    """Forward; back through the activations; and the weights' gradients, in proportion to what is trained."""
+    full, lora, head = (
+        forward_passes(adapted(tmp_path, {**BERT, **DRY}, **fields)) for fields in ({}, ALL, {"method": "head"})
+    )
+    assert full == 3.0
+    assert 2.0 < lora < 2.5 and 1.0 < head < 1.5

@@ -1,0 +1,123 @@
+"""Attention by documents, by rows and by blocks says what transformers' own says under a mask."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.errors import ModelError
+from tasks.training.config import TrainConfig
+from tasks.training.model.attention import attend_documents, attend_rows, document_lengths, with_attention
+from tasks.training.model.build import build, logits_of
+from tests.training.toys import BERT, LLAMA, first_rows, packed_classes, packed_lm, scratch
+
+NATIVE = TrainConfig(engine="native")
+HIDDEN = torch.finfo(torch.float32).min
+
+
+def segments(rows: list[list[int]], length: int) -> torch.Tensor:
+    """rows: sizes of the documents; what is left is padding."""
+    found = np.zeros((len(rows), length), np.int32)
+    for row, sizes in enumerate(rows):
+        found[row, : sum(sizes)] = np.repeat(np.arange(len(sizes)) + 1, sizes)
+    return torch.from_numpy(found)
+
+
+def masked(query, key, value, ids, scale=None):
+    order = torch.arange(ids.shape[1])
+    seen = (ids[:, :, None] == ids[:, None, :]) & (order[:, None] >= order[None])
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    mask = torch.where(seen, 0.0, HIDDEN)[:, None]
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale).transpose(
+        1, 2
+    )
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(1, 6), min_size=0, max_size=4), min_size=1, max_size=4),
+    padding=st.integers(0, 3),
+    heads=st.sampled_from([(4, 4), (4, 2), (2, 1)]),
+)
+def test_documents_are_what_a_mask_gives(rows: list[list[int]], padding: int, heads: tuple[int, int]) -> None:
+    length = max(map(sum, rows)) + padding or 1
+    ids = segments(rows, length)
+    torch.manual_seed(0)
+    shapes = [(len(rows), count, length, 8) for count in (heads[0], heads[1], heads[1])]
+    tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    found, _ = attend_documents(None, *tensors, None, scaling=0.3, documents=document_lengths(ids))
+    wanted = masked(*tensors, ids, 0.3)
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+    ours, theirs = (torch.autograd.grad((out**2).sum(), tensors) for out in (found, wanted))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_documents_of_rows_that_begin_as_the_last_one_ended() -> None:
+    assert document_lengths(segments([[2, 1], [3], []], 3)) == [2, 1, 3, 3]
+
+
+def test_rows_drop_what_they_should() -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 4, 16, 8) for _ in range(3)]
+    mask = torch.zeros(2, 1, 1, 16)
+    mask[0, ..., 9:] = HIDDEN
+    module = SimpleNamespace(is_causal=False, num_key_value_groups=1)
+    plain, _ = attend_rows(module, *tensors, mask)
+    wanted = torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=mask).transpose(1, 2)
+    torch.testing.assert_close(plain, wanted)
+    drawn = torch.stack([attend_rows(module, *tensors, mask, dropout=0.2)[0] for _ in range(800)])
+    assert not torch.equal(drawn[0], drawn[1])
+    assert ((drawn.mean(0) - wanted) / (drawn.std(0) / 800**0.5)).abs().max() < 5, "its mean is the plain one"
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_model_s_logits_and_gradients_stay(tmp_path, family: str) -> None:
+    packed = packed_lm(tmp_path, rows=4)
+    model = scratch(**{**LLAMA, "model_type": family})
+    _, columns = first_rows(packed, 4)
+    found = []
+    for attention in ("sdpa", "auto"):
+        config = TrainConfig(engine="native", attention=attention)
+        built = with_attention(config, build(model, packed, seed=0, weights=True))
+        logits = logits_of(built, *columns)[columns[1] != 0]
+        logits.square().mean().backward()
+        found.append((logits, {name: p.grad for name, p in built.parameters().items()}))
+    assert built.attention == "documents"
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_flex_s_blocks_hide_what_the_mask_hides(tmp_path) -> None:
+    """Its backward pass is for cuda alone (test_cuda.py); forward it runs here as well."""
+    packed = packed_lm(tmp_path, rows=4)
+    built = build(scratch(**LLAMA), packed, seed=0, weights=True)
+    _, columns = first_rows(packed, 4)
+    with torch.no_grad():
+        wanted = logits_of(built, *columns)
+        built.model.config._attn_implementation = "flex_attention"
+        found = logits_of(replace(built, attention="flex"), *columns)
+    real = columns[1] != 0
+    torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-4)
+
+
+def test_what_it_can_not_be_used_for_is_refused(tmp_path) -> None:
+    packed = packed_classes(tmp_path / "classes")
+    with pytest.raises(ModelError, match="attends in both directions"):
+        with_attention(
+            TrainConfig(engine="native", attention="documents"), build(scratch(**BERT), packed, seed=0, weights=True)
+        )
+    with pytest.raises(ModelError, match="does not pass on"):
+        attend_documents(torch.nn.Linear(1, 1), *[torch.ones(1, 1, 2, 4)] * 3, None)
+    for refused in ({}, {"engine": "native", "compile": True}, {"engine": "native", "device": "cuda"}):
+        with pytest.raises(ValueError, match="attention=documents is for engine native on device cpu"):
+            TrainConfig(attention="documents", **refused)
+    with pytest.raises(ValueError, match="attention=flex is for device cuda"):
+        TrainConfig(engine="native", attention="flex")

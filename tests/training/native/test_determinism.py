@@ -1,0 +1,57 @@
+"""Operators without a deterministic kernel: refused by name, or taken where the recipe asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.artifact import Input, Meta, Source
+from tasks.errors import ModelError
+from tasks.keys.canonical_json import canonical
+from tasks.stage import Workdir, of, stage
+from tasks.train import TrainConfig, environ, train
+from tasks.training.choose_engine import make_engine
+from tasks.training.graph_registry import GraphRegistry
+from tasks.training.model.build import build
+from tasks.training.optim.optimizer import scalars
+from tests.training.run_stage import run_stage
+from tests.training.toys import BERT, first_rows, packed_classes, scratch
+
+
+@stage(kind="checkpoint", environ=environ)
+def trains_with_put(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """An update of a model with `Tensor.put`, which has no deterministic kernel on any device. The loss is in "loss"."""
+    import torch
+
+    built = build(model, packed, seed=0, weights=True)
+
+    def put(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+        return output.put(torch.zeros(1, dtype=torch.long), output.new_zeros(1))
+
+    built.model.get_submodule("bert.embeddings").register_forward_hook(put)
+    engine = make_engine(config, built, GraphRegistry())
+    batch, _ = first_rows(packed, 8)
+    ((loss, _, good),) = engine.fetch([engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)])
+    return {"loss": loss, "good": good}
+
+
+def test_an_operator_without_a_deterministic_kernel_is_named_with_the_fix(tmp_path: Path) -> None:
+    inputs: dict[str, Any] = {"model": scratch(**BERT), "packed": packed_classes(tmp_path / "packed", lengths=[8])}
+    config = TrainConfig(engine="native", global_batch=8)
+    with pytest.raises(
+        ModelError, match="^put_ has no deterministic kernel on device cpu, and train.deterministic is true"
+    ) as caught:
+        run_stage(trains_with_put, config, tmp_path / "strict", **inputs)
+    assert "train.deterministic=false" in caught.value.fix
+    free = config.model_copy(update={"deterministic": False})
+    found = run_stage(trains_with_put, free, tmp_path / "free", **inputs).artifact.meta
+    assert found["good"] == 1 and found["loss"] > 0
+
+
+def test_it_is_keyed_and_of_engine_native_alone() -> None:
+    keyed = [canonical(of(train).params(TrainConfig(engine="native", deterministic=one))) for one in (True, False)]
+    assert keyed[0] != keyed[1]
+    with pytest.raises(ValueError, match="deterministic=false is for engine native"):
+        TrainConfig(deterministic=False)

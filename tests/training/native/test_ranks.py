@@ -1,0 +1,97 @@
+"""What becomes of a training on several ranks when one of them is lost, or never comes; and what each draws."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.artifact import Input, Meta, Source
+from tasks.errors import ModelError, ProcessFailed
+from tasks.stage import Workdir, stage
+from tasks.train import TrainConfig, ranks
+from tasks.train import environ as train_environ
+from tasks.training.choose_engine import join_ranks
+from tasks.training.ranks import ALONE, replica_seed
+from tests.launch.processes import gone, marked
+from tests.training.run_stage import FolderPartial, Stage, run_stage, traced_and_trained
+from tests.training.toys import BERT, packed_classes, scratch
+
+CONFIG: dict[str, Any] = {"engine": "native", "devices": 2, "global_batch": 8, "epochs": 40, "log_every": 1}
+
+
+@stage(kind="checkpoint", environ=train_environ, ranks=ranks)
+def hangs(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """Training of which rank 1 falls asleep after three steps."""
+
+    def emit(event: Meta) -> None:
+        if os.environ["RANK"] == "1" and event.get("progress", {}).get("done", 0) >= 3:
+            fall_asleep()
+
+    return traced_and_trained(config, model, packed, Workdir(out.path, out.scratch, emit))
+
+
+def fall_asleep() -> None:
+    time.sleep(600)
+
+
+def inputs(folder: Path) -> dict[str, Any]:
+    return {"model": scratch(**BERT), "packed": packed_classes(folder / "packed", rows=24)}
+
+
+def test_a_lost_rank_ends_the_training_and_is_named(tmp_path: Path) -> None:
+    config = TrainConfig(**CONFIG, checkpoint_every=5)
+    started = Stage(traced_and_trained, config, tmp_path / "run", tmp_path / "partial", **inputs(tmp_path))
+    while not FolderPartial(tmp_path / "partial").steps():
+        assert started.process.poll() is None
+        time.sleep(0.1)
+    meeting = f"TRNFLOW_RENDEZVOUS={tmp_path / 'run' / 'ranks' / 'rendezvous'}"
+    everyone = marked(meeting)
+    (lost,) = set(everyone) & set(marked("LOCAL_RANK=1"))
+    os.kill(lost, signal.SIGKILL)
+    with pytest.raises(ProcessFailed, match=r"rank 1 of 2 died without a word \(signal SIGKILL\)"):
+        started.result()
+    assert gone(everyone)
+    assert FolderPartial(tmp_path / "partial").steps()  # what the next run goes on from
+
+
+@pytest.mark.slow  # its quick sibling, without torch, is in tests/launch
+def test_a_rank_that_does_not_come_is_waited_for_only_so_long(tmp_path: Path) -> None:
+    config = TrainConfig(**CONFIG, collective_timeout_seconds=20)
+    with pytest.raises(ProcessFailed, match="rank 0 of 2: waited 20 s .*; still at work were ranks 1") as caught:
+        run_stage(hangs, config, tmp_path / "run", **inputs(tmp_path))
+    assert "train.collective_timeout_seconds" in caught.value.fix
+    log = (tmp_path / "run" / "log").read_text()
+    assert "in fall_asleep" in log.partition("--- rank 1")[2]  # where it was
+    assert "Traceback" in log.partition("--- rank 0")[2]  # and who waited
+
+
+def test_one_process_is_a_world_that_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with join_ranks(TrainConfig(engine="native")) as world:
+        assert (
+            world is ALONE and world.broadcast_flag(True) and world.on_first(lambda: 3) == 3 and world.gather(4) == [4]
+        )
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with (
+        pytest.raises(ModelError, match="train.devices is 2, and no ranks were started"),
+        join_ranks(TrainConfig(**CONFIG)),
+    ):
+        pass
+
+
+def draws(seed: int) -> tuple[float, ...]:
+    import torch
+
+    torch.manual_seed(seed)
+    return tuple(torch.rand(4).tolist())
+
+
+def test_no_replica_repeats_the_dropout_of_another_step() -> None:
+    assert replica_seed(7, 0) == 7  # one device draws as it always did
+    seeds = {replica_seed(step, replica) % 2**32 for step in range(2000) for replica in range(64)}
+    assert len(seeds) == 2000 * 64
+    assert len({draws(replica_seed(step, replica)) for step in range(20) for replica in range(8)}) == 160
