@@ -30,8 +30,9 @@ from flows.display.progress import Log
 from flows.finetune import DATA_STAGES, FINETUNE
 from flows.recipes import recipe as settings
 from flows.runner.call import Call, Outcome
+from flows.runner.executor import Listener
 from flows.runner.run import Options, Result, execute, new_run_id, open_store
-from flows.runner.runner import Listener, Runner
+from flows.runner.runner import Runner
 from flows.services.mlflow_listener import Tracking
 from flows.services.task_runners import task_runner
 from tasks.artifact import Artifact, Meta
@@ -106,13 +107,13 @@ class PrefectRunner(Runner):
         self.page = page
         self._states: dict[str, State[Any]] = {}
 
-    def settle(self, call: Call, outcome: Outcome | None) -> Outcome:
+    def run_or_reuse(self, call: Call, outcome: Outcome | None) -> Outcome:
         settled: list[Outcome] = []
 
         @task(name=call.name, task_run_name=call.name, cache_policy=NO_CACHE, persist_result=False)
         def run_stage() -> Any:
             try:
-                settled.append(outcome or self.execute(call))
+                settled.append(Runner.run_or_reuse(self, call, outcome))
             except Exception as error:  # Prefect keeps what is raised, and what caused it
                 raise raisable(error) from None
             self._show(settled[0])

@@ -52,15 +52,15 @@ def finetune(recipe: Recipe, stage: Stages) -> Any:
     texts = stage(format_prompts, recipe.format, rows, model)
     tokens = stage(tokenize_text, recipe.tokenize, texts, model)
     packed = stage(pack_chunks, recipe.pack, tokens)
-    earlier = stage.earlier(training.warm_start_from, "train.warm_start_from")
+    earlier = stage.find_model(training.warm_start_from, "train.warm_start_from")
     stage.check_vocabulary(earlier, tokens)
     needs: tuple[Any, ...] = ()
     after = None
     if training.micro_batch == "auto":  # found by precompile: what train makes depends on it
         needs = (stage(precompile, training, model, packed),)
     else:
-        after = stage.later(precompile, training, model, packed)
-    start = stage.beginning(earlier, train, training, model, packed, None, *needs, after=after)
+        after = stage.defer(precompile, training, model, packed)
+    start = stage.starting_model(earlier, train, training, model, packed, None, *needs, after=after)
     shards = stage(train, training, model, packed, start, *needs, after=after)
     weights = stage(consolidate, recipe.consolidate, shards, model, start)
     exported = stage(export_neuron, recipe.export, weights)

@@ -10,8 +10,8 @@ import os
 import signal
 from pathlib import Path
 
+from flows.runner.executor import Listener
 from flows.runner.run import Options, Result
-from flows.runner.runner import Listener
 from flows.services.prefect_server import ensure_server
 from tasks.errors import ConfigError, TrnflowError
 from tasks.system.redaction import hide, hide_override, scrub

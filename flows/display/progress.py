@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from flows.display.report import MARKS, number, seconds
 from flows.runner.call import Call, Outcome
-from flows.runner.runner import Listener
+from flows.runner.executor import Listener
 from tasks.artifact import Meta
 from tasks.errors import is_interruption
 

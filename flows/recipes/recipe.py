@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
     PrivateAttr,
@@ -27,6 +27,7 @@ from tasks.evaluate_model import EvaluateConfig
 from tasks.export.config import ExportConfig
 from tasks.format_prompts import FormatConfig
 from tasks.launch import GRACE_SECONDS
+from tasks.launch.launcher import Launcher
 from tasks.load_data import DataConfig
 from tasks.pack_chunks import PackConfig
 from tasks.sources.model_source import ModelConfig
@@ -66,11 +67,17 @@ class StoreConfig(StageConfig):
     """The time without a heartbeat, in seconds, after which another run takes over a stage that this run began."""
 
 
+if TYPE_CHECKING:
+    LauncherKind = str
+else:
+    LauncherKind = Literal[tuple(Launcher.kinds)]
+
+
 class LaunchConfig(StageConfig):
     """How training processes are started and stopped."""
 
-    kind: Literal["local"] = "local"
-    """Where training processes run: `local` is this machine."""
+    kind: LauncherKind = "local"
+    """Where the stages' processes run: `local` is this machine."""
     grace_seconds: Seconds = GRACE_SECONDS
     """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. A spot instance has 120 in
     all."""

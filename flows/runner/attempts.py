@@ -1,4 +1,4 @@
-"""Name an attempt, write its first journal and classify how it ended.
+"""Name an attempt, write its first journal, classify how it ended, and tell whether the next one can resume.
 
 An attempt is one try to run a stage. Its journal is the JSON document `attempts/<key>/<attempt>.json` in the store.
 """
@@ -10,8 +10,10 @@ import socket
 import time
 from datetime import UTC, datetime
 
-from tasks.artifact import Json
+from tasks.artifact import Json, Meta
 from tasks.errors import is_interruption
+from tasks.keys.explain import nearest_record
+from tasks.store import Store
 from tasks.store.lease import LeaseLost
 
 
@@ -42,3 +44,34 @@ def ending(error: BaseException) -> str:
     if isinstance(error, LeaseLost):
         return "superseded"
     return "interrupted" if is_interruption(error) else "failed"
+
+
+def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
+    """Say where a resumable stage would start, as text for the user.
+
+    "goes on from step N" if its key has partial state. If only another key of the stage has some: that it starts from zero,
+    and which values differ between the two keys. Else empty, at the cost of one listing.
+    """
+    steps = store.partial(key).steps()
+    if steps:
+        return f"goes on from step {steps[-1]}"
+    near = nearest_record(unfinished(store, stage), document)
+    if near is None:
+        return ""
+    changes = near[1]
+    more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
+    return f"starts from zero: the unfinished one differs in {'; '.join(map(str, changes[:2]))}{more}"
+
+
+def unfinished(store: Store, stage: str) -> list[Meta]:
+    """List the keys of a stage that have partial state, each as {"document": its key document}.
+
+    The key document is taken from the newest attempt that wrote one to its journal.
+    """
+    found = []
+    for key in store.backend.folders("partial"):
+        names = [name.rsplit("/", 1)[1].removesuffix(".json") for name in store.backend.names(f"attempts/{key}")]
+        attempts = [store.attempt(key, name) for name in sorted(names, reverse=True)]
+        told = (attempt for attempt in attempts if attempt.get("stage") == stage and "document" in attempt)
+        found += [{"document": attempt["document"]} for attempt in list(told)[:1]]
+    return found

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flows.runner.warm_start import Earlier
+from flows.runner.warm_start import EarlierModel
 from tasks.artifact import Artifact, Meta, Source
 from tasks.config import StageConfig
 from tasks.sources.resolver import Resolver
@@ -96,11 +96,11 @@ class Stages(Protocol):
     """
 
     def resolve(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source: ...
-    def earlier(self, text: str | None, setting: str) -> Earlier | None: ...
-    def check_vocabulary(self, start: Earlier | None, tokens: Any) -> None: ...
-    def beginning(
+    def find_model(self, text: str | None, setting: str) -> EarlierModel | None: ...
+    def check_vocabulary(self, start: EarlierModel | None, tokens: Any) -> None: ...
+    def starting_model(
         self,
-        earlier: Earlier | None,
+        earlier: EarlierModel | None,
         function: Function,
         config: StageConfig,
         *inputs: Value | None,
@@ -109,7 +109,7 @@ class Stages(Protocol):
     def __call__(
         self, function: Function, config: StageConfig, *inputs: Value | None, after: Call | None = None
     ) -> Any: ...
-    def later(self, function: Function, config: StageConfig, *inputs: Value) -> Call: ...
+    def defer(self, function: Function, config: StageConfig, *inputs: Value) -> Call: ...
 
 
 def bind(function: Function, config: StageConfig, inputs: tuple[Value | None, ...], after: Call | None = None) -> Call:

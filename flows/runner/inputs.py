@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.runner.call import Call, Function, Unknown, Value, bind
 from flows.runner.vocabulary import check_vocabulary
-from flows.runner.warm_start import Earlier, beginning, earlier_model
+from flows.runner.warm_start import EarlierModel, earlier_model, starting_model
 from tasks.artifact import Artifact, Source
 from tasks.config import StageConfig
 from tasks.keys.key_document import key_document
@@ -25,7 +25,7 @@ class Inputs:
     Attributes:
         sources: The sources found so far, by kind ("model", for example).
         notes: Sentences to show to the user when the run or plan ends.
-        start: The model that training starts from, set by `beginning`; None if no model was named or the plan can't tell
+        start: The model that training starts from, set by `starting_model`; None if no model was named or the plan can't tell
             it.
     """
 
@@ -44,7 +44,7 @@ class Inputs:
             self.notes.append(f"{source.kind}: {source.note}")
         return source
 
-    def earlier(self, text: str | None, setting: str) -> Earlier | None:
+    def find_model(self, text: str | None, setting: str) -> EarlierModel | None:
         """Find in the store the model that a setting names.
 
         Args:
@@ -56,7 +56,7 @@ class Inputs:
         """
         return None if text is None else earlier_model(self.store, text, setting)
 
-    def check_vocabulary(self, start: Earlier | None, tokens: Artifact | Unknown) -> None:
+    def check_vocabulary(self, start: EarlierModel | None, tokens: Artifact | Unknown) -> None:
         """Raise ConfigError if a token id means one word in the model `start` and another in `tokens`.
 
         Without a model, or in a plan whose tokens have yet to be made, nothing is checked.
@@ -64,9 +64,9 @@ class Inputs:
         if start is not None and isinstance(tokens, Artifact):
             check_vocabulary(self.store, start.artifact, tokens)
 
-    def beginning(
+    def starting_model(
         self,
-        earlier: Earlier | None,
+        earlier: EarlierModel | None,
         function: Function,
         config: StageConfig,
         *inputs: Value | None,
@@ -87,7 +87,7 @@ class Inputs:
         if earlier is None or call.unknown:
             return earlier.artifact if earlier else None
         document = key_document(call.stage, call.config, call.inputs, self.store.memo)
-        self.start, note = beginning(self.store, earlier, document)
+        self.start, note = starting_model(self.store, earlier, document)
         if note and note not in self.notes:
             self.notes.append(note)
         return self.start

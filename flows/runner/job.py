@@ -1,8 +1,8 @@
-"""Run the code of a stage, or of a part of a stage, in a process of this machine, and build the record of what it made."""
+"""A job: a stage, or a part of one, ready to run. Make its artifact, and put that on record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tasks.config import StageConfig
 from tasks.keys.allowed_files import permit_for
 from tasks.keys.key_document import key_of
 from tasks.launch.job import JobSpec, Step
-from tasks.launch.local import run_job
+from tasks.launch.launcher import Launcher
 from tasks.launch.warm_start import PARTIAL_ROOT, modules_for
 from tasks.stage import Stage
 from tasks.store import Store
@@ -31,6 +31,7 @@ class Job:
         log: The file that takes stdout and stderr of the stage's processes.
         environment: Further environment variables for the process; their values are secret.
         grace_seconds: How long the stage may save its state when it is stopped.
+        launcher: Runs the process.
     """
 
     stage: Stage
@@ -41,6 +42,7 @@ class Job:
     log: Path
     environment: dict[str, str]
     grace_seconds: float
+    launcher: Launcher
 
     def run(self, store: Store, out: Path, emit: Callable[[Meta], None], step: Step | None = None) -> Meta:
         """Run the stage in a process and return its metadata.
@@ -69,7 +71,7 @@ class Job:
             preload=modules_for(self.document["env"], variables),
             step=step,
         )
-        return run_job(spec, emit, grace_seconds=self.grace_seconds)
+        return self.launcher.run(spec, emit, self.grace_seconds)
 
     def _partial(self, store: Store) -> dict[str, str]:
         """Where the stage's resumable state lies, as it may be written to a file."""
@@ -95,3 +97,21 @@ def record_of(document: Meta, artifact: Artifact, attempt: str, created: str, **
         "created": created,
         **more,
     }
+
+
+def publish(
+    store: Store, record: Meta, artifact: Artifact, *, holds: Sequence[Meta] = (), unusable: Callable[[Meta], bool]
+) -> Meta:
+    """Put an artifact on record, and return the record that counts: this one, or that of another run that published first.
+
+    Args:
+        record: Made by `record_of`.
+        holds: {"stage", "key"} of records that the artifact depends on. If garbage collection has moved them to the trash
+            meanwhile, they are brought back.
+        unusable: Whether the record of another run has to be replaced.
+    """
+    store.secure([*holds], artifact)
+    published = store.publish(record)
+    if published["artifact"] != artifact.digest and unusable(published):
+        published = store.publish(record, replace=True)
+    return published

@@ -21,11 +21,12 @@ from pathlib import Path
 from flows.recipes.recipe import Recipe, store_root
 from flows.runner.attempts import now
 from flows.runner.call import Call, Outcome, Stop
+from flows.runner.executor import Listener, filled_environment
 from flows.runner.parts.part_makers import PartMaker, refuse_task_runners
 from flows.runner.pipeline import Parent, Pipeline
 from flows.runner.planning.forecast import dollars
 from flows.runner.planning.planner import Planner
-from flows.runner.runner import Listener, Runner, filled_environment
+from flows.runner.runner import Runner
 from flows.runner.work_folders import clean, open_home
 from tasks.artifact import Artifact, Json, Meta
 from tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
@@ -196,7 +197,7 @@ def execute(
         part_maker=part_maker, threads=recipe.task_runner.count, price_per_hour=recipe.price_per_hour,
         until=options.until, force=options.force,
     )  # fmt: skip
-    result = Result(runner.run, recipe.name, 0.0, [], price_per_hour=recipe.price_per_hour)
+    result = Result(runner.executor.run, recipe.name, 0.0, [], price_per_hour=recipe.price_per_hour)
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
     clean(store)
     try:
@@ -300,7 +301,7 @@ def heal(runner: Runner, pipeline: Callable[[], object]) -> None:
         except Stop:
             return
         except BlobLost as error:
-            runner.lost.add(error.digest)
+            runner.executor.lost.add(error.digest)
             runner.notes.append(f"{error.message}; made anew")
             runner.restart()
     raise StoreError(f"blobs of the store {runner.store.root} keep turning out corrupt", "check the disk it lies on")

@@ -1,7 +1,7 @@
 """Find the earlier model that a setting names: by digest, by the beginning of a digest, or by the recipe that made it.
 
 A recipe may name itself, to train on from its own newest model. That model changes with each run, so a repeated run would
-never find its result in the store. `beginning` therefore returns the model that the newest one was trained from, if nothing
+never find its result in the store. `starting_model` therefore returns the model that the newest one was trained from, if nothing
 else changed: the key is then the same, and the run hits.
 """
 
@@ -22,7 +22,7 @@ LEAST = 8
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierModel:
     """An earlier model that a setting names.
 
     Attributes:
@@ -36,7 +36,7 @@ class Earlier:
     document: Meta | None = None
 
 
-def earlier_model(store: Store, text: str, setting: str) -> Earlier:
+def earlier_model(store: Store, text: str, setting: str) -> EarlierModel:
     """Return the model that the setting names.
 
     Args:
@@ -47,13 +47,13 @@ def earlier_model(store: Store, text: str, setting: str) -> Earlier:
         ConfigError: The store has no such model, or has lost a file of it.
     """
     if _is_digest(text):
-        return Earlier(_model(store, _by_digest(store, text), setting), setting)
+        return EarlierModel(_model(store, _by_digest(store, text), setting), setting)
     digest, key = _by_recipe(store, text, setting)
     record = store.record("train", key) if key else None
-    return Earlier(_model(store, digest, setting), setting, record["document"] if record else None)
+    return EarlierModel(_model(store, digest, setting), setting, record["document"] if record else None)
 
 
-def beginning(store: Store, earlier: Earlier, document: Meta) -> tuple[Artifact, str]:
+def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact, str]:
     """Return (the model that training starts from, a note for the user or "").
 
     This is `earlier`, unless a training with the same key document made that model from another one: then it is that other

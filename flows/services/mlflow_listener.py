@@ -9,8 +9,8 @@ from types import TracebackType
 
 from flows.recipes.recipe import Recipe
 from flows.runner.call import Call, Outcome
+from flows.runner.executor import Listener
 from flows.runner.run import Result, checkout_state, open_store
-from flows.runner.runner import Listener
 from flows.services.pages import tracking_uri
 from tasks.artifact import Meta
 from tasks.config import keyed_params

@@ -72,7 +72,9 @@ def assert_litter_is_collected(starters: Forks, runner: Runner) -> None:
     store = starters.store()
     found = [*runner.outcomes.values(), *runner.skipped()]
     stages = [{"stage": outcome.stage, "key": outcome.key} for outcome in found if outcome.artifact]
-    store.write_run(runner.run, {"recipe": "toy", "run": runner.run, "outcome": "completed", "stages": stages})
+    store.write_run(
+        runner.executor.run, {"recipe": "toy", "run": runner.executor.run, "outcome": "completed", "stages": stages}
+    )
     wait_a_tick(store)
     collect(store.backend, Policy(keep_last=1, grace=0.0), yes=True)
     kinds = ("records", "attempts", "leases", "partial", "runs", "blobs")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.runner.call import Outcome
-from flows.runner.runner import Listener
+from flows.runner.executor import Listener
 from tasks.errors import BlobLost, StoreError
 from tasks.store import Store
 from tasks.store.layout import blob_name, record_name

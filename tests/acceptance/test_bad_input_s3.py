@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from flows.runner.executor import Listener
 from flows.runner.planning.planner import Planner
-from flows.runner.runner import Listener
 from tasks.errors import BlobLost, ReadOnlyStore, StoreError
 from tasks.sources.resolver import Resolver
 from tasks.store.garbage.collect import collect

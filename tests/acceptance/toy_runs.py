@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.runner.executor import Listener
 from flows.runner.run import heal
-from flows.runner.runner import Listener, Runner
+from flows.runner.runner import Runner
 from tasks.sources.resolver import Resolver
 from tasks.store import Store
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline

@@ -7,8 +7,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from flows.runner.executor import Listener
 from flows.runner.planning.planner import Planner
-from flows.runner.runner import Listener, Runner
+from flows.runner.runner import Runner
 from tasks.artifact import Source
 from tasks.sources.resolver import Resolver
 from tasks.store import Store

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from flows.runner.runner import Listener, Runner
+from flows.runner.executor import Listener
+from flows.runner.runner import Runner
 from tasks.errors import CodeError, ConfigError
 from tasks.keys.code_closure import hash_file
 from tasks.sources.resolver import Resolver
@@ -147,7 +148,7 @@ from pathlib import Path
 from flows.recipes import recipe as settings
 from flows.finetune import FINETUNE
 from flows.runner.run import Options, execute
-from flows.runner.runner import Listener
+from flows.runner.executor import Listener
 from tasks.store import Store
 
 class Editor(Listener):

@@ -57,7 +57,7 @@ def wait_until_whole(store: Store, runner: Runner) -> None:
     deadline = time.monotonic() + PATIENCE
     while lacking := [name for outcome in runner.outcomes.values() for name in _lacking(store, outcome)]:
         if time.monotonic() > deadline:
-            raise AssertionError(f"{runner.run} lost {lacking}")
+            raise AssertionError(f"{runner.executor.run} lost {lacking}")
 
 
 def _lacking(store: Store, outcome: Outcome) -> list[str]:
@@ -79,7 +79,7 @@ def run_once(store: Store, folder: Path, project: str, count: int) -> Runner:
             pipeline(WordsConfig(path=str(text)), CountConfig(least=dice.randrange(5)), runner)
             break
         except BlobLost as error:
-            runner.lost.add(error.digest)
+            runner.executor.lost.add(error.digest)
             runner.restart()
     else:
         raise AssertionError("blobs kept vanishing")
@@ -88,7 +88,8 @@ def run_once(store: Store, folder: Path, project: str, count: int) -> Runner:
         for o in [*runner.outcomes.values(), *runner.skipped()]
     ]
     store.write_run(
-        runner.run, {"recipe": project, "run": runner.run, "outcome": "completed", "ended": now(), "stages": stages}
+        runner.executor.run,
+        {"recipe": project, "run": runner.executor.run, "outcome": "completed", "ended": now(), "stages": stages},
     )
     return runner
 

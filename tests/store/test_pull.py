@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from flows.runner.call import Call
-from flows.runner.runner import Listener, Runner
+from flows.runner.executor import Listener
+from flows.runner.runner import Runner
 from tasks.artifact import Artifact, File, Meta
 from tasks.config import StageConfig
 from tasks.sources.resolver import Resolver
@@ -98,6 +99,6 @@ def test_a_stage_says_what_it_waits_for(root: str, tmp_path: Path) -> None:
     artifact = large(store, tmp_path / "made")
     fresh = Store(root, tmp_path / "another machine")
     runner = Runner(fresh, Resolver(fresh.home), run="r", min_free_gb=0.0, listeners=(Ear(),))
-    outcome = runner.execute(Call(of(measure), StageConfig(), {"rows": artifact}))
+    outcome = runner.executor.execute(Call(of(measure), StageConfig(), {"rows": artifact}))
     assert outcome.action == "ran"
     assert heard[-1] == {"stage": "measure", "done": 5, "total": 5, "unit": "MB of rows pulled"}

@@ -14,13 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flows.runner.job import Job, record_of
+from flows.runner.job import Job, publish, record_of
 from flows.runner.work_folders import attempt_log, clear, workfolder, workplace
 from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.errors import CodeError, StoreError
 from tasks.keys.code_closure import closure
 from tasks.keys.key_document import key_of
 from tasks.launch.job import Step, name_of, portable, resolve
+from tasks.launch.launcher import Local
 from tasks.launch.local import STOP_SECONDS
 from tasks.stage import Stage, of
 from tasks.store import Store
@@ -74,9 +75,8 @@ def make_part_apart(job: Meta) -> Meta:
     shared = _laid_out(store, job["shared"])
     config = resolve(job["config_type"]).model_validate(job["config"])
     with workplace(store.home, name) as work:
-        unit = Job(
-            stage, config, document, inputs, job["attempt"], attempt_log(store.home, work.name), {}, STOP_SECONDS
-        )
+        log = attempt_log(store.home, work.name)
+        unit = Job(stage, config, document, inputs, job["attempt"], log, {}, STOP_SECONDS, Local())
         meta = unit.run(store, work / "out", said.append, Step("part", str(shared.path), job["arguments"]))
         artifact = store.ingest(work / "out", part_kind(stage), meta)
     published = publish_part(store, document, artifact, job["attempt"], job["created"], replace=job["replace"])
@@ -89,8 +89,8 @@ def publish_part(store: Store, document: Meta, artifact: Artifact, attempt: str,
     That is another digest than the artifact's if another run has published a different result meanwhile. replace: whether to
     replace a record that is there already.
     """
-    store.secure([], artifact)
-    digest: str = store.publish(record_of(document, artifact, attempt, created), replace=replace)["artifact"]
+    record = record_of(document, artifact, attempt, created)
+    digest: str = publish(store, record, artifact, unusable=lambda _: replace)["artifact"]
     return digest
 
 

@@ -6,11 +6,11 @@ run has the action `maybe` and no key: those inputs may turn out the same as in 
 
 from __future__ import annotations
 
+from flows.runner.attempts import outlook
 from flows.runner.call import Call, Function, Outcome, Unknown, Value, bind
 from flows.runner.hits import hit, on_record
 from flows.runner.inputs import Inputs
 from flows.runner.planning.forecast import forecast
-from flows.runner.resumable import outlook
 from tasks.artifact import Artifact, Meta
 from tasks.config import StageConfig
 from tasks.keys.explain import nearest_record
@@ -46,7 +46,7 @@ class Planner(Inputs):
                 self.outcomes[needed.name].why = f"{call.name} is a hit"
         return outcome.artifact or Unknown(call.name)
 
-    def later(self, function: Function, config: StageConfig, *inputs: Value) -> Call:
+    def defer(self, function: Function, config: StageConfig, *inputs: Value) -> Call:
         """Plan a stage that a run would start only if a following stage needs it, such as precompile for train; return the
         call."""
         call = bind(function, config, inputs)

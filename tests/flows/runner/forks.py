@@ -19,7 +19,8 @@ from types import FrameType
 from typing import Any
 
 from flows.runner.call import Call
-from flows.runner.runner import Listener, Runner
+from flows.runner.executor import Listener
+from flows.runner.runner import Runner
 from tasks.artifact import Meta
 from tasks.keys.key_document import key_document
 from tasks.sources.resolver import Resolver

@@ -22,8 +22,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from flows.runner.attempts import now
 from flows.runner.call import Outcome
+from flows.runner.executor import Listener
 from flows.runner.parts.part_makers import PartMaker
-from flows.runner.runner import Listener, Runner
+from flows.runner.runner import Runner
 from tasks.artifact import Artifact, Meta, Source
 from tasks.keys.hash_cache import sha256_file
 from tasks.sources.resolver import Resolver

@@ -34,7 +34,7 @@ class House:
         store = self.store()
         force_set = frozenset({force} - {""})
         runner = Runner(store, Resolver(store.home), run="r1", min_free_gb=0.0, force=force_set, until=until)
-        runner.lost |= lost or set()
+        runner.executor.lost |= lost or set()
         pipeline(WordsConfig(path=str(self.text), **self.first(settings)), CountConfig(**settings), runner)
         return runner
 

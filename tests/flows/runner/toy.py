@@ -78,5 +78,5 @@ def pipeline(first: WordsConfig, last: CountConfig, stage: Stages) -> Any:
     source = stage.resolve(words_source, first)
     read = stage(words, first, source)
     lengths = stage(sizes, StageConfig(), read)
-    warm = stage.later(warm_up, StageConfig(), read)
+    warm = stage.defer(warm_up, StageConfig(), read)
     return stage(count, last, lengths, after=warm)

@@ -1,0 +1,320 @@
+"""Execute one stage: take its artifact from the store or, under a lease, make it in a process and publish it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flows.recipes.recipe import LaunchConfig
+from flows.runner.attempts import attempt_id, ending, new_journal, now, outlook
+from flows.runner.call import Call, Outcome
+from flows.runner.hits import OnRecord, checked, hit, on_record
+from flows.runner.job import Job, publish, record_of
+from flows.runner.metrics_file import Curve
+from flows.runner.parts.part_makers import PartMaker
+from flows.runner.parts.shards import Shards, listed
+from flows.runner.single_flight import maker, single_flight
+from flows.runner.work_folders import attempt_log, workplace
+from tasks.artifact import Artifact, Input, Meta, Source
+from tasks.errors import DataError
+from tasks.keys.key_document import key_document, key_of
+from tasks.launch.launcher import Launcher
+from tasks.store import Store
+from tasks.store.lease import Lease
+from tasks.system.redaction import fill, know, scrub, scrub_all
+
+Emit = Callable[[Meta], None]
+
+
+class Listener:
+    """Base class for objects that receive the events of a run. Override the methods you need.
+
+    They are called in the runner's thread.
+    """
+
+    def stage_started(self, call: Call, key: str) -> None: ...
+    def event(self, stage: str, event: Meta) -> None: ...
+    def stage_ended(self, outcome: Outcome) -> None: ...
+    def stage_failed(self, stage: str, error: BaseException) -> None: ...
+
+
+@dataclass
+class Executor:
+    """Executes stages of one run against a store.
+
+    Attributes:
+        run: The run's id.
+        launch: Settings of the stages' processes.
+        min_free_gb: Space that must stay free on the disk, in GB; a stage whose output may not fit fails before it starts.
+        lease_ttl: Time to live of the lease on a key that is being made, in seconds.
+        part_maker: Makes the parts of stages in other processes; None: each stage's own process makes them.
+        threads: Threads of a stage's process that make its parts.
+        price_per_hour: Price of the hardware in USD; 0 reports no cost.
+        force: Stages that are executed even if their artifacts are in the store.
+        lost: Digests of blobs that were found missing or corrupt.
+        notes: Sentences to show to the user when the run ends.
+    """
+
+    store: Store
+    run: str
+    listeners: tuple[Listener, ...] = ()
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    min_free_gb: float = 1.0
+    lease_ttl: float = 60.0
+    part_maker: PartMaker | None = None
+    threads: int = 1
+    price_per_hour: float = 0.0
+    force: frozenset[str] = frozenset()
+    lost: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._environment = filled_environment(self.launch)
+        self._launcher = Launcher.kinds[self.launch.kind]()
+
+    # What is on record
+
+    def recorded(self, call: Call) -> Outcome | None:
+        """Return the outcome `hit` if the store has the stage's artifact, else None. A note says which bytes are gone."""
+        if call.name in self.force:
+            return None
+        return self.look(call, self.key(call), self.notes.append)
+
+    def key(self, call: Call) -> str:
+        """Return the key of a call whose inputs are known."""
+        return key_of(self._document(call))
+
+    # What is made
+
+    def execute(self, call: Call, before: Iterable[Outcome] = ()) -> Outcome:
+        """Run the stage, check that it left its inputs unchanged, and publish its artifact.
+
+        If another run makes the same key at the same time, wait for that run and use its artifact. On failure nothing is
+        published, and the attempt's journal in the store holds the error.
+
+        Args:
+            before: The outcomes of the stages that this run has finished. Garbage collection leaves them alone meanwhile.
+
+        Raises:
+            TrnflowError: The error of the stage, or of the store.
+        """
+        done = [outcome for outcome in before if outcome.artifact]
+        return _Execution(self, self.store, call, self._document(call), done).outcome()
+
+    def say(self, call: Call, text: str) -> None:
+        """Tell the listeners a sentence about a stage; nothing if it is empty."""
+        for listener in self.listeners if text else ():
+            listener.event(call.name, {"info": text})
+
+    def job(self, call: Call, document: Meta, inputs: dict[str, Input | Source], attempt: str, log: Path) -> Job:
+        """Return the job that makes a call. The other arguments: as for `Job`."""
+        environment = self._environment if "torch" in document["env"] else {}  # for stages that train or run models
+        grace = self.launch.grace_seconds
+        return Job(call.stage, call.config, document, inputs, attempt, log, environment, grace, self._launcher)
+
+    def usable(self, call: Call, record: Meta) -> bool:
+        """Whether the artifact of a record is whole, as far as that can be told without reading it."""
+        return on_record(self.store, record, call.stage.kind, self.lost).artifact is not None
+
+    def look(self, call: Call, key: str, note: Callable[[str], None]) -> Outcome | None:
+        """Return what is on record for a key. Files that changed on disk are read again before they are believed.
+
+        note: hears why a record can't be used.
+        """
+        record = self.store.record(call.name, key)
+        if record is None:
+            return None
+        found = self._checked(call, on_record(self.store, record, call.stage.kind, self.lost))
+        if found.artifact is None:
+            note(f"{call.name} is on record, and {found.why}: made anew")
+            return None
+        return hit(self.store, record, found.artifact)
+
+    def _checked(self, call: Call, found: OnRecord) -> OnRecord:
+        if not found.changed:
+            return found
+        self.say(call, f"{len(found.changed)} of its files changed on disk since they were verified: checking them")
+        return checked(self.store, found)
+
+    def _document(self, call: Call) -> Meta:
+        return key_document(call.stage, call.config, call.inputs, self.store.memo)
+
+
+@dataclass
+class _Execution:
+    """One stage that has to be made.
+
+    Attributes:
+        before: The outcomes of the stages that this run has finished; each has an artifact.
+        made: The digest of what this run made, whether or not it was published.
+    """
+
+    terms: Executor
+    store: Store
+    call: Call
+    document: Meta
+    before: list[Outcome]
+    made: str | None = None
+
+    def __post_init__(self) -> None:
+        self.name, self.key = self.call.name, key_of(self.document)
+        self.forced = self.name in self.terms.force
+
+    def outcome(self) -> Outcome:
+        """Make the artifact under the key's lease, or take what another run made meanwhile."""
+        attempt = attempt_id(self.terms.run, self.name)
+        outcome = single_flight(
+            lambda: self.store.waiter(self.key, run=self.terms.run, attempt=attempt, ttl=self.terms.lease_ttl),
+            made=self._made_meanwhile,
+            make=self._make,
+            say=partial(self.terms.say, self.call),
+        )
+        if outcome.action == "hit" and outcome.artifact is not None and self.made is not None:
+            self._compare(self.made, outcome.artifact.digest)
+        return outcome
+
+    def _made_meanwhile(self, superseded: bool) -> Outcome | None:
+        """What another run published since this one looked. A forced stage takes it only from a run that took over from it."""
+        if self.forced and not superseded:
+            return None
+        outcome = self.terms.look(self.call, self.key, lambda text: None)
+        if outcome is not None:
+            outcome.why = f"made meanwhile by {maker(self.store, self.name, self.key)}"
+            if superseded:
+                self.store.partial(self.key).prune(0)
+        return outcome
+
+    def _make(self, lease: Lease) -> Outcome:
+        for listener in self.terms.listeners:
+            listener.stage_started(self.call, self.key)
+        journal = self._new_journal(lease)
+        with self._journalled(journal), workplace(self.store.home, journal["attempt"]) as work:
+            self.store.check_space(self._expected_bytes(), int(self.terms.min_free_gb * 1e9))
+            meta = self._run(work, journal, lease)
+            self._check_inputs()
+            artifact = self.store.ingest(work / "out", self.call.stage.kind, meta)
+            journal |= {"artifact": artifact.digest, "bytes": artifact.size}
+            self.made = artifact.digest
+            lease.check()
+        record = self._publish(artifact, journal)
+        self.store.partial(self.key).prune(0)
+        if record["artifact"] != artifact.digest:
+            artifact = self.store.artifact(record["artifact"])
+        return Outcome(self.name, "ran", "", self.key, artifact, journal["seconds"], journal["figures"])
+
+    def _new_journal(self, lease: Lease) -> Meta:
+        journal = new_journal(self.terms.run, self.name, lease.attempt)
+        # garbage collection leaves these alone while the attempt is alive
+        journal["holds"] = [{"stage": outcome.stage, "key": outcome.key} for outcome in self.before]
+        if self.call.stage.resumable:  # it may leave partial state, which is told apart by what made it
+            self.terms.say(self.call, outlook(self.store, self.name, self.key, self.document))
+            journal["document"] = self.document
+        return journal
+
+    @contextlib.contextmanager
+    def _journalled(self, journal: Meta) -> Iterator[None]:
+        """Write the attempt's journal when it begins and when it ends, however it ends."""
+        begun = time.monotonic()
+        self.store.write_attempt(self.key, journal["attempt"], journal)
+        try:
+            self.store.secure(journal["holds"])
+            yield
+            journal["outcome"] = "completed"
+        except BaseException as error:
+            journal["outcome"] = ending(error)
+            journal["error"] = {"type": type(error).__name__, "message": scrub(str(error))}
+            raise
+        finally:
+            journal |= {"ended": now(), "seconds": round(time.monotonic() - begun, 3)}
+            self.store.write_attempt(self.key, journal["attempt"], journal)
+
+    def _run(self, work: Path, journal: Meta, lease: Lease) -> Meta:
+        """Lay the inputs out below `work`, run the stage there and return its metadata."""
+        emit = self._hearing(work, journal, lease)
+        inputs = {name: self._lay_out(item, work / "in" / name, emit) for name, item in self._inputs().items()}
+        job = self.terms.job(self.call, self.document, inputs, lease.attempt, attempt_log(self.store.home, work.name))
+        if self.call.stage.split is None:
+            return job.run(self.store, work / "out", emit)
+        terms = self.terms
+        parts = Shards(self.store, job, journal, work, terms.part_maker, terms.threads, self.forced, terms.notes.append)
+        return parts.run(emit)
+
+    def _hearing(self, work: Path, journal: Meta, lease: Lease) -> Emit:
+        """The function that gets the stage's events: it passes them on, and the journal collects the figures in them."""
+        metrics = attempt_log(self.store.home, work.name).with_suffix(".jsonl")
+        curve = Curve(metrics, self.name, self.terms.price_per_hour)
+
+        def emit(event: Meta) -> None:
+            lease.heed()  # ends the stage if another run makes it
+            event = _scrubbed(curve.priced(event))
+            curve.note(event)
+            journal["figures"].update(event.get("figures", {}))
+            for listener in self.terms.listeners:
+                listener.event(self.name, event)
+
+        return emit
+
+    def _inputs(self) -> dict[str, Any]:
+        artifacts = {outcome.stage: outcome.artifact for outcome in self.before}
+        return self.call.inputs | {name: artifacts[needed.name] for name, needed in self.call.after.items()}
+
+    def _lay_out(self, item: Any, folder: Path, emit: Emit) -> Input | Source:
+        if isinstance(item, Source):
+            return item
+        unit = f"MB of {folder.name} {'checked' if self.store.is_local else 'pulled'}"
+
+        def progress(done: int, total: int) -> None:
+            if total >= 10**6:
+                emit({"progress": {"done": done // 10**6, "total": total // 10**6, "unit": unit}})
+
+        return Input(self.store.checkout(item, folder, progress), item.kind, item.meta, item.digest)
+
+    def _check_inputs(self) -> None:
+        for name, item in self.call.inputs.items():
+            file = self.store.changed(item) if isinstance(item, Artifact) else None
+            if file is not None:
+                raise DataError(
+                    f"{self.name} changed its input {name}: {file.path}",
+                    "inputs are read-only: copy what must change; the next run restores the file",
+                )
+
+    def _publish(self, artifact: Artifact, journal: Meta) -> Meta:
+        """Put the artifact on record, and return the record that counts."""
+        shards = listed(self.store, journal)
+        record = record_of(self.document, artifact, journal["attempt"], journal["ended"], **shards)
+        unusable = (lambda _: True) if self.forced else (lambda published: not self.terms.usable(self.call, published))
+        published = publish(self.store, record, artifact, holds=journal["holds"], unusable=unusable)
+        self._compare(artifact.digest, published["artifact"])
+        return published
+
+    def _compare(self, made: str, published: str) -> None:
+        if made != published:
+            self.terms.notes.append(
+                f"{self.name} is not deterministic: this run made {made[:19]}, "
+                f"the record says {published[:19]}; the record counts"
+            )
+
+    def _expected_bytes(self) -> int:
+        """Twice the size of the stage's inputs, for want of a better guess."""
+        return 2 * sum(item.size for item in self.call.inputs.values() if isinstance(item, Artifact))
+
+
+def filled_environment(launch: LaunchConfig) -> dict[str, str]:
+    """Return the variables of `launch.environment` with the environment variables they refer to filled in.
+
+    Their values are treated as secrets from now on: they are removed from logs and messages.
+    """
+    filled = {name: fill(value, f"launch.environment.{name}") for name, value in launch.environment.items()}
+    for value in filled.values():
+        know(value)
+    return filled
+
+
+def _scrubbed(event: Meta) -> Meta:
+    """What a stage says in words may come from a library, and hold a secret."""
+    return scrub_all(event) if event.keys() & {"warn", "info"} else event
