@@ -5,8 +5,10 @@ PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
+CLIENTS := $(patsubst tests/clients/%.lock,.clients/%/installed,$(wildcard tests/clients/*.lock))
+
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-pure test-slow test-all test-times check format bench plan ui up down deploy worker lock clean
+.PHONY: help setup clients run test test-pure test-slow test-all test-times check format bench plan ui up down deploy worker lock clean
 
 help:       ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -21,6 +23,13 @@ setup: .venv/installed ## virtual environment with the locked dependencies
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --editable .
 	touch $@
 
+clients: $(CLIENTS) ## programs that open what we make, such as an older transformers, for the tests in tests/clients
+
+.clients/%/installed: tests/clients/%.lock | .venv/installed
+	rm -rf $(@D)
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --target $(@D) -r $<
+	touch $@
+
 run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
 	$(BIN)/trnflow run $(RECIPE)
 
@@ -30,10 +39,10 @@ test: check ## check everything, then run the tests, a file at a time on each of
 test-pure: setup ## the tests that start no process
 	$(PYTEST) -m pure
 
-test-slow: setup ## the slow tests alone
+test-slow: setup clients ## the slow tests alone
 	$(PYTEST) -m slow
 
-test-all: check ## all tests
+test-all: check clients ## all tests
 	$(PYTEST) -m "slow or not slow"
 
 test-times: setup ## run the tests, and write down each file's seconds and tier (tests/measured.json); on a quiet machine
@@ -71,4 +80,4 @@ lock: setup ## resolve the exact versions anew (no addresses are recorded)
 
 clean:      ## stop the server, remove the virtual environment and what tools left (the store stays)
 	test ! -x $(BIN)/trnflow || $(BIN)/trnflow down
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf .venv .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
