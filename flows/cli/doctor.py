@@ -86,7 +86,7 @@ def _disk(home: Path) -> Check:
 
 
 def _devices() -> Check:
-    """List the accelerators. A machine without any passes."""
+    """Return a check that lists the accelerators. A machine without accelerators passes, too."""
     neuron = sorted(Path("/dev").glob("neuron[0-9]*"))
     cuda = sorted(Path("/dev").glob("nvidia[0-9]*"))
     found = [f"{len(kind)} {name}" for kind, name in ((neuron, "Neuron"), (cuda, "CUDA")) if kind]

@@ -25,10 +25,10 @@ from flows.recipes.schema import allowed, config_in, table_in, takes_null
 from tasks.config import NOT_KEYED
 
 UNKEYED = ("name", "description", "hardware", "store", "launch", "task_runner", "tracking")
-"""Parts of a recipe that no stage's key contains."""
+"""Sections and settings of a recipe that are not part of any stage's key."""
 _SLIPS = re.compile(r",? (at most|to) (1e\+30|1,000,000,000)")
 NAME = "NAME"
-"""Stands in a setting's name for a name that the user chooses, such as in `data.mix.NAME.weight`."""
+"""Placeholder, in names of settings, for a name that the user chooses, as in `data.mix.NAME.weight`."""
 
 
 class Setting(NamedTuple):

@@ -18,7 +18,7 @@ from tasks.store.layout import newest_runs
 
 MADE_BY = {"consolidate": "model", "train": "checkpoint"}
 LEAST = 8
-"""The least number of hex digits that text must have to count as the beginning of a digest."""
+"""The smallest number of hex digits that a text needs to be read as the beginning of a digest."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def beginning(store: Store, earlier: Earlier, document: Meta) -> tuple[Artifact,
 
 
 def _model(store: Store, digest: str, setting: str) -> Artifact:
-    """ConfigError when the artifact is no model, or not whole."""
+    """Return the artifact of a model. Raise ConfigError when the artifact is not a model, or when one of its files is
+    missing."""
     try:
         artifact = store.artifact(digest)
     except BlobLost as error:
@@ -107,7 +108,7 @@ def _by_digest(store: Store, text: str) -> str:
 
 
 def _by_recipe(store: Store, name: str, setting: str) -> tuple[str, str | None]:
-    """(digest of the model, key of its training)"""
+    """Return (digest of the newest model of a recipe, key of the training that made it)."""
     for run in newest_runs(store.backend.entries("runs")):
         document = store.run(run) or {}
         if document.get("recipe") == name and document.get("outcome") == "completed":

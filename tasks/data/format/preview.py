@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """A stretch of a decoded row in which all tokens are trained on, or none is. train: which of the two."""
+    """A piece of a decoded row in which all tokens are trained on (`train` is True) or none is (`train` is False)."""
 
     text: str
     train: bool

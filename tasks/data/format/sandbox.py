@@ -28,15 +28,15 @@ MARKS = BEGIN, END = ("\U000ffffc", "\U000ffffd")
 """Characters that are put around the text of a `{% generation %}` block where `render` is called with `marked`."""
 
 _STEPS, _MARKED = "steps left", "with marks"
-"""Names of a filter and of variables that no template can use, because they contain a blank."""
+"""Names of an internal filter and an internal variable. They contain a blank, so no template can use them."""
 
 
 class Limited(ImmutableSandboxedEnvironment):
-    """A sandbox that counts the calls and loop passes of each rendering."""
+    """A sandboxed Jinja environment that counts the calls and loop passes of each rendering."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.globals.pop("lipsum")  # draws random numbers, as the filter does
+        self.globals.pop("lipsum")  # draws random numbers, as the filter `random` does
         self.filters.pop("random")
         self.filters[_STEPS] = _take_step
 

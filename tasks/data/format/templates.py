@@ -118,7 +118,8 @@ def rendering(where: str, what: str, fix: str) -> Iterator[None]:
 
 
 def _parsed(setting: str, source: str, environment: Any) -> Any:
-    """The template's tree. It is not compiled yet: compiling computes constant expressions, which may take very long."""
+    """Return the parsed template. It is compiled later, under the time limit: compiling evaluates constant expressions,
+    which may take very long."""
     from jinja2 import TemplateError
 
     try:
@@ -128,7 +129,7 @@ def _parsed(setting: str, source: str, environment: Any) -> Any:
 
 
 def _compiled(setting: str, environment: Any, tree: Any) -> Any:
-    """The compiled template. Raises ConfigError for a filter or test that Jinja does not have."""
+    """Compile a parsed template. Raises ConfigError for a filter or test that Jinja does not have."""
     from jinja2 import TemplateError
 
     try:

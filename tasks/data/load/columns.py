@@ -106,7 +106,8 @@ def _common(files: list[Rows], name: str) -> pa.DataType:
 
 
 def _first_row(rows: Rows, name: str, wanted: Callable[[pa.Array], pa.Array]) -> int:
-    """The number, from 1, of the first row whose value `wanted` marks; 1 where there is none."""
+    """Return the number, from 1, of the first row for whose value in the column `name` the function `wanted` returns
+    True; 1 if there is no such row."""
     done = 0
     for batch in rows.batches([name]):
         at = wanted(batch.column(0)).index(True).as_py()
@@ -127,7 +128,8 @@ def text_columns(text: str | tuple[str, ...] | None, label: str | None, columns:
 
 
 def _check_names(kept: Mapping[str, str], label: str | None, labelled: bool) -> None:
-    """Raise ConfigError where a column of the source would have two of our names, or `label` would be two columns."""
+    """Raise ConfigError if a column of the source would get two names in the artifact, or if two columns would be named
+    `label`."""
     if "label" in kept and labelled:
         raise ConfigError("data.columns: `label` is the name of the label column", "give the kept column another name")
     taken = {label: "the label"} if label else {}
@@ -216,7 +218,8 @@ def _complete_rows(
 
 
 def _missing(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, str, Any]]:
-    """For each thing that may be missing: a phrase for errors, the reason under which rows are counted, bool [rows]."""
+    """Yield for the label and for the text: a phrase for errors, the reason under which dropped rows are counted, and
+    bool [rows], True where the value is missing."""
     import numpy as np
 
     for name in columns.text:
@@ -256,7 +259,7 @@ def _typed(values: pa.Array, kind: pa.DataType, name: str, where: str, before: i
 
 
 def _broken(values: pa.Array, name: str, where: str, before: int) -> DataError:
-    """The error for a column with bytes that are not UTF-8, with the first such row."""
+    """Return the error for a column that has bytes that are not UTF-8; the message names the first such row."""
     import pyarrow as pa
 
     for number in range(len(values)):

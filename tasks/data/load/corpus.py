@@ -6,8 +6,8 @@ It has two views (`data.name`):
 - `questions`: the instruction "What does `x.y` do?" with the docstring as response. Columns instruction, response, name.
 
 The files are parsed, never imported. The key holds their content, so it differs between builds of Python. Train, validation
-and test are 80/10/10 by a hash of the text; each text occurs once. Costs about 3 s to read; resolving costs a stat for each
-file once the digest is known.
+and test are 80/10/10 by a hash of the text; each text occurs once. Reading takes about 3 s. Resolving hashes all files
+once; later it only checks the size and time of each file.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _is_public(name: str) -> bool:
 
 
 def anonymous(docstring: Docstring) -> str:
-    """Return a docstring as one line without the names of its package, module, class and function, so that the text does
-    not give away the label."""
+    """Return a docstring as one line without the names of its package, module, class and function, so that the label
+    can't be read from the text."""
     names = sorted({part for part in docstring.name.split(".") if len(part) > 1}, key=lambda part: (-len(part), part))
     hidden = re.sub(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", " ", docstring.doc, flags=re.IGNORECASE)
     return " ".join(hidden.split())

@@ -64,5 +64,6 @@ def interleaved(counts: Mapping[str, int], block: int) -> Iterator[tuple[dict[st
 
 
 def _before(number: int, blocks: int, count: int) -> int:
-    """How many rows k of `count` have a position (k + 1/2) / count below number / blocks."""
+    """Return how many of a source's `count` rows come before block `number`: those rows k with (k + 1/2) / count <
+    number / blocks."""
     return min(count, max(0, -(-(2 * number * count - blocks) // (2 * blocks))))

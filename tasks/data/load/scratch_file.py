@@ -1,6 +1,6 @@
 """Copy a split into an uncompressed Arrow file in the scratch folder, and read chosen rows of that file later.
 
-The rows are read twice, because which of them are used (duplicates, limits) is known only after all have been read.
+The rows are read twice, because duplicates and samples can be chosen only after all rows have been read.
 Memory: a batch, and 8 bytes a row. Disk: the chosen columns, uncompressed, until the stage ends.
 """
 

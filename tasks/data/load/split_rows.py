@@ -74,7 +74,7 @@ class SourceRows(NamedTuple):
 
 
 SplitRows = dict[str, list[SourceRows]]
-"""Split -> what each source gives to it."""
+"""{split: the rows that each source contributes to it}."""
 
 
 def source_splits(
@@ -172,7 +172,8 @@ def weighted_train(
 
 
 def _taken(share: SourceRows, rows: int, seed: int) -> SourceRows:
-    """`rows` rows of a source: a seeded sample, or where it has fewer, all of them several times and a sample."""
+    """Return `rows` rows of a source: a random sample, or if the source has fewer rows, all of them once or several
+    times plus a random sample."""
     times, rest = divmod(rows, share.distinct)
     sample = narrowed(share.mask, limited(_trues(share.distinct), rest, seed, f"train/{share.source}"))
     return share._replace(mask=sample) if times == 0 else share._replace(times=times, more=sample if rest else None)
@@ -233,7 +234,7 @@ class _Reader:
         self._held = schema.empty_table()
 
     def take(self, count: int) -> pa.Table:
-        """The next `count` rows; the stream must have as many."""
+        """Return the next `count` rows. The stream must have that many left."""
         import pyarrow as pa
 
         while self._held.num_rows < count:
@@ -243,7 +244,8 @@ class _Reader:
 
 
 def _narrowed(shares: list[SourceRows], keep: Mask) -> list[SourceRows]:
-    """Narrow each source's mask by `keep`, a mask over the distinct rows of all sources one after another."""
+    """Return the sources with only the rows that `keep` picks. keep: one value for each distinct row, of all sources
+    one after another."""
     found, start = [], 0
     for share in shares:
         end = start + share.distinct

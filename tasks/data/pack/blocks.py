@@ -58,7 +58,7 @@ def fill(layout: Layout, length: int, ids: Array, mask: Array | None, pad_id: in
     position = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
     at = np.repeat(chunk * length + layout.offset, size) + position
     source = np.repeat(layout.pieces.start, size) + position
-    opens = np.searchsorted(chunk, chunk)  # the first piece of each piece's chunk
+    opens = np.searchsorted(chunk, chunk)  # for each piece, the index of the first piece of its chunk
     values = {
         "input_ids": (ids[source], pad_id),
         "segment_ids": (np.repeat(np.arange(len(chunk)) - opens + 1, size), 0),
