@@ -140,7 +140,7 @@ def _value(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def _key(annotation: Any) -> Any:
-    """The annotation of a table's names."""
+    """Return the type annotation of a table's keys."""
     table = table_in(annotation)
     return table.__args__[0] if table is not None else str
 

@@ -37,7 +37,8 @@ def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smo
 
 
 def correct(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return how many targets have the largest logit, as a float32 scalar. Shapes as in `loss_sum`."""
+    """Return the number of targets for which the largest logit is that of the target, as a float32 scalar. Shapes as in
+    `loss_sum`."""
     return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
 
 

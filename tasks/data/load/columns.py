@@ -198,8 +198,8 @@ def clean_batches(
 def _complete_rows(
     batch: pa.RecordBatch, columns: Columns, where: str, before: int, nulls: Nulls, dropped: Counter[str]
 ) -> pa.Array:
-    """bool [rows]: True for rows that have their text and their label. Raises DataError for the first other one where
-    `nulls` is error."""
+    """Return bool [rows]: True for rows that have text and label. If `nulls` is "error", raise DataError for the first
+    row that lacks one."""
     import numpy as np
     import pyarrow as pa
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """Interface: the weights of a whole model in fp32, by transformers' parameter names."""
+    """Interface that `CheckpointWeights` and `MergedWeights` implement: the weights of a whole model in fp32, by
+    transformers' parameter names."""
 
     @property
     def names(self) -> list[str]: ...
@@ -110,7 +111,7 @@ def _base_model(shards: Input, model: Source) -> Any:
         import peft
 
         settings = peft.LoraConfig.from_pretrained(str(shards.path))
-        settings.modules_to_save = None  # the head's weights are filled in place
+        settings.modules_to_save = None  # the head's weights are copied into the model's own head
         peft.inject_adapter_in_model(settings, found)
     return found
 

@@ -1,4 +1,4 @@
-"""Which part of each tensor a rank holds, computed from partition specs and the mesh. Makes no tensors and moves none."""
+"""Compute from partition specs and the mesh which part of each tensor a rank holds. No tensor is created or copied."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Layout:
 
     model: the name of the model's class; shapes: whole shapes; tp: specs in the forward and backward pass, split over
     "model" only; specs: specs between steps, which with FSDP are also split over "data"; states: specs of the fp32
-    master and the moments, for trained parameters only; styles: by module name, the style of the plan."""
+    master and the moments, for trained parameters only; styles: {module name: its style in the plan}."""
 
     model: str
     mesh: Mesh
@@ -83,8 +83,8 @@ def piece_start(shape: Shape, spec: Spec, world: World) -> tuple[int, ...]:
 
 
 def writes_piece(spec: Spec, world: World) -> bool:
-    """Return whether this rank writes its part of a tensor to a checkpoint: of the ranks that hold the same part the
-    first one does."""
+    """Return whether this rank writes its part of a tensor to a checkpoint: the first of all ranks that hold the same
+    part writes it."""
     return all(axis in spec or getattr(world, axis) == 0 for axis in ("data", "model"))
 
 

@@ -99,7 +99,8 @@ SCHEDULES: dict[str, Callable[[float, float], float]] = {
     "cosine": lambda done, decay: (1 + math.cos(math.pi * done)) / 2,
     "warmup_stable_decay": _stable_then_decay,
 }
-"""The share of the peak that is left when a share `done` of the steps after warm-up is done."""
+"""{schedule: function}. The function returns the learning rate as a share of the peak. Its arguments: the share of the
+steps after warm-up that is done, and `decay_ratio`."""
 
 
 def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:

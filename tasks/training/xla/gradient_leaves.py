@@ -115,7 +115,7 @@ class GradientLeaves:
 
     def _part(self, use: ParameterUse, gradient: Tensor) -> Tensor:
         parameter = self._parameters[use.name]
-        if use.kind == "linear" and parameter.grad is not None:  # the model also uses the parameter outside its layer
+        if use.kind == "linear" and parameter.grad is not None:  # the model uses the parameter also outside its layer
             gradient = gradient + _gradient(parameter) / self._shares
         if use.name in self._apart:
             return gradient
