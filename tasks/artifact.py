@@ -36,8 +36,12 @@ class File(NamedTuple):
 class Artifact:
     """An artifact in the store: what a stage made.
 
-    digest: `sha256:<hex>` of its manifest; kind: such as "rows"; meta: the metadata that the stage returned; files:
-    sorted by path."""
+    Attributes:
+        digest: `sha256:<hex>` of its manifest.
+        kind: such as "rows".
+        meta: the metadata that the stage returned.
+        files: sorted by path.
+    """
 
     digest: str
     kind: str
@@ -64,9 +68,12 @@ class Input:
 class Source:
     """Data or a model from outside the store, resolved to exact bytes.
 
-    kind: "data" or "model"; identity: JSON that becomes part of the stage key (digests, a repository's commit; never a
-    path or a time); location: where the stage finds the bytes (not part of the key); note: a message for the user, such
-    as "last resolution"."""
+    Attributes:
+        kind: "data" or "model".
+        identity: JSON that becomes part of the stage key (digests, a repository's commit; never a path or a time).
+        location: where the stage finds the bytes (not part of the key).
+        note: a message for the user, such as "last resolution".
+    """
 
     kind: str
     identity: Meta

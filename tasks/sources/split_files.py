@@ -22,9 +22,12 @@ SPLITS = ("train", "validation", "test")
 class FileSettings(NamedTuple):
     """The recipe's settings for finding the files of a source.
 
-    format: `data.format`, or None to go by the files' names; splits: `data.splits`, {our split: its name or path at the
-    source, or a separate path}; folder: the folder to which a relative source path is joined; folders: {split: the
-    folder to which the path of this split in `splits` is joined}."""
+    Attributes:
+        format: `data.format`, or None to go by the files' names.
+        splits: `data.splits`, {our split: its name or path at the source, or a separate path}.
+        folder: the folder to which a relative source path is joined.
+        folders: {split: the folder to which the path of this split in `splits` is joined}.
+    """
 
     format: str | None
     splits: dict[str, str]

@@ -26,8 +26,13 @@ of an exec is empty."""
 class Process(NamedTuple):
     """A process on this or another machine, identified so that a later process with the same pid is not mistaken for it.
 
-    host: the machine's name; boot: id of the kernel's boot, "" if unknown; space: id of the pid namespace, "" if unknown;
-    pid: the process id; start: when it started, in clock ticks since boot, 0 if unknown."""
+    Attributes:
+        host: the machine's name.
+        boot: id of the kernel's boot, "" if unknown.
+        space: id of the pid namespace, "" if unknown.
+        pid: the process id.
+        start: when it started, in clock ticks since boot, 0 if unknown.
+    """
 
     host: str
     boot: str

@@ -24,10 +24,15 @@ def make_engine(
 ) -> Engine:
     """Return the engine that `config` names, with the model placed on its devices.
 
-    built: the model; registry: checks each graph against precompile's list; stored: a checkpoint to start from, written
-    on any mesh, or None; world: the processes that train together. With a model on the "meta" device the engine only
-    traces: a step registers its graph and runs nothing. Raise ModelError when tensor parallelism does not divide the
-    model's heads."""
+    Args:
+        built: the model.
+        registry: checks each graph against precompile's list.
+        stored: a checkpoint to start from, written on any mesh, or None.
+        world: the processes that train together.
+
+    With a model on the "meta" device the engine only traces: a step registers its graph and runs nothing. Raise
+    ModelError when tensor parallelism does not divide the model's heads.
+    """
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
     if config.engine == "native":
         from tasks.training.native.engine import NativeEngine

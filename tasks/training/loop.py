@@ -43,9 +43,14 @@ SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 class Progress:
     """The state of a training that a checkpoint holds besides tensors.
 
-    step: the number of updates done, which also gives the position in the data; loss: the sum of the losses of all
-    updates; before: metrics of the evaluation before the first step; after: metrics of the newest evaluation;
-    evaluated: the step of that evaluation, -1 before the first; best: the best evaluation since the first step."""
+    Attributes:
+        step: the number of updates done, which also gives the position in the data.
+        loss: the sum of the losses of all updates.
+        before: metrics of the evaluation before the first step.
+        after: metrics of the newest evaluation.
+        evaluated: the step of that evaluation, -1 before the first.
+        best: the best evaluation since the first step.
+    """
 
     step: int = 0
     loss: float = 0.0

@@ -87,10 +87,14 @@ class ChatTemplate:
     def render(self, given: Row, where: str, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         """Return the text that the template makes of one row.
 
-        given: the template's variables, such as `messages`, `tools` and `documents`; where: names the row in errors;
-        add_generation_prompt: end the text with the beginning of an assistant's answer; marked: put the characters
-        `sandbox.MARKS` around the assistant's text. Raises the template's own exceptions; use `rendering` to turn them
-        into errors that name the row."""
+        Args:
+            given: the template's variables, such as `messages`, `tools` and `documents`.
+            where: names the row in errors.
+            add_generation_prompt: end the text with the beginning of an assistant's answer.
+            marked: put the characters `sandbox.MARKS` around the assistant's text.
+
+        Raises the template's own exceptions; use `rendering` to turn them into errors that name the row.
+        """
         from tasks.data.format.sandbox import render
 
         variables = {**self._variables, **given, "add_generation_prompt": add_generation_prompt}

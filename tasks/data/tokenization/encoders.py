@@ -35,10 +35,16 @@ class Forged(NamedTuple):
 class Encoded(NamedTuple):
     """Token rows, made by an encoder from a table of texts. The arrays hold all rows, one after another.
 
-    ids: int32 [tokens]; sizes: int64 [rows], tokens of each row; extra: the loss mask of language models, uint8 [tokens],
-    1 where trained on, or the labels of classification, int32 [rows]; row: int64 [rows], the source row that each row
-    comes from; lengths: int64 [source rows], tokens of each before anything was cut; forged: source rows whose text
-    spells a special token; unsupervised: number of rows that `without_unsupervised` left out."""
+    Attributes:
+        ids: int32 [tokens].
+        sizes: int64 [rows], tokens of each row.
+        extra: the loss mask of language models, uint8 [tokens], 1 where trained on, or the labels of classification,
+            int32 [rows].
+        row: int64 [rows], the source row that each row comes from.
+        lengths: int64 [source rows], tokens of each before anything was cut.
+        forged: source rows whose text spells a special token.
+        unsupervised: number of rows that `without_unsupervised` left out.
+    """
 
     ids: Ints
     sizes: Longs
@@ -89,10 +95,15 @@ class CausalEncoder:
     """Encodes texts for a language model: bos if the tokenizer adds it, the row's parts as one text, then eos. bos and
     eos are not added to a row that has them already.
 
-    loaded: the tokenizer; max_length: the most tokens of a row; overlong: the setting for longer rows; add_eos: whether
-    to append eos; framed: whether a chat template wrote the texts, and with them bos, eos and all special tokens;
-    templates: the recipe's templates. Only special tokens that a template wrote are encoded as such; elsewhere their
-    letters are ordinary text."""
+    Args:
+        loaded: the tokenizer.
+        max_length: the most tokens of a row.
+        overlong: the setting for longer rows.
+        add_eos: whether to append eos.
+        framed: whether a chat template wrote the texts, and with them bos, eos and all special tokens.
+        templates: the recipe's templates. Only special tokens that a template wrote are encoded as such; elsewhere
+            their letters are ordinary text.
+    """
 
     extra, extra_type = "loss_mask", "|u1"
 

@@ -50,9 +50,15 @@ class Example(NamedTuple):
 class Count:
     """Counts of what tokenising did to the rows of a shard or a split.
 
-    read: source rows; rows, tokens: in the result; longest: tokens of the longest row; overlong: source rows longer than
-    `max_length`; forged: source rows whose text spells a special token; dropped: {reason: rows}; first: {"overlong" or
-    "forged": the first such row}."""
+    Attributes:
+        read: source rows.
+        rows, tokens: in the result.
+        longest: tokens of the longest row.
+        overlong: source rows longer than `max_length`.
+        forged: source rows whose text spells a special token.
+        dropped: {reason: rows}.
+        first: {"overlong" or "forged": the first such row}.
+    """
 
     read: int = 0
     rows: int = 0
@@ -91,8 +97,14 @@ def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
 def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Meta, out: Workdir) -> Meta:
     """Print how many rows were cut, dropped, or encoded otherwise than their text looks, each with an example.
 
-    max_length, overlong: the settings; counts: {split: counts}; dropped: {reason: rows}; out: prints the messages.
-    Returns {kind: example} for the artifact's metadata."""
+    Args:
+        max_length, overlong: the settings.
+        counts: {split: counts}.
+        dropped: {reason: rows}.
+        out: prints the messages.
+
+    Returns {kind: example} for the artifact's metadata.
+    """
     examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
     if too_long:

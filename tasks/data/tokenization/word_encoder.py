@@ -54,10 +54,14 @@ class CutRules(NamedTuple):
     """The places where a tokenizer never joins characters into one token, so that a text may be cut there before
     tokenising.
 
-    space: before a space that follows a visible ASCII character; line: before a visible ASCII character that begins a
-    line; letter: between an ASCII letter and punctuation; inner: a second tokenizer for pieces after the first one,
-    needed if the tokenizer itself puts something before a text, else None; places_differ: whether the ids of a piece
-    depend on its kind."""
+    Attributes:
+        space: before a space that follows a visible ASCII character.
+        line: before a visible ASCII character that begins a line.
+        letter: between an ASCII letter and punctuation.
+        inner: a second tokenizer for pieces after the first one, needed if the tokenizer itself puts something before a
+            text, else None.
+        places_differ: whether the ids of a piece depend on its kind.
+    """
 
     space: bool = False
     line: bool = False

@@ -178,10 +178,16 @@ class Split:
 class Schedule:
     """Which rows each update trains on: a new random order in each epoch, computed from the seed.
 
-    rows: the number of rows by length; batch: rows per update; last_batch: what is done with the last rows of an epoch
-    when they do not fill a batch: "pad" adds masked rows, "drop" leaves them out; sizes: the number of tokens of each
-    row, by length, used to put rows with about as many tokens into one batch, or None for batches in random order.
-    Attribute `steps_per_epoch`: updates in an epoch. Raise DataError when there are too few rows for one batch."""
+    Args:
+        rows: the number of rows by length.
+        batch: rows per update.
+        last_batch: what is done with the last rows of an epoch when they do not fill a batch: "pad" adds masked rows,
+            "drop" leaves them out.
+        sizes: the number of tokens of each row, by length, used to put rows with about as many tokens into one batch,
+            or None for batches in random order.
+
+    Attribute `steps_per_epoch`: updates in an epoch. Raise DataError when there are too few rows for one batch.
+    """
 
     def __init__(
         self, rows: dict[int, int], batch: int, *, seed: int, last_batch: str, sizes: dict[int, Rows] | None = None

@@ -83,8 +83,12 @@ def write_adapter(folder: Path, shards: Input, model: Source, trained: Checkpoin
     """Write `adapter_model.safetensors` and `adapter_config.json` to the new `folder`, for
     `peft.PeftModel.from_pretrained`.
 
-    shards: the artifact of `train`; model: the base model, which the config names if the model comes from the hub;
-    trained: the trained parameters; dtype: the type to write, such as "float32"."""
+    Args:
+        shards: the artifact of `train`.
+        model: the base model, which the config names if the model comes from the hub.
+        trained: the trained parameters.
+        dtype: the type to write, such as "float32".
+    """
     import torch
     from safetensors.torch import save_file
 

@@ -45,10 +45,16 @@ class PassMemory(NamedTuple):
 class Memory:
     """The peak memory of training on one device, in bytes by use.
 
-    parameters: the weights that compute, and fp32 master weights if there are any; gradients: all gradients and the
-    buffers that exchange them; optimizer: the optimizer's state; activations: those of one micro batch; runtime: the
-    process before the model is built; at: the moment of the peak, "the backward pass" or "the update"; best: the copy of
-    the best checkpoint that waits to be written, counted only where the device's memory is the host's."""
+    Attributes:
+        parameters: the weights that compute, and fp32 master weights if there are any.
+        gradients: all gradients and the buffers that exchange them.
+        optimizer: the optimizer's state.
+        activations: those of one micro batch.
+        runtime: the process before the model is built.
+        at: the moment of the peak, "the backward pass" or "the update".
+        best: the copy of the best checkpoint that waits to be written, counted only where the device's memory is the
+            host's.
+    """
 
     parameters: int
     gradients: int

@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 
 
 class StateTensor(NamedTuple):
-    """A tensor of a checkpoint, as this rank holds it. name: the parameter's name with a prefix such as "first/"; whole:
-    the shape of the whole tensor; spec: its partition spec; value: this rank's part."""
+    """A tensor of a checkpoint, as this rank holds it.
+
+    Attributes:
+        name: the parameter's name with a prefix such as "first/".
+        whole: the shape of the whole tensor.
+        spec: its partition spec.
+        value: this rank's part.
+    """
 
     name: str
     whole: Shape
@@ -54,9 +60,12 @@ class Update(Protocol):
     ) -> None:
         """Update `weights` in place, from the gradients divided by `ratio`.
 
-        ratio: a scalar tensor; above 1 where gradients are clipped. good: a scalar bool tensor; if it is false (a loss or
-        gradient is not finite), nothing changes. at: the learning rate and the other numbers of the update. draws: random
-        bits for rounding bf16 weights; None for fp32 weights."""
+        Args:
+            ratio: a scalar tensor; above 1 where gradients are clipped.
+            good: a scalar bool tensor; if it is false (a loss or gradient is not finite), nothing changes.
+            at: the learning rate and the other numbers of the update.
+            draws: random bits for rounding bf16 weights; None for fp32 weights.
+        """
 
 
 def make_update(optimizer: str, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> Update:

@@ -47,9 +47,14 @@ class ParameterUse(NamedTuple):
 class GradientLeaves:
     """Puts leaves into a model before each pass, and takes their gradients after it.
 
-    parameters: the trained parameters in `model`, by name; specs: their partition specs; states: the specs of their
-    gradients once summed over the replicas; mark: annotates a tensor with a spec; shares: the number of replicas whose
-    gradients are computed separately (1: the parameters themselves are the leaves)."""
+    Args:
+        parameters: the trained parameters in `model`, by name.
+        specs: their partition specs.
+        states: the specs of their gradients once summed over the replicas.
+        mark: annotates a tensor with a spec.
+        shares: the number of replicas whose gradients are computed separately (1: the parameters themselves are the
+            leaves).
+    """
 
     def __init__(
         self,
