@@ -1,6 +1,7 @@
-"""The former place of the flows of flows/deployments.py, for deployments that were registered when they lay here.
+"""Stand-ins for the flows that moved from this file to flows/deployments.py. Deployments registered before the move
+name this file.
 
-Each run of such a deployment fails with the advice to register it again. To be removed with the next release.
+Each run of such a deployment fails with the advice to register it again. Remove this file with the next release.
 """
 
 from __future__ import annotations

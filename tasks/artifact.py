@@ -1,5 +1,5 @@
-"""The values that stages exchange: artifacts, which are immutable, content-hashed folders with metadata, and sources,
-which are outside the store.
+"""The values that stages take and return: artifacts (immutable, content-hashed folders with metadata, in the store) and
+sources (data or a model outside the store).
 
 An artifact's *manifest* is canonical JSON: its kind, its metadata and the sorted list of `[path, size, digest]` of its
 files. The manifest's sha256 is the artifact's digest, so equal bytes with equal metadata are the same artifact, wherever
@@ -36,8 +36,12 @@ class File(NamedTuple):
 class Artifact:
     """An artifact in the store: what a stage made.
 
-    digest: `sha256:<hex>` of its manifest; kind: such as "rows"; meta: the metadata that the stage returned; files:
-    sorted by path."""
+    Attributes:
+        digest: `sha256:<hex>` of its manifest.
+        kind: such as "rows".
+        meta: the metadata that the stage returned.
+        files: sorted by path.
+    """
 
     digest: str
     kind: str
@@ -64,9 +68,12 @@ class Input:
 class Source:
     """Data or a model from outside the store, resolved to exact bytes.
 
-    kind: "data" or "model"; identity: JSON that becomes part of the stage key (digests, a repository's commit; never a
-    path or a time); location: where the stage finds the bytes, no part of the key; note: a message for the user, such as
-    "last resolution"."""
+    Attributes:
+        kind: "data" or "model".
+        identity: JSON that becomes part of the stage key (digests, a repository's commit; never a path or a time).
+        location: where the stage finds the bytes (not part of the key).
+        note: a message for the user, such as "last resolution".
+    """
 
     kind: str
     identity: Meta

@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA = 1
 
-# Numbers have bounds, so that a slip (1e12 for 1e2) is an error of the recipe, not of what computes with it.
+# Numbers have upper bounds, so that a typing error (1e12 for 1e2) is found when the recipe is read, not when it runs.
 PositiveCount = Annotated[int, Field(gt=0, le=1_000_000_000)]
 NonNegativeCount = Annotated[int, Field(ge=0, le=1_000_000_000)]
-Tokens = Annotated[int, Field(gt=0, le=1 << 24)]  # of a row
-BatchRows = Annotated[int, Field(gt=0, le=1 << 20)]  # of a batch
+Tokens = Annotated[int, Field(gt=0, le=1 << 24)]  # tokens in a row
+BatchRows = Annotated[int, Field(gt=0, le=1 << 20)]  # rows in a batch
 Parallel = Annotated[int, Field(gt=0, le=4096)]  # devices, processes, threads
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Positive = Annotated[float, Field(gt=0, le=1e30)]
@@ -58,7 +58,7 @@ def marked(kind: type[BaseModel], mark: Mark) -> set[str]:
 
 def keyed_params(config: StageConfig) -> dict[str, Any]:
     """Return {field: value} of the config's fields that can change the stage's result, for the stage key. Values are
-    plain JSON, defaults included; nested configs are treated the same way."""
+    plain JSON. Fields with default values are included; nested configs are treated the same way."""
     skip = marked(type(config), NOT_KEYED)
     return {name: _plain(getattr(config, name)) for name in type(config).model_fields if name not in skip}
 

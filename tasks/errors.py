@@ -1,4 +1,4 @@
-"""Every error a user can meet, each with what happened, where, and what to do.
+"""Every error that is shown to a user. Each says what happened, where, and what to do.
 
 TrnflowError
 ├── ConfigError          a recipe, an override or a setting is wrong                     exit 2
@@ -6,13 +6,13 @@ TrnflowError
 ├── ModelError           a model, tokenizer or layout does not fit                       exit 1
 ├── CompileError         a graph that precompile did not list, or one that failed        exit 1
 ├── CodeError            a stage used code or a file that its key does not know          exit 1
-├── NonFiniteLoss        the loss left the numbers; the weights were not touched         exit 1
+├── NonFiniteLoss        the loss is NaN or infinite; the weights were not changed         exit 1
 ├── MissingDependency    an optional package or compiler is not installed                exit 1
 ├── ProcessFailed        a stage's process died without saying why                       exit 1
 ├── MachineError         a disk, a permission, memory or a limit of this machine         exit 1
 ├── StoreError           the store can't be read or written (never a miss)               exit 1
-│   ├── BlobLost         a blob is missing or corrupt; what needs it is made anew        exit 1
-│   └── ReadOnlyStore    what is on record is used, nothing can be added                 exit 1
+│   ├── BlobLost         a blob is missing or corrupt; its artifact is made again        exit 1
+│   └── ReadOnlyStore    the store can only be read: results are found, none can be added                 exit 1
 └── Interrupted          Ctrl-C or SIGTERM; partial training state is kept               exit 130
 """
 
@@ -106,7 +106,7 @@ class Interrupted(TrnflowError):
 
 
 def is_interruption(error: BaseException | None) -> bool:
-    """Whether an exception means that a person or a scheduler ended the work: Ctrl-C, SIGTERM, Prefect's
+    """Return whether an exception means that a person or a scheduler ended the work: Ctrl-C, SIGTERM, Prefect's
     TerminationSignal."""
     return error is not None and (isinstance(error, Interrupted) or not isinstance(error, Exception))
 
@@ -129,7 +129,7 @@ _CAUSES = {
     errno.ENFILE: ("too many files are open on this machine (at {})", "end other programs, or raise fs.file-max"),
     errno.ENOMEM: ("there is no memory left (at {})", "end other programs, or take a machine with more memory"),
 }
-"""What an errno of the system means, and the fix; {} is the path."""
+"""{errno: (what happened, the fix)}; `{}` stands for the path."""
 
 
 def of_machine(error: BaseException) -> MachineError | None:
@@ -152,7 +152,8 @@ def unexpected(error: Exception) -> TrnflowError:
 
 
 def _place(error: Exception) -> str:
-    """Where it was raised, for a report of an error that may not come again."""
+    """Return the file and line where an error was raised, so that a defect can be reported even if it does not happen
+    again."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 

@@ -1,4 +1,5 @@
-"""Format rows as what the model reads: a text and a label, or the parts of a text, some of which are trained on.
+"""Turn rows into the text that the model reads: a text and a label, or the parts of a text, some of which are trained
+on.
 
 Texts come from columns, from sandboxed Jinja templates over all kept columns, or for conversations from the tokenizer's
 chat template. Rows without an answer or a text are dropped and counted; so are rows that can't be rendered, if `bad_rows`
@@ -54,7 +55,7 @@ Row = dict[str, Any]
 Text = Callable[[Row, str], str]
 RowMaker = Callable[[Row, str], Row | None]
 Maker = Callable[[Row, str], Made]
-"""Makes examples of a row; the second argument names the row in errors."""
+"""A function that makes examples from a row. Its second argument names the row in errors."""
 
 
 class FormatConfig(StageConfig):
@@ -65,7 +66,7 @@ class FormatConfig(StageConfig):
     is trained on), `chat` (a conversation; the assistant's turns are trained on) or `text` (all of it is trained
     on)."""
     separator: str = "\n"
-    """The text between the columns of `data.text` where classification joins several."""
+    """The text between two columns, where classification joins several columns of `data.text`."""
     instruction: str = "instruction"
     """The column of an instruction."""
     context: str | None = "context"
@@ -104,7 +105,7 @@ class FormatConfig(StageConfig):
     @field_validator("date", mode="before")
     @classmethod
     def _is_a_day(cls, value: object) -> str:
-        """YAML reads 2024-07-26 as a date."""
+        """Accept a date as well as text, because YAML reads 2024-07-26 as a date."""
         return datetime.date.fromisoformat(str(value)).isoformat()
 
     @field_validator("template_arguments")
@@ -129,7 +130,8 @@ class FormatConfig(StageConfig):
 
 
 def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
-    """The key's inputs: the rows and, for conversations, the model's tokenizer, whose chat template is read."""
+    """Return the inputs that are part of the stage's key: the rows and, for conversations, the model's tokenizer, which
+    has the chat template."""
     rows, model = inputs["rows"], inputs["model"]
     assert isinstance(rows, Artifact) and isinstance(model, Source)
     return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if config.task == "chat" else {})}
@@ -172,7 +174,8 @@ def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> 
 
 @stage(kind="texts", inputs=_inputs, split=split_rows, part=format_rows)
 def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
-    """Write `<split>.parquet`: of classification `text: string, label: int64`, else `parts: list<struct<text, train>>`.
+    """Write `<split>.parquet` with the columns `text: string, label: int64` (classification) or `parts:
+    list<struct<text, train>>` (other tasks).
 
     Returns metadata: task (`classification` or `causal_lm`), labels, splits {name: examples}, dropped {reason: rows},
     framed (whether a chat template wrote the special tokens, bos and eos included), templates (the recipe's; special tokens
@@ -190,7 +193,7 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
 
 
 def _gathered(split: str, count: int, config: FormatConfig, parts: Parts, out: Workdir) -> Tally:
-    """Write one split. Returns what became of its rows. DataError when none is left."""
+    """Write one split and return the counts of its rows. DataError when no row is left."""
     tally = Tally()
     tables = _tables(split, count, parts, tally, out)
     write_rows(tables, _schema(config), out.path / f"{split}.parquet", lambda done: None)
@@ -221,7 +224,7 @@ def _tables(split: str, count: int, parts: Parts, tally: Tally, out: Workdir) ->
 
     for part in parts.of(split=split):
         tally.add(part.meta)
-        with pa.OSFile(str(part.folder / "texts.arrow")) as file:  # not mapped: the folder goes before the table does
+        with pa.OSFile(str(part.folder / "texts.arrow")) as file:  # not memory-mapped: the folder is removed early
             yield pa.ipc.open_file(file).read_all()
         out.progress(part.arguments["first"] + part.arguments["count"], count, f"{split} rows")
 
@@ -245,7 +248,8 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
 
 
 def _examples(config: FormatConfig, make: Maker, row: Row, where: str, tally: Tally) -> list[Row]:
-    """The examples of a row, counted in `tally`. Raises DataError when the row can't be rendered, unless `bad_rows` is "drop"."""
+    """Return the examples made from a row, and count them in `tally`. Raises DataError when the row can't be rendered,
+    unless `bad_rows` is "drop"."""
     tally.read += 1
     try:
         made = make(row, where)
@@ -310,7 +314,8 @@ def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> R
 
 
 def _template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> Text:
-    """Render a template of the recipe over the row's columns. JSON text of nested columns is parsed first."""
+    """Return a function that renders a template of the recipe over a row's columns. JSON text in nested columns is
+    parsed first."""
     template = RowTemplate(f"format.{setting}", getattr(config, setting), meta["columns"], limit)
     nested = meta.get("nested", ())
 
@@ -322,7 +327,7 @@ def _template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> T
 
 
 def _sections(config: FormatConfig, meta: Meta) -> Text:
-    """The prompt up to the answer, in the words that `format.style` names."""
+    """Return a function that writes a row's prompt, up to the answer, in the wording that `format.style` names."""
     _present("format.instruction", config.instruction, meta)
     instruction, context = _column(config.instruction), _column(config.context)
     words = STYLES[config.style]
@@ -350,7 +355,8 @@ def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> 
 
 
 def _chat_templates(config: FormatConfig, chat: Meta, limit: Limit = no_limit) -> dict[str, ChatTemplate]:
-    """The chat templates: `template` and, if the tokenizer has another one for conversations with tools, `tools`."""
+    """Parse the chat templates. Returns {"template": ...} and, if the tokenizer has another template for conversations
+    with tools, "tools"."""
     return {
         name: ChatTemplate(
             chat["name"],
@@ -366,7 +372,7 @@ def _chat_templates(config: FormatConfig, chat: Meta, limit: Limit = no_limit) -
 
 
 def _tell_unread(config: FormatConfig, meta: Meta, chat: Meta | None, out: Workdir) -> None:
-    """Warn of the columns tools and documents where the chat template does not read them."""
+    """Warn if the rows have tools or documents that the chat template does not read."""
     read = {name for template in _chat_templates(config, chat).values() for name in template.names} if chat else set()
     for variable, column in (("tools", config.tools), ("documents", config.documents)):
         if column in meta["columns"] and variable not in read:
@@ -374,7 +380,7 @@ def _tell_unread(config: FormatConfig, meta: Meta, chat: Meta | None, out: Workd
 
 
 def _chat_template(config: FormatConfig, model: Source) -> Meta:
-    """The chat template of the recipe or of the model's tokenizer, as JSON.
+    """Return the chat template of the recipe or of the model's tokenizer, as JSON.
 
     template: Jinja; tools: another template for conversations with tools, or null; name: for errors; special: role ->
     special token; texts: all special tokens. Raises ConfigError when the tokenizer has no chat template."""
@@ -412,7 +418,7 @@ MAKERS: dict[str, Callable[..., RowMaker]] = {
 
 
 def _column(name: str | None) -> Text:
-    """A function that returns the column's value as text; empty where it is missing."""
+    """Return a function that maps a row to the column's value as text, or to "" where the value is missing."""
 
     def read(row: Row, where: str) -> str:
         value = row.get(name) if name else None

@@ -1,10 +1,10 @@
 """The stage that loads a dataset: it writes one parquet file for each split, with the chosen columns and labels as ids.
 
 Equal rows give equal bytes, whether they come as csv, json lines or parquet. `limit` and `nulls: drop` drop rows of any
-split; `dedupe` and the weights of a mixture drop rows of train only. Dropped rows are counted. Texts that train repeats
-or that splits share are counted even when they are not dropped. A nested column becomes JSON text. Memory: a batch and 8
-bytes a row; with `dedupe` or `stratify` 60 bytes a row. Disk: the chosen columns, uncompressed. Fails with DataError,
-which names file and row (missing text, unknown label, broken row), or ConfigError for a wrong setting.
+split; `dedupe` and the weights of a mixture drop rows of train only. Dropped rows are counted. Texts that occur twice
+in train or in two splits are counted even when they are not dropped. A nested column becomes JSON text. Memory: a batch
+and 8 bytes a row; with `dedupe` or `stratify` 60 bytes a row. Disk: the chosen columns, uncompressed. Fails with
+DataError, which names file and row (missing text, unknown label, broken row), or ConfigError for a wrong setting.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tasks.stage import Workdir, stage
 from tasks.system.redaction import fill
 
 MOST_SHOWN = 20
-"""Labels whose counts are printed; the metadata has all."""
+"""The largest number of labels whose counts are printed. The metadata has the counts of all."""
 
 
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
@@ -78,8 +78,8 @@ def _resolve(config: SourceConfig, section: str, resolver: Resolver) -> Source:
 
 @contextlib.contextmanager
 def _errors_name_source(name: str) -> Iterator[None]:
-    """Context in which errors name the settings of one source of a mixture: `data.mix.<name>.text`. name: "" without a
-    mixture."""
+    """Context that changes the setting in error messages from `data.text` to that of one source of a mixture,
+    `data.mix.<name>.text`. name: the source's name in `mix`; "" changes nothing."""
     try:
         yield
     except TrnflowError as error:
@@ -166,7 +166,7 @@ def open_source(location: Meta) -> dict[str, list[Rows]]:
 
 
 def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSource]:
-    """Read every source into scratch files."""
+    """Read every source into scratch files. Returns {name in `mix`: the source}."""
     out.scratch.mkdir(parents=True, exist_ok=True)
     found = {}
     for name, one in config.sources().items():
@@ -203,7 +203,8 @@ def _check_unchanged(source: Source) -> None:
 
 
 def _label_sets(config: DataConfig, read: dict[str, ReadSource]) -> tuple[list[str] | None, dict[str, LabelSet | None]]:
-    """The label names by id, and each source's label set; None without labels. Raises DataError for a label outside the set."""
+    """Return (label names ordered by id, {source: its label set}); None in place of each without labels. Raises
+    DataError for a label outside the set."""
     own = {}
     for name, one in config.sources().items():
         with _errors_name_source(name):
@@ -240,7 +241,7 @@ def _split(config: DataConfig) -> dict[str, float]:
 def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> tuple[SplitRows, Dropped]:
     """Apply `dedupe`, the weights of a mixture and `limit`. lost: rows that reading dropped, by reason.
 
-    Returns the rows that stay, and the counts of all others. Raises DataError for a split that has no rows left."""
+    Returns the rows that are kept, and the counts of all others. Raises DataError for a split that has no rows left."""
     shares, dropped = deduplicated(shares, drop=config.dedupe)
     given = config.limit
     limits = {name: given.get(name) if isinstance(given, dict) else given for name in SPLITS}  # type: ignore[call-overload]
@@ -263,7 +264,7 @@ def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> t
 
 
 def _columns(sources: list[Columns]) -> list[str]:
-    """The names of the written columns, each once, the label last."""
+    """Return the names of the columns to write, each once, the label last."""
     kept = dict.fromkeys(ours for columns in sources for ours, _ in columns.kept)
     return [*kept, *(["label"] if sources[0].label else [])]
 

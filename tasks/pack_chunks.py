@@ -1,4 +1,4 @@
-"""Pack token rows into chunks of a few fixed lengths, which are the only sequence lengths of all later stages.
+"""Pack token rows into chunks of a few fixed lengths. All later stages use these sequence lengths only.
 
 - pad: one row in each chunk, all chunks of `chunk_length` tokens.
 - bucket: one row in each chunk, of the shortest of a few lengths that holds it.
@@ -6,10 +6,10 @@
 - concat: rows one after another, cut at each chunk's end, as tutorials do; the last chunk is padded.
 
 Rows in one chunk have segment ids from 1 and positions from 0, so that attention can keep them apart. A label stands at its
-own token (the loss shifts labels); a row's first token has no label, because nothing predicts it. Every token is in exactly
-one chunk, except those without anything to train on, counted as `left_out`: pieces that `overlong: split` cuts from a row,
-and concat's chunks. Memory: a block of chunks (60 MiB) and 100 bytes a row. Fails with DataError for an overlong row when
-`overlong` is "error".
+own token (the loss shifts labels); a row's first token has no label, because nothing predicts it. Every token is in
+exactly one chunk, with one exception: pieces (cut from a row by `overlong: split`) and concat's chunks in which nothing
+is trained on are left out. Their tokens are counted as `left_out`. Memory: a block of chunks (60 MiB) and 100 bytes a
+row. Fails with DataError for an overlong row when `overlong` is "error".
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK_TOKENS = 1 << 20
-"""Tokens of the chunks that one part of the work fills."""
+"""Number of tokens in the chunks that one part of the work fills."""
 
 
 class PackConfig(StageConfig):
-    """Settings of `pack_chunks`: how rows of tokens become chunks of a few fixed lengths. Lengths are chosen on train
-    alone; where another split has a longer row, one more length is added."""
+    """Settings of `pack_chunks`: how rows of tokens become chunks of a few fixed lengths. Bucket lengths are chosen
+    from the rows of train; if another split has a longer row, one more length is added for it."""
 
     strategy: Literal["pad", "bucket", "concat", "bfd"] = "bfd"
     """How rows are placed: `pad` (one row a chunk), `bucket` (one row a chunk of the shortest length that holds it),
@@ -75,8 +75,8 @@ class PackConfig(StageConfig):
 
 
 def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
-    """Decide where each row goes: a layout for each split and length, and `counts.json`. Parts are blocks of chunks of 2^20
-    tokens."""
+    """Decide in which chunk each row goes. Writes a layout for each split and length, and `counts.json`. Returns the
+    parts of the work: blocks of chunks with 2^20 tokens each."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
@@ -87,7 +87,7 @@ def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
     }
     dropped = sum(item.dropped for item in splits.values())
     found = {"lengths": lengths, "splits": counts, "dropped": dropped}
-    (out.path / "counts.json").write_text(json.dumps(found), encoding="utf-8")  # in the parts' order
+    (out.path / "counts.json").write_text(json.dumps(found), encoding="utf-8")  # in the order of the parts
     return [
         _part(config, tokens, split, length, first, min(first + step, chunks))
         for split, (by_length, _) in laid_out.items()
@@ -165,10 +165,10 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
 
 
 class Fitting(NamedTuple):
-    """A split's rows after overlong ones were cut or dropped.
+    """The rows of a split after the overlong ones were cut or dropped.
 
-    pieces: what is packed; tokens: of all rows that were not dropped, also of pieces that are not packed because nothing in
-    them is trained on; cut, dropped: numbers of rows."""
+    pieces: the pieces of rows to pack; tokens: number of tokens of all rows that were not dropped, including pieces
+    that are left out because nothing in them is trained on; cut, dropped: numbers of rows."""
 
     pieces: Pieces
     tokens: int
@@ -184,10 +184,10 @@ def _check(config: PackConfig, meta: Meta) -> None:
             "use bucket or pad",
         )
     if classify and config.overlong == "split":
-        raise ConfigError("pack.overlong: a classified row can't be split", "use tokenize.overlong=truncate, or drop")
+        raise ConfigError("pack.overlong: rows with labels can't be split", "use tokenize.overlong=truncate, or drop")
     if config.lengths and config.strategy != "bucket":
         raise ConfigError(
-            f"pack.lengths are buckets, and pack.strategy is {config.strategy}", "set pack.strategy=bucket"
+            f"pack.lengths is for strategy bucket, but pack.strategy is {config.strategy}", "set pack.strategy=bucket"
         )
     if config.lengths and config.lengths[-1] > config.chunk_length:
         raise ConfigError(
@@ -217,7 +217,8 @@ def _fitting(split: str, config: PackConfig, tokens: Input) -> Fitting:
 
 
 def _teaching(split: str, pieces: Pieces, tokens: Input) -> Fitting:
-    """Leave out the pieces of causal texts in which nothing is trained on. Raises DataError where no piece is left."""
+    """Return the rows without those pieces of causal texts in which nothing is trained on. Raises DataError if no piece
+    is left."""
     total = int(pieces.size.sum())
     if tokens.meta["task"] == "causal_lm":
         pieces = pieces.where(trained_on(pieces, _loss_mask(split, tokens)))
@@ -269,7 +270,8 @@ def _layout_folder(shared: Path, split: str, length: int) -> Path:
 def _lay_out(
     split: str, fitting: Fitting, lengths: list[int], config: PackConfig, tokens: Input, shared: Path
 ) -> tuple[dict[str, int], int]:
-    """Save the layout of each length that has rows. Returns ({"<length>": chunks}, tokens that are no padding)."""
+    """Save the layout of each length that has rows. Returns ({"<length>": number of chunks}, number of tokens without
+    padding)."""
     import numpy as np
 
     bucket = np.searchsorted(np.array(lengths), fitting.pieces.size)
@@ -316,5 +318,6 @@ def _write_chunks(split: str, length: int, chunks: int, tokens: Input, parts: Pa
 
 
 def _efficiency(chunks: dict[str, int], real: int) -> float:
-    """The fraction of positions that are not padding, to 4 digits. chunks: {"<length>": chunks}; real: tokens without padding."""
+    """Return the fraction of positions that are not padding, to 4 digits. chunks: {"<length>": chunks}; real: tokens
+    without padding."""
     return round(real / sum(int(length) * count for length, count in chunks.items()), 4)

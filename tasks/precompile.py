@@ -33,8 +33,8 @@ def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
 
 
 def graph_settings(config: TrainConfig) -> Meta:
-    """Return the settings that affect a graph, for the stage's cache key. Of `class_weights` only whether they are set
-    affects a graph."""
+    """Return the settings that affect a graph, for the stage's cache key. Of `class_weights` only one fact affects a
+    graph: whether they are set."""
     return {**graph_params(config), "class_weights": config.class_weights is not None}
 
 

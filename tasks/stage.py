@@ -29,7 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Meta])
 
 
 class Partial(Protocol):
-    """Resumable state of one key, in the folder `<root>/partial/<key>/` of the store.
+    """The resumable state of the stage with one key, in the folder `<root>/partial/<key>/` of the store.
 
     A state is a folder saved at a step, such as a training checkpoint. Only completely written steps are visible.
     """
@@ -71,7 +71,7 @@ class Part:
     Attributes:
         identity: {"params": ..., "inputs": ...}: JSON that, with the stage's code and environment, determines the part's
             result. It becomes part of the part's key document.
-        arguments: JSON that tells the stage's `part` function which part to make.
+        arguments: JSON that identifies the part to the stage's `part` function.
     """
 
     identity: Meta
@@ -152,7 +152,8 @@ class Workdir:
         self.emit({"metrics": {"step": step, "time": time.time(), "values": values}})
 
     def saves(self) -> None:
-        """Announce that this stage saves its state when it is stopped; from now on it gets `launch.grace_seconds` for that.
+        """Announce that this stage saves its state when it is stopped. From then on, the stage gets
+        `launch.grace_seconds` after SIGTERM.
 
         A stage that does not call this is killed if it has not ended a few seconds after SIGTERM.
         """
@@ -175,8 +176,8 @@ class Stage:
     """The description of a stage function.
 
     A stage that works in parts has the functions `split` and `part` as well; its own function then takes an argument
-    `parts` (see `Parts`) and puts the results together. `split` and `part` take those of the stage's inputs that are among
-    their parameters.
+    `parts` (see `Parts`) and puts the results together. `split` and `part` are called with the inputs whose names are
+    among their parameters.
 
     Attributes:
         name: The function's name.

@@ -90,8 +90,11 @@ def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[Change]]
 
 
 def _is_another_result(change: Change, before: Meta, after: Meta) -> bool:
-    """Whether a change is more than a refactor: other inputs, or another value of a setting that both documents have, also where
-    it moved to another section. A setting that only one of them has is no such change."""
+    """Return whether a change between two key documents changes the result, so that `accept` must refuse it.
+
+    True for a change of inputs, and for a setting that has a different value in both documents, even if the setting has
+    moved to another section. False for a setting that only one of the documents has.
+    """
     if change.part != "params":
         return change.part == "inputs"
     old, new = dict(leaves(before["params"])), dict(leaves(after["params"]))

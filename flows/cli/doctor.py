@@ -21,8 +21,14 @@ NEEDED = ("prefect", "torch", "torch-xla", "transformers", "datasets", "fsspec",
 
 
 class Check(NamedTuple):
-    """The result of one check of this machine. ok: whether it passed; name: what was checked, such as `python`; found: what
-    the check found, such as the version; fix: what the user can do when the check failed."""
+    """The result of one check of this machine.
+
+    Attributes:
+        ok: whether it passed.
+        name: what was checked, such as `python`.
+        found: what the check found, such as the version.
+        fix: what the user can do when the check failed.
+    """
 
     ok: bool
     name: str
@@ -86,7 +92,7 @@ def _disk(home: Path) -> Check:
 
 
 def _devices() -> Check:
-    """List the accelerators. A machine without any passes."""
+    """Return a check that lists the accelerators. A machine without accelerators passes, too."""
     neuron = sorted(Path("/dev").glob("neuron[0-9]*"))
     cuda = sorted(Path("/dev").glob("nvidia[0-9]*"))
     found = [f"{len(kind)} {name}" for kind, name in ((neuron, "Neuron"), (cuda, "CUDA")) if kind]

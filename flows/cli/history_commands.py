@@ -27,7 +27,7 @@ from tasks.system.redaction import hide
 ACTED = ("hit", "ran", "skip")
 
 LONGEST_MANIFEST = 1 << 26
-"""The largest size of a manifest in bytes. A larger blob is data."""
+"""The largest size of a manifest in bytes. A larger blob can't be a manifest, and is not searched."""
 
 
 def store_parser(common: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -55,12 +55,12 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def root_of(options: Namespace) -> str:
-    """The root of the store: --store, else TRNFLOW_STORE, else `<home>/store`."""
+    """Return the root of the store: the option --store, else TRNFLOW_STORE, else `<home>/store`."""
     return options.store or default_root(home_folder())
 
 
 def store_of(options: Namespace) -> Store:
-    """Open the store that the options name, without creating one. ConfigError when there is no store at that root."""
+    """Open the store that the options name. Raise ConfigError when there is no store at that root; never create one."""
     store = Store(root_of(options), home_folder())
     store.check()
     return store
@@ -76,7 +76,7 @@ def all_records(store: Store) -> list[Meta]:
 
 
 def run_ids(store: Store) -> list[str]:
-    """The ids of the store's runs, newest first."""
+    """Return the ids of the store's runs, newest first."""
     return newest_runs(store.backend.entries("runs"))
 
 

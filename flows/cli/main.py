@@ -38,7 +38,7 @@ OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_0-9-]+)*=")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code. arguments: of the command line; None means `sys.argv`."""
+    """Run a command and return its exit code. arguments: the words after `trnflow`; None takes them from `sys.argv`."""
     overrides, rest = _separated(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(rest)
     options.overrides = [*([f"on={options.on}"] if getattr(options, "on", None) else []), *overrides]
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _call(options: argparse.Namespace) -> int:
-    """Call the command; print an error that it raises. Returns the exit code."""
+    """Call the command that the options name and return its exit code. If the command raises, print the error."""
     try:
         return int(options.command(options))
     except BrokenPipeError:

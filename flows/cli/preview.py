@@ -47,7 +47,7 @@ def show_rows(options: Namespace) -> int:
         tokens = Input(store.checkout(artifact, Path(folder) / "tokens"), artifact.kind, artifact.meta, artifact.digest)
         rows = preview(tokens, options.split, options.rows)
     if options.json:
-        # as they are: the user's rows, not settings
+        # printed without hiding secrets: rows are the user's data, not settings
         document = {"schema": 1, "split": options.split, "rows": [_json(row) for row in rows]}
         sys.stdout.write(f"{json.dumps(document)}\n")
     else:

@@ -1,5 +1,5 @@
 """The commands about recipe files: `config` resolves one, `recipes` lists the shipped ones, `settings` and `schema`
-describe what they may contain."""
+describe the settings that a recipe may contain."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def describe_settings(options: Namespace) -> int:
 
 
 def _named(name: str | None) -> list[Setting]:
-    """The settings of a section, one setting, or all that have this last name. ConfigError when there is none."""
+    """Return the settings that an argument names: all of a section, one by its dotted name, or all whose dotted name
+    ends in this word. ConfigError when there are none."""
     known = list(settings_of(settings.Recipe))
     if name is None:
         return known

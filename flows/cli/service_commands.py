@@ -1,4 +1,5 @@
-"""The commands about this machine and the programs beside a run: `doctor`, `up`, `down`, `deploy`, `worker`, `ui`."""
+"""The commands that check this machine, and that start or stop Prefect's server and worker: `doctor`, `up`, `down`,
+`deploy`, `worker`, `ui`."""
 
 from __future__ import annotations
 

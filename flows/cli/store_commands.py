@@ -144,7 +144,8 @@ def unpin(options: Namespace) -> int:
 
 
 def _target(text: str, store: Store) -> Meta:
-    """What to pin: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}] of the records that made it}."""
+    """Return what the pin keeps: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}] of the records that
+    made it}."""
     ids = run_ids(store)
     if text.split("~")[0] == "last" or any(run.startswith(text) for run in ids):
         return {"run": nearest_run(text, ids)}

@@ -26,8 +26,8 @@ from tasks.system.redaction import hide_override
 class Origin(str):
     """The place where a setting was written: the text `file:line`, or `override section.setting` for the command line.
 
-    folder: the folder of that file, which relative paths in the setting are relative to. None stands for the working
-    directory; overrides and shipped recipes have None.
+    folder: the folder of that file, to which relative paths in the setting's value are joined. None stands for the
+    working directory, which overrides and shipped recipes use.
     """
 
     folder: Path | None = None
@@ -41,9 +41,9 @@ class Origin(str):
 Origins = dict[tuple[str, ...], Origin]
 HARDWARE = "base/hardware"
 ON = ("on",)
-"""The setting of the override `on=NAME`, which `--on NAME` writes."""
+"""The path of the setting `on`: the option `--on NAME` is passed on as the override `on=NAME`."""
 OWN = ("name", "description")
-"""Settings that are not inherited."""
+"""Settings that a recipe does not take over from the recipes that it extends."""
 
 
 @cache
@@ -115,7 +115,8 @@ def origin_of(path: tuple[str, ...], origins: Origins) -> str:
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:
-    """The most similar of `words`, or an empty string when none is similar. cutoff: the lowest similarity, 0 to 1."""
+    """Return the most similar of `words`, or an empty string when none is similar. cutoff: the lowest similarity, 0 to
+    1."""
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), "")
 
 
@@ -165,7 +166,8 @@ def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[dict[st
 
 
 def _refuse_empty(tree: dict[str, Any], origins: Origins, root: type[BaseModel], fix: str) -> None:
-    """Raise ConfigError for a section without settings, which could mean to empty it or to inherit it."""
+    """Raise ConfigError for a section without settings: the user may mean to inherit the section or to remove its
+    settings."""
     for name in tree.keys() & sections(root):
         if tree[name] is None or tree[name] == {}:
             raise ConfigError(
@@ -186,7 +188,8 @@ def _load(path: Path) -> tuple[dict[str, Any], Origins]:
 
 
 def _bases(found: Any, where: str) -> list[str]:
-    """The recipes that `extends` names, as a list. ConfigError when they are no names."""
+    """Return the recipes that `extends` names, as a list. ConfigError when its value is not a name or a list of
+    names."""
     bases = found if isinstance(found, list) else [found]
     for base in bases:
         if not isinstance(base, str) or not base:
@@ -207,13 +210,14 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     setting = tuple(name.strip().split("."))
     if len(setting) > DEPTH:
         raise ConfigError(
-            f"override {cut(name)}: there is no setting so deep", "`trnflow config demo` shows those there are"
+            f"override {cut(name)}: there is no such setting", "`trnflow config demo` shows those there are"
         )
     return setting, read_value(value, f"{OVERRIDE}{'.'.join(setting)}")
 
 
 def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: type[BaseModel]) -> None:
-    """Put the settings of a file of `conf/base/hardware` over a recipe's tree. ConfigError when there is no such file."""
+    """Merge the settings of the file NAME of `conf/base/hardware` into a recipe's tree. ConfigError when there is no
+    such file."""
     path = _file(conf_folder() / HARDWARE, f"{name}.yaml")
     if path is None or path.parent != (conf_folder() / HARDWARE).resolve():
         close = nearest(str(name), hardware_names())

@@ -1,8 +1,8 @@
 """Fit a recipe to other hardware (`--on NAME`).
 
-Settings that say how training is spread over devices change results only by rounding, so they are fitted to the new
-devices. Batch size, steps and learning rate stay. If they do not suit the devices, the validation of the recipe raises its
-usual error.
+The settings that spread training over devices are fitted to the new devices, because they change results only by
+rounding. Batch size, steps and learning rate are kept, because they change results. If a kept value does not fit the
+devices, the validation of the recipe raises its usual error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
     columns = train.get("tensor_parallel_size")
     columns = math.gcd(columns, new["devices"]) if isinstance(columns, int) else 1
     if new["device"] == "neuron" and train.get("xla_processes") != "one":
-        columns = 1  # tensor parallelism is SPMD there, which is experimental: a recipe asks for it by name
+        columns = 1  # on Neuron this needs SPMD (experimental): only with `xla_processes: one`
     replicas = new["devices"] // columns
     train["tensor_parallel_size"] = columns
     dropped += ["sequence_parallel"] if columns == 1 else []

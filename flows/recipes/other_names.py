@@ -64,7 +64,7 @@ OTHER_NAMES = {
     "val_check_interval": "eval_every",
     "warmup_steps": "warmup_ratio",
 }
-"""Names in transformers, peft, trl, Lightning and accelerate -> the end of the dotted name here."""
+"""Name of a setting in transformers, peft, trl, Lightning or accelerate -> the end of its dotted name in a recipe."""
 
 NOTES = {
     "bf16": "set it to bfloat16",
@@ -74,7 +74,7 @@ NOTES = {
     "per_device_train_batch_size": "global_batch counts all devices together",
     "warmup_steps": "a fraction of all steps",
 }
-"""Notes on settings here that differ from the other tool's."""
+"""Name of a setting in another tool -> note for the hint, where the setting here takes another kind of value."""
 
 
 def suggested(path: tuple[str, ...], root: Any) -> str:
@@ -93,7 +93,7 @@ def suggested(path: tuple[str, ...], root: Any) -> str:
 
 
 def _names(kind: Any, above: str = "") -> Iterator[str]:
-    """The dotted names of all settings of a config class, sections included."""
+    """Yield the dotted names of all settings of a config class, sections included."""
     for name, field in kind.model_fields.items():
         yield f"{above}{name}"
         inner = config_in(field.annotation)

@@ -51,8 +51,8 @@ class HardwareConfig(StageConfig):
     memory_gib: Positive | None = None
     """The memory of each device, in GiB (2^30 bytes). Default: what is found on the device."""
     device: Literal["cpu", "cuda", "neuron"] | None = None
-    """The kind of device that the price and the memory belong to. When `train.device` is another kind, neither
-    counts."""
+    """The kind of device that the price and the memory belong to. When `train.device` is another kind, price and memory
+    are ignored."""
 
 
 class StoreConfig(StageConfig):
@@ -79,8 +79,8 @@ class LaunchConfig(StageConfig):
     kind: LauncherKind = "local"
     """Where the stages' processes run: `local` is this machine."""
     grace_seconds: Seconds = GRACE_SECONDS
-    """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. A spot instance has 120 in
-    all."""
+    """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. AWS stops a spot instance
+    120 seconds after its notice."""
     environment: dict[str, str] = {}
     """Further environment variables of the training processes. Their values are never shown."""
 
@@ -101,15 +101,15 @@ class TaskRunnerConfig(StageConfig):
     kind: Literal["threads", "processes", "ray", "dask"] = "threads"
     """The workers: `threads` of the flow's process, `processes` of this machine, or a `ray` or `dask` cluster."""
     workers: Parallel | None = None
-    """The number of workers; with `address`, the most parts that are handed out at once. Default: the cores of this
-    machine."""
+    """The number of workers; with `address`, the largest number of parts that are sent to the cluster at once. Default:
+    the number of CPU cores of this machine."""
     address: str | None = None
     """The address of a Ray or Dask cluster. Default: a local cluster is started."""
 
     @model_validator(mode="after")
     def _address_has_a_cluster(self) -> TaskRunnerConfig:
         if self.address and self.kind not in ("ray", "dask"):
-            raise ValueError(f"`address` is of a Ray or Dask cluster, and kind is {self.kind}")
+            raise ValueError(f"`address` is of a Ray or Dask cluster, but `kind` is {self.kind}")
         return self
 
     @property
@@ -171,15 +171,15 @@ class Recipe(StageConfig):
 
     @property
     def folders(self) -> Folders:
-        """The folders that relative paths in settings are relative to, by the dotted name of the setting.
+        """Return {dotted name of a setting: the folder to which a relative path in its value is joined}.
 
-        A setting that is missing here uses the working directory. The values of the settings, also in records, keep the
-        relative path as it was written.
+        A setting that is missing here uses the working directory. The settings themselves keep the relative path as the
+        user wrote it; records contain that path, too.
         """
         return self._folders
 
     def folder(self, setting: str) -> Path:
-        """Return the folder that a relative path in a setting's value is relative to. setting: the dotted name."""
+        """Return the folder to which a relative path in a setting's value is joined. setting: the dotted name."""
         return self._folders.get(setting) or Path.cwd()
 
     @property

@@ -1,5 +1,4 @@
-"""Answer questions about a recipe's settings from its config classes: which settings exist, which values they take, what
-null means.
+"""Find out from the config classes of a recipe which settings exist, which values each one takes and what null means.
 
 Each node of a recipe's tree has an annotation: for a section its config class, for a mapping with names that the user
 chooses (called a *table*, such as `data.split`, `data.mix`, `model.config`) a `dict[...]`, for a value any other type.
@@ -38,7 +37,8 @@ def annotation_at(root: Any, path: Iterable[str]) -> Any:
 def below(annotation: Any, name: str) -> Any:
     """Return the annotation of one entry of a node; None when the node can't have that entry.
 
-    annotation: of the node; name: of a field or of an entry of a table, or for a list the position as text.
+    annotation: the node's type annotation; name: the name of a field or of a table's entry, or an index into a list, as
+    text.
     """
     if annotation is Any:
         return Any
@@ -85,10 +85,12 @@ def takes_null(annotation: Any) -> bool:
 
 
 def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
-    """Merge the settings `other` into `into`, in place. annotation: of the node that both are values of.
+    """Merge the settings `other` into `into`, in place. annotation: the type annotation of the section or table that
+    both are values of.
 
-    Mappings are merged. Any other value, and also the empty mapping `{}`, replaces the earlier one. In a table, null
-    removes the entry; if there is no such entry and the table's values may be null (`model.overrides`), null is stored.
+    Mappings are merged entry by entry. Any other value, and the empty mapping `{}`, replaces the earlier value. In a
+    table, null removes the entry; if there is no such entry and the table's values may be null (`model.overrides`),
+    null is stored.
     """
     table = annotation is Any or table_in(annotation) is not None
     for name, value in other.items():
@@ -116,13 +118,13 @@ def without_null(tree: dict[str, Any], annotation: Any) -> dict[str, Any]:
 
 
 def sections(root: type[BaseModel]) -> set[str]:
-    """Return the names of those fields of a config class that are sections, that is configs themselves."""
+    """Return the names of the fields of a config class that are sections: fields whose value is a config."""
     return {name for name, field in root.model_fields.items() if config_in(field.annotation) is not None}
 
 
 def allowed(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
-    """Describe the allowed values of an annotation in words, such as `a whole number from 1`. bounds: pydantic's limits of
-    a number."""
+    """Describe in words which values an annotation allows, such as `a whole number from 1`. bounds: pydantic's limits
+    of a number, such as `Gt(0)`."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return allowed(parts[0], (*bounds, *parts[1:]))
@@ -169,7 +171,8 @@ def _names(annotation: Any) -> str:
 
 
 def _number(kind: type, bounds: tuple[Any, ...]) -> str:
-    """`a whole number from 1 to 4,096`; `a number above 0, at most 1`."""
+    """Describe a number and its bounds in words, such as `a whole number from 1 to 4,096` or `a number above 0, at most
+    1`."""
     limits = dict(_limits(bounds))
     if kind is int:
         low = limits.get("ge", limits.get("gt", -1) + 1 if "gt" in limits else None)

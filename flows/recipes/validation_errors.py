@@ -1,7 +1,8 @@
 """Turn pydantic's errors about a recipe into one ConfigError with file and line, setting, value, allowed values and nearest
 known name.
 
-Texts of pydantic itself are replaced. Texts of the checks that this project's config classes make are kept.
+Pydantic's own messages are replaced by clearer ones. Messages of the validators in this project's config classes are
+kept.
 """
 
 from __future__ import annotations
@@ -21,16 +22,22 @@ REMOVED = {
     "model.trust_remote_code": "was removed: it ran code beside the weights that is in no stage's key, so a change of that code "
     "was a hit, and the code was not in the result",
 }
-"""Removed settings, with the reason."""
+"""Dotted name of a setting that was removed -> the reason, for the error message."""
 HIDDEN = ("launch", "environment")
 """The mapping whose values no error shows."""
 OURS = ("value_error", "assertion_error")
-"""Pydantic's types of the errors that the configs' own checks raise."""
+"""Pydantic's types of the errors that the validators of this project's config classes raise."""
 
 
 class Recipes(NamedTuple):
-    """A recipe that was read but failed validation. root: the config class; name: the recipe as the user named it; tree:
-    its merged settings; origins: where each setting was written."""
+    """A recipe that was read but failed validation.
+
+    Attributes:
+        root: the config class.
+        name: the recipe as the user named it.
+        tree: its merged settings.
+        origins: where each setting was written.
+    """
 
     root: type[BaseModel]
     name: str
@@ -39,9 +46,14 @@ class Recipes(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One problem that pydantic found in a recipe. setting: the parts of the setting's name; kind: pydantic's type of the
-    error; at_name: whether the name of an entry is wrong, not its value; text: the message if a check of this project
-    failed, else empty."""
+    """One problem that pydantic found in a recipe.
+
+    Attributes:
+        setting: the parts of the setting's name.
+        kind: pydantic's type of the error.
+        at_name: True if the name of the entry is wrong, False if its value is.
+        text: the message of this project's validator if one raised the error, else empty.
+    """
 
     setting: tuple[str, ...]
     kind: str
@@ -63,7 +75,8 @@ def _problem(entry: Any, root: type[BaseModel]) -> Problem:
 
 
 def _setting(loc: Sequence[int | str], root: Any) -> tuple[tuple[str, ...], bool]:
-    """Return the setting that pydantic's `loc` means, without branches of unions, and whether the name itself is wrong."""
+    """Return (the path of the setting that pydantic's `loc` points to, whether the name of the setting is wrong). Parts
+    of `loc` that name the alternative of a union are left out."""
     path: list[str] = []
     branch = False  # the next part of `loc` names a branch
     for part in loc:
@@ -79,7 +92,8 @@ def _setting(loc: Sequence[int | str], root: Any) -> tuple[tuple[str, ...], bool
 
 
 def _is_covered(problem: Problem, found: dict[Problem, None]) -> bool:
-    """Whether another problem says this better: a deeper one (of a union pydantic reports each type), or a wrong name."""
+    """Return whether another problem of the same setting describes the mistake better: a problem of a setting below it,
+    or a wrong name. (For a union, pydantic reports one problem for each alternative.)"""
     path, others = problem.setting, [other for other in found if other is not problem]
     return not problem.text and any(
         other.setting[: len(path)] == path
@@ -137,7 +151,7 @@ def _value(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def _key(annotation: Any) -> Any:
-    """The annotation of a table's names."""
+    """Return the type annotation of a table's keys."""
     table = table_in(annotation)
     return table.__args__[0] if table is not None else str
 

@@ -1,8 +1,8 @@
-"""Read YAML from untrusted files: size and depth are limited, values are only those that JSON has, and the line of every
-entry is recorded.
+"""Read YAML from untrusted files: limit size and depth, accept only the types of JSON, and record the line of every
+entry.
 
-Two values differ from YAML 1.1, as most users expect: 5e-5 is a number, and 2024-07-26 is text. Raises ConfigError with
-file and line.
+Two kinds of values are read differently from YAML 1.1, as most users expect: 5e-5 is a number, and 2024-07-26 is text.
+Raises ConfigError with file and line.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tasks.errors import ConfigError
 from tasks.system.redaction import ENVIRONMENT
 
 OVERRIDE = "override "
-"""The beginning of the place of an override in errors."""
+"""The text before the name of an override, where an error message would otherwise name a file and line."""
 Lines = dict[tuple[str, ...], int]
 DEPTH = 50
 """The deepest nesting of mappings and lists. PyYAML reads them by recursion in C, which would end the process."""
 NODES = 100_000
-"""The most values, each alias counted as the values it is replaced by."""
+"""The largest number of values in a file, after aliases are replaced by what they name."""
 BYTES = 1 << 20
 INTEGER = 2**63
-"""Integers must be below this number, and at least its negative."""
+"""Integers must be at least -INTEGER and less than INTEGER (64-bit signed)."""
 _MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
 
@@ -89,7 +89,7 @@ def _read(text: str, place: str) -> tuple[Any, Lines]:
 
 
 def _at(place: str, mark: Any) -> str:
-    """A place with its line, as `file:line`. An override has no line number."""
+    """Return the text `file:line` for error messages; for an override, which has no line, its name alone."""
     return f"{place}:{mark.line + 1}" if mark and not place.startswith(OVERRIDE) else place
 
 
@@ -192,7 +192,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def _no_value(node: yaml.Node, why: str) -> yaml.YAMLError:
-    """An error that does not show the value, which may be a secret."""
+    """Return an error for a scalar that is not a valid value. The message does not contain the value, which may be a
+    secret."""
     return yaml.constructor.ConstructorError(None, None, f"the value {why}", node.start_mark)
 
 

@@ -49,8 +49,9 @@ def ending(error: BaseException) -> str:
 def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
     """Say where a resumable stage would start, as text for the user.
 
-    "goes on from step N" if its key has partial state. If only another key of the stage has some: that it starts from zero,
-    and which values differ between the two keys. Else empty, at the cost of one listing.
+    If the stage's key has partial state, the text is "goes on from step N". If only another key of the stage has partial
+    state, the text says that the stage starts from zero and which values differ between the two keys. Otherwise the text is
+    empty. Costs one listing of the store.
     """
     steps = store.partial(key).steps()
     if steps:

@@ -22,7 +22,7 @@ from tasks.system.redaction import scrub
 
 @dataclass(frozen=True)
 class Job:
-    """A stage with all that is needed to run it in a process.
+    """A stage, with its inputs and its place to write, ready to run in a process.
 
     Attributes:
         document: The stage's key document, or that of the part.
@@ -74,7 +74,8 @@ class Job:
         return self.launcher.run(spec, emit, self.grace_seconds)
 
     def _partial(self, store: Store) -> dict[str, str]:
-        """Where the stage's resumable state lies, as it may be written to a file."""
+        """Return {root, home, key}: where in the store the stage keeps its resumable state. Secrets in the root are
+        replaced, because the job is written to a file."""
         return {"root": scrub(store.root), "home": str(store.home), "key": key_of(self.document)}
 
 

@@ -27,7 +27,7 @@ class Curve:
         self._begun = time.monotonic()
 
     def priced(self, event: Meta) -> Meta:
-        """Return the event with the stage's cost so far added as `dollars` (USD), if it reports metrics or figures.
+        """Return an event that reports metrics or figures with the stage's cost so far added as `dollars` (USD).
 
         Other events are returned unchanged.
         """

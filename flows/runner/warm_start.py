@@ -1,8 +1,9 @@
-"""Find the earlier model that a setting names: by digest, by the beginning of a digest, or by the recipe that made it.
+"""Find the model in the store that a setting such as `train.warm_start_from` names: by digest, by the beginning of a
+digest, or by the recipe that made it.
 
-A recipe may name itself, to train on from its own newest model. That model changes with each run, so a repeated run would
-never find its result in the store. `starting_model` therefore returns the model that the newest one was trained from, if nothing
-else changed: the key is then the same, and the run hits.
+A recipe may name itself, to continue training from its own newest model. That model changes with each run, so a
+repeated run would never find its result in the store. If nothing else has changed, `starting_model` therefore returns the
+model that the newest one was trained from: the key is then the same as before, and the result is found.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tasks.store.layout import newest_runs
 
 MADE_BY = {"consolidate": "model", "train": "checkpoint"}
 LEAST = 8
-"""The least number of hex digits that text must have to count as the beginning of a digest."""
+"""The smallest number of hex digits that a text needs to be read as the beginning of a digest."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple
 
 
 def _model(store: Store, digest: str, setting: str) -> Artifact:
-    """ConfigError when the artifact is no model, or not whole."""
+    """Return the artifact of a model. Raise ConfigError when the artifact is not a model, or when one of its files is
+    missing."""
     try:
         artifact = store.artifact(digest)
     except BlobLost as error:
@@ -107,7 +109,7 @@ def _by_digest(store: Store, text: str) -> str:
 
 
 def _by_recipe(store: Store, name: str, setting: str) -> tuple[str, str | None]:
-    """(digest of the model, key of its training)"""
+    """Return (digest of the newest model of a recipe, key of the training that made it)."""
     for run in newest_runs(store.backend.entries("runs")):
         document = store.run(run) or {}
         if document.get("recipe") == name and document.get("outcome") == "completed":

@@ -23,10 +23,10 @@ from tasks.system.process import lives_on, read_tag, this_process
 def open_home() -> Path:
     """Return the folder of local state (TRNFLOW_HOME), and create it if it is missing: readable by its owner alone.
 
-    A line on stderr tells that it was created.
+    When the folder is created, a line on stderr says so.
     """
     home = home_folder()
-    with contextlib.suppress(OSError):  # what needs it says why it can't be made
+    with contextlib.suppress(OSError):  # the first use of the folder raises the error, with its reason
         existed = home.exists()
         make_home(home)
         if existed:
@@ -40,7 +40,7 @@ KEPT_LOGS = 200
 
 @contextlib.contextmanager
 def workplace(home: Path, attempt: str) -> Iterator[Path]:
-    """Create a folder for one attempt, and remove it when the context ends.
+    """Yield a new folder for the files of one attempt, and remove the folder when the context ends.
 
     Raises:
         StoreError: The disk became full while the context was open.
@@ -100,7 +100,7 @@ def clean(store: Store) -> None:
 def clear(base: Path) -> None:
     """Remove the folders in `base` whose processes are dead.
 
-    Folders of another machine that shares the home stay: whether its processes live can't be known here.
+    Folders of other machines that share the home are kept: this machine can't find out whether their processes live.
     """
     for left in base.iterdir() if base.is_dir() else ():
         tag, _, attempt = left.name.partition("~")

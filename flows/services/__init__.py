@@ -1,4 +1,5 @@
-"""Programs beside a run: Prefect's server, its deployments and task runners, and the MLflow listener.
+"""Services that a run uses: Prefect's server, its deployments and task runners, and the listener that sends results to
+MLflow.
 
 Only these modules and `flows.deployments` import Prefect.
 """

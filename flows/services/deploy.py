@@ -1,7 +1,7 @@
 """Register the deployments of `prefect.yaml` with the Prefect server, and start a worker that runs them.
 
-`deploy` waits until the server has planned the next flow run of each active schedule: a scheduler that fails is reported in the
-server's log alone, while the page shows the deployment as ready.
+`deploy` waits until the server has planned the next flow run of each active schedule: when the scheduler fails, only
+the server's log reports it, while Prefect's page shows the deployment as ready.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS) -> list[
         ProcessFailed: Prefect refused a deployment, or an active schedule has no scheduled run after `seconds`.
     """
     names = _declared(folder / FILE)
-    os.environ["PREFECT_API_URL"] = ensure_server(home)  # Prefect reads it when it is imported, hence the imports below
+    os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
     _create_pool()
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise ProcessFailed(
-            f"Prefect refused a deployment of {folder / FILE}: {_last_line(done)}", f"mend {folder / FILE}"
+            f"Prefect refused a deployment of {folder / FILE}: {_last_line(done)}", f"correct {folder / FILE}"
         )
     _wait_scheduled(home, names, seconds)
     return sorted(names)
@@ -57,7 +57,7 @@ def start_worker(home: Path) -> NoReturn:
 
 
 def _declared(file: Path) -> list[str]:
-    """The names of the deployments in a prefect.yaml."""
+    """Return the names of the deployments in a prefect.yaml."""
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -96,7 +96,7 @@ def _wait_scheduled(home: Path, names: list[str], seconds: float) -> None:
 
 
 def _unscheduled(client: SyncPrefectClient, names: list[str]) -> list[str]:
-    """The names of deployments with an active schedule and no scheduled run, among `names`."""
+    """Return those of `names` whose deployment has an active schedule but no scheduled flow run yet."""
     from prefect.client.schemas import filters
 
     wanted = filters.DeploymentFilter(name=filters.DeploymentFilterName(any_=names))

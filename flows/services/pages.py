@@ -13,16 +13,18 @@ from tasks.tracking import tracking_page
 
 
 def pages(home: Path, tracking: TrackingConfig, folder: Path = Path()) -> list[str]:
-    """Return two lines of text: the address of Prefect's page and that of MLflow's. Neither server is asked.
+    """Return two lines of text: the address of Prefect's page and that of MLflow's. No request is made to either
+    server.
 
-    folder: the folder that a relative path in `tracking.uri` is relative to.
+    folder: the folder to which a relative path in `tracking.uri` is joined.
     """
     return [f"prefect: {_prefect(home)}", f"mlflow:  {_mlflow(home, tracking, folder)}"]
 
 
 def tracking_uri(home: Path, tracking: TrackingConfig, folder: Path) -> str:
     """Return the address of the MLflow server: the recipe's `tracking.uri` with its `${NAME}` variables filled in, else
-    MLFLOW_TRACKING_URI, else a sqlite file in `home`. folder: what a relative path in the setting is relative to."""
+    MLFLOW_TRACKING_URI, else a sqlite file in `home`. folder: the folder to which a relative path in the setting is
+    joined."""
     if tracking.uri:
         return located_database(fill(tracking.uri, "tracking.uri"), folder)
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}"

@@ -13,7 +13,7 @@ NAME = "PREFECT_API_URL"
 
 def api_url(home: Path) -> str | None:
     """Return the URL of Prefect's API: the configured one, else that of the local server of `home` when it was last
-    started. None when there is neither. The server is not asked."""
+    started. None when there is neither. No request is made to the server."""
     return configured_url() or recorded_server(home).get("url")
 
 

@@ -1,11 +1,13 @@
 """A local Prefect server in the background, one for each home, used by all runs of that home.
 
-Its state, database and log lie in `<home>/prefect`; the user's own Prefect profile is never touched. It listens on 127.0.0.1,
-on port 4200 or another when that is taken. A start takes about 5 s (9 s with a new database), reuse milliseconds.
+The server's state, database and log lie in `<home>/prefect`; the user's own Prefect profile is never changed. The
+server listens on 127.0.0.1, on port 4200 or, if that port is taken, on another one. Starting a server takes about 5 s
+(9 s with a new database); using one that runs takes milliseconds.
 
-`prefect server start --background` is not used: it keeps no log, fails when the port is taken or a pid file was left by a
-crash, stays in the session of its starter, and two starters get in each other's way. Here starters take turns by a file lock,
-the one that starts the server binds the port and hands the listening socket over, and a server lives as long as its process.
+`prefect server start --background` is not used: it writes no log, fails when the port is taken or when a crash left a
+pid file, leaves the server in the session of the process that started it, and fails when two processes start a server
+at once. Here a file lock lets one process at a time start the server. That process binds the port and passes the
+listening socket to the server. Whether the server runs is decided by its process, not by a pid file.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ START_SECONDS = 120.0
 STOP_SECONDS = ((signal.SIGTERM, 20.0), (signal.SIGKILL, 10.0))
 ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception)\b: |.*\| ERROR +\|")
 
-# What `prefect server start` does, without its command line (1.5 s); the collector only slows down the imports.
+# Does what `prefect server start` does, without loading Prefect's command line (1.5 s). Python's garbage collector is
+# off during the imports, which makes them faster.
 _SERVE = """
 import gc, sys
 gc.disable()
@@ -76,7 +79,7 @@ def start_server(home: Path) -> None:
 
 
 def stop_server(home: Path) -> bool:
-    """Stop the local server of `home`, whichever process started it. Return False when none was running."""
+    """Stop the local server of `home`, even if another process started it. Return False when no server was running."""
     server = running_server(home)
     if server is None:
         return False
@@ -101,8 +104,8 @@ def running_server(home: Path) -> dict[str, Any] | None:
 
 
 def last_error(home: Path) -> str:
-    """Return the last error in the log of the local server of `home`, of a traceback the last line; empty when there is
-    none."""
+    """Return the last error in the log of the local server of `home` (the last line of a traceback); empty when the log
+    has no error."""
     server = recorded_server(home)
     log = home / "prefect" / "server.log"
     if configured_url() not in (None, server.get("url")) or not log.exists():
@@ -113,7 +116,7 @@ def last_error(home: Path) -> str:
 
 
 def _wait(home: Path) -> str:
-    """The URL of the local server once it answers."""
+    """Wait until the local server answers, and return its URL."""
     deadline = time.monotonic() + START_SECONDS
     while (server := running_server(home)) and time.monotonic() < deadline:
         if _answers(server["url"]):
@@ -137,7 +140,8 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def _one_starter(folder: Path) -> Iterator[None]:
-    """Wait while another process starts the server; the lock ends with the process that has it."""
+    """Hold the file lock for starting the server; wait while another process holds it. The kernel releases the lock of
+    a process that dies."""
     with (folder / "server.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -158,7 +162,7 @@ def _spawn(folder: Path, listener: socket.socket) -> None:
             start_new_session=True,
             pass_fds=(listener.fileno(),),
         )
-    server.returncode = 0  # it outlives this process on purpose, which `Popen` would warn about
+    server.returncode = 0  # the server outlives this process on purpose; without this, `Popen` would warn about it
     page = f"http://{HOST}:{port}"
     state = {
         "url": f"{page}/api", "page": page, "port": port, "pid": server.pid, "process": process_of(server.pid).tag,
@@ -169,7 +173,8 @@ def _spawn(folder: Path, listener: socket.socket) -> None:
 
 
 def _environment(folder: Path, port: int) -> dict[str, str]:
-    """All services stay on: idle, they take 1.5 % of a core. A page that can't be unpacked beside Prefect goes here."""
+    """Return the environment variables of the server. All of Prefect's services stay on: idle, they take 1.5 % of a
+    core. The web page is unpacked into `folder`, in case Prefect's own folder is read-only."""
     foreign = {"PREFECT_PROFILE", "PREFECT_PROFILES_PATH"}
     environ = {name: value for name, value in os.environ.items() if name not in foreign}
     environ |= {
@@ -186,7 +191,7 @@ def _environment(folder: Path, port: int) -> dict[str, str]:
 
 
 def _listener(ports: tuple[int, ...]) -> socket.socket:
-    """A listening socket on the first of `ports` that is free; 0 is any."""
+    """Return a listening socket on the first of `ports` that is free; port 0 means any free port."""
     for port in dict.fromkeys(ports):
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

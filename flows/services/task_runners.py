@@ -1,9 +1,9 @@
 """Make the parts of stages (shards) on Prefect's task runners: processes of this machine, a Ray cluster or a Dask cluster.
 
-Each shard is a task run. The task runner starts with the first shard that must be made (Ray takes 5 to 10 s) and serves the
-whole run. Local clusters have no dashboard. A local Dask cluster listens on 127.0.0.1 only. A local Ray cluster listens on
-all interfaces, whatever address it is given, so it refuses clients without a token that is made for the run. Ray and Dask
-pickle the data they send: use only clusters that you trust.
+Each shard is a task run. The task runner starts with the first shard that must be made (Ray takes 5 to 10 s) and is
+used for the whole run. Local clusters have no dashboard. A local Dask cluster listens on 127.0.0.1 only. A local Ray
+cluster listens on all interfaces, even if it is given an address, so it is started with a token that is made for the
+run and refuses clients without the token. Ray and Dask pickle the data they send: use only clusters that you trust.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class TaskRunner:
         self._runner = _made(config, stack)
         self._stack = stack
         self._started = False
-        # a stage's task run holds what can't travel: parts are task runs of the flow, beside it
+        # The context of the flow: in the context of a stage's task run, a part's task would carry objects that can't be
+        # pickled.
         self._flow = contextvars.copy_context()
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
@@ -84,22 +85,22 @@ class TaskRunner:
         except BaseException as error:
             ended = is_interruption(error) and not isinstance(error, GeneratorExit)
             if ended and self._config.kind == "processes":
-                _kill_processes()  # the pool would wait for them
+                _kill_processes()  # otherwise the pool waits until they are done
             raise
         finally:
             for future in waiting:
-                with contextlib.suppress(Exception):  # not all runners can; then it ends with the runner
+                with contextlib.suppress(Exception):  # some runners can't cancel a part
                     future.wrapped_future.cancel()
 
     def _submit(self, job: Meta) -> Any:
-        """A Prefect future; the runner is started with the first."""
+        """Submit one part and return its Prefect future. The first call starts the task runner."""
         name = f"{job['document']['stage']} {' '.join(map(str, job['arguments'].values()))}"
         part = _task.with_options(name=job["document"]["stage"], task_run_name=name)
         if self._started:
             return self._flow.run(self._runner.submit, part, {"job": job})
         try:
             self._flow.run(self._stack.enter_context, self._runner)
-            future = self._flow.run(self._runner.submit, part, {"job": job})  # Dask connects only here
+            future = self._flow.run(self._runner.submit, part, {"job": job})  # Dask connects here
         except (OSError, RuntimeError, ConnectionError, TimeoutError) as error:
             raise _unreachable(self._config, error) from error
         self._started = True
@@ -107,12 +108,12 @@ class TaskRunner:
 
 
 def _result(future: Any) -> Meta:
-    """Wait for a part. Raises its own error; ProcessFailed when the worker died."""
+    """Wait for a part and return its result. Raises the part's TrnflowError, or ProcessFailed when the worker died."""
     try:
         result: Meta = future.result()
     except TrnflowError:
         raise
-    except Exception as error:  # whatever a cluster makes of a worker that died
+    except Exception as error:  # each kind of cluster has its own exception for a worker that died
         said = scrub(" ".join(str(error).split()))[:300]
         raise ProcessFailed(
             f"a worker failed with {type(error).__name__}: {said}", "run again: finished shards are kept"
@@ -144,7 +145,7 @@ def _made(config: TaskRunnerConfig, stack: contextlib.ExitStack) -> Any:
 
 
 def _ray(config: TaskRunnerConfig, stack: contextlib.ExitStack) -> Any:
-    if not config.address:  # before ray is imported, which reads them once
+    if not config.address:  # ray reads these variables once, when it is imported
         stack.enter_context(_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}))
     from prefect_ray import RayTaskRunner
 
@@ -155,7 +156,7 @@ def _ray(config: TaskRunnerConfig, stack: contextlib.ExitStack) -> Any:
 
 
 def _address(config: TaskRunnerConfig) -> str:
-    """Of the cluster, its variables filled in."""
+    """Return the cluster's address, with its `${NAME}` variables filled in."""
     return fill(config.address or "", "task_runner.address")
 
 
@@ -176,7 +177,7 @@ def _dask(config: TaskRunnerConfig) -> Any:
 
     if config.address:
         return DaskTaskRunner(address=_address(config), client_kwargs={"timeout": CONNECT_SECONDS})
-    # a thread a worker: a part is watched by its thread
+    # one thread per worker, because each part is watched by the thread that runs it
     local = {"n_workers": config.count, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
     return DaskTaskRunner(cluster_kwargs=local)
 
@@ -188,9 +189,12 @@ def _kill_processes() -> None:
 
 
 def _end_with_the_flow(flow: int) -> None:
-    """In a worker process: a flow that is killed outright can't tell its workers to end. The kernel's own signal would come
-    when the thread that started the worker ends, which is sooner. Ctrl-C in a terminal reaches the workers, too: that is the
-    flow's to handle."""
+    """End this worker process when the flow's process has died. flow: the process id of the flow.
+
+    Checked by polling the parent's id: the kernel's parent-death signal would be sent when the thread that started the
+    worker ends, which is before the flow ends. The worker ignores Ctrl-C, which the terminal sends to it, too: the flow
+    handles it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def look() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("input_ids", "labels", "segment_ids", "position_ids")
 _END = 8
-"""Bytes of the mark that ends a stream; also the alignment of columns."""
+"""Size in bytes of the mark at the end of an Arrow stream, and alignment of the columns."""
 
 
 def chunk_file(artifact: Path, split: str, length: int) -> Path:

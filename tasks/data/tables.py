@@ -19,7 +19,7 @@ def read_rows(path: Path, first: int, count: int) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path, pre_buffer=False) as file:  # pre_buffer would keep all that was read
+    with pq.ParquetFile(path, pre_buffer=False) as file:  # with pre_buffer, everything read stays in memory
         sizes = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
         ends = list(accumulate(sizes))
         groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < first + count]

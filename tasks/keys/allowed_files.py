@@ -22,7 +22,7 @@ from tasks.keys.hash_cache import Memo, stamp
 from tasks.stage import Stage
 
 CARRIERS = ("tasks/launch", "tasks/store", "tasks/system", "tasks/keys/file_audit.py")
-"""Code of the runner that runs in a stage's process: paths relative to the folder that holds the packages."""
+"""Code of the runner that a stage's process uses. Paths relative to the folder that holds the packages."""
 
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TMPDIR")
 
@@ -54,7 +54,7 @@ def permit_for(
 
 
 def _known(stage: Stage, code: Meta, top: str) -> Iterator[tuple[str, Path]]:
-    """The files behind the code part of the stage's key, and plumbing."""
+    """Yield (module or package, file) of all modules in the code part of the stage's key, and of PLUMBING."""
     locate = locator({top, "tasks"})
     for name in (*code, *PLUMBING):
         path = locate(name)
@@ -65,7 +65,7 @@ def _known(stage: Stage, code: Meta, top: str) -> Iterator[tuple[str, Path]]:
 
 
 def _hashed(stage: Stage, code: Meta, known: dict[str, str], memo: Memo) -> dict[str, tuple[str, str]]:
-    """path -> (stamp, code hash) of the modules that count by their code."""
+    """Return {path: (stamp, code hash)} of the modules that the key names by a hash of their code."""
     found = {}
     for path, name in known.items():
         if name in stage.assets or not str(code.get(name, "")).startswith("sha256:"):
@@ -85,7 +85,8 @@ def _roots(base: str, top: str) -> list[str]:
 
 
 def _sorted_out(paths: list[Path], roots: tuple[tuple[str, str], ...]) -> tuple[set[str], set[str]]:
-    """(files, folders) of `paths` that lie below a root; one that holds a root would exempt all of it."""
+    """Return (files, folders): those of `paths` that lie below a root. A folder that contains a root is left out,
+    because it would permit all files of the project."""
     files: set[str] = set()
     folders: set[str] = set()
     for path in (form for given in paths for form in _forms(given)):
@@ -99,7 +100,7 @@ def _sorted_out(paths: list[Path], roots: tuple[tuple[str, str], ...]) -> tuple[
 
 
 def _locations(inputs: Iterable[Input | Source]) -> Iterator[str]:
-    """Every string in a source's location that is the path of something."""
+    """Yield each string in a source's location that is the path of an existing file or folder."""
     pending: list[Json] = [item.location for item in inputs if isinstance(item, Source)]
     while pending:
         found: Any = pending.pop()
@@ -112,5 +113,5 @@ def _locations(inputs: Iterable[Input | Source]) -> Iterator[str]:
 
 
 def _forms(path: Path) -> set[Path]:
-    """As it is named, and where it really is."""
+    """Return the absolute path as given, and the path with symbolic links resolved."""
     return {path.absolute(), path.resolve()}

@@ -41,7 +41,7 @@ def digest_of(value: Json) -> str:
 
 
 def _pieces(value: Json) -> Iterator[_Piece]:
-    """The text of a value in pieces; a nested list or object is an iterator of its own pieces."""
+    """Yield the text of a value in pieces. A nested list or object is yielded as an iterator of its own pieces."""
     if isinstance(value, dict):
         yield from _object_pieces(value)
     elif isinstance(value, list | tuple):
@@ -78,7 +78,7 @@ def _list_pieces(value: list[Json] | tuple[Json, ...]) -> Iterator[_Piece]:
 
 
 def _are_scalars(values: Iterable[Json]) -> bool:
-    """Whether all are scalars; TypeError for one that is no finite number."""
+    """Return whether all values are scalars. TypeError for a number that is not finite."""
     if not _SCALARS.issuperset(map(type, values)):
         return False
     for item in values:

@@ -1,9 +1,9 @@
 """Compute the code part of a stage key: a hash of each first-party module that the stage's module imports, at any
 depth.
 
-A module's hash is that of its AST without docstrings, comments and positions. The modules in PLUMBING count by a schema
-number instead of a hash, so that an upgrade of this project does not make every result obsolete. Third-party
-distributions count by their versions. Costs about 1 ms a stage with a warm cache.
+A module's hash is that of its AST without docstrings, comments and positions. For the modules in PLUMBING the key has a
+schema number instead of a hash, so that an upgrade of this project does not make every result obsolete. For third-party
+distributions the key has their versions. Costs about 1 ms a stage with a warm cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLUMBING = frozenset(
         "tasks.system.private_files", "tasks.system.redaction", "tasks.system.threads",
     }
 )  # fmt: skip
-"""Modules whose code is not hashed. Each has a SCHEMA number, which is raised when a change of the module changes results."""
+"""Modules whose code is not hashed. Each has a SCHEMA number; raise it when a change of the module changes results."""
 
 TRANSPORT = frozenset({"pydantic", "typing-extensions", "fsspec", "huggingface-hub", "rich", "s3fs"})
 """Distributions that move or check bytes and can't change a result; their versions are not part of keys."""
@@ -44,8 +44,9 @@ DISTRIBUTIONS = {
 """Distributions with another name than the package that is imported: {import name: distribution}."""
 
 FRIENDS = {"datasets": ("pyarrow",)}
-"""{distribution: others that do part of its work}, whose versions count too. transformers needs no entry: a stage that tokenizes
-imports tokenizers itself, and safetensors reads tensors bit by bit."""
+"""{distribution: other distributions that do part of its work}: their versions are part of the key, too. transformers
+needs no entry: a stage that tokenizes imports tokenizers itself, and safetensors returns the same bits in every
+version."""
 
 
 def project_folder(package: str) -> Path:
@@ -85,7 +86,7 @@ def locator(roots: set[str]) -> Callable[[str], Path | None]:
     folders = {root: f"{project_folder(root)}/{root}" for root in roots}
 
     def locate(name: str) -> Path | None:
-        """The file of a module, or None; looked up on disk without an import."""
+        """Return the file of a module, or None. The module is looked up on disk, not imported."""
         root, _, rest = name.partition(".")
         if root not in folders:
             return None
@@ -139,7 +140,7 @@ def code_hash(tree: ast.Module) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:
-            # a bare string is no statement with an effect, at the top (a docstring) or below a constant
+            # a string as a statement has no effect: a docstring, or the text below a constant
             kept = [line for line in node.body if not _is_text(line) and not _is_type_checking(line)]
             node.body = kept or [ast.Pass()]
     return f"sha256:{hashlib.sha256(ast.dump(tree).encode()).hexdigest()}"
@@ -154,7 +155,8 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
-    """Every dotted name that an import statement anywhere in the tree may load; `from a import b` may load the module a.b."""
+    """Yield each dotted name that an import statement anywhere in the tree may load. `from a import b` may load the
+    module a.b."""
     if _is_type_checking(node):
         return
     if isinstance(node, ast.Import):

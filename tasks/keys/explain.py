@@ -64,7 +64,7 @@ def nearest_record(records: list[Meta], document: Meta) -> tuple[Meta, list[Chan
 def _leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            # module names hold dots: a code part is flat, and its names stay whole
+            # the code part is not nested; the dots in its names belong to module names
             yield from _leaves(item, f"{name}.{key}" if name else key)
     else:
         yield name, value
@@ -78,7 +78,8 @@ def _by_last_part(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _is_filled(name: str, empty: Meta, other: Meta) -> bool:
-    """Whether `name` is an empty table in `empty` and has entries in `other`, which are listed one by one instead."""
+    """Return whether `name` is an empty table in `empty` and has entries in `other`. The entries are then listed one by
+    one."""
     return empty.get(name) == {} and any(
         found.startswith(f"{name}." if name else "") for found in other if found != name
     )

@@ -1,4 +1,4 @@
-"""Check while a stage runs that it reads only those of the project's code and files that its key includes.
+"""Check while a stage runs that it reads no file of the project that its key does not include.
 
 A stage's key includes the modules that are imported by import statements, directly or indirectly, and the declared assets.
 If the stage read any other file of the project (a module imported by name, a template beside the code), an edit of it could
@@ -49,10 +49,11 @@ class Permit:
     code: dict[str, tuple[str, str]]
 
     def refused(self, path: str) -> str | None:
-        """Return the name of a file that the stage may not read, or None if it may.
+        """Return the path relative to the project of a file that the stage may not read; None for a file that it may
+        read.
 
-        Allowed are files outside the project, files in hidden folders (.git, .venv, .trnflow) or in `__pycache__`, and
-        paths that are no file.
+        path: absolute. Besides the files of the permit, a stage may read files outside the project, and files in hidden
+        folders (.git, .venv, .trnflow) or in `__pycache__`. None is returned, too, if `path` is not a file.
         """
         if path in self.files or path.startswith(self.exempt):
             return None
@@ -94,7 +95,7 @@ class Witness:
     def __init__(self, permit: Permit) -> None:
         self.permit = permit
         self.violations: list[CodeError] = []
-        self._looking: set[int] = set()  # threads that read a module only to see whether it was edited
+        self._looking: set[int] = set()  # threads that are just reading a module to see whether it was edited
 
     def opened(self, path: Any) -> None:
         """Check a file that was opened for reading. Source lines that are read to be shown in a traceback are not checked.
@@ -196,7 +197,7 @@ def _unknown(stage: str, name: str) -> CodeError:
     )
 
 
-# The hook. It can't be taken out again: it is put in when a stage begins, and does nothing afterwards.
+# The audit hook. Python can't remove an audit hook: it is added when a stage begins, and does nothing after the stage.
 
 _watching: list[Witness] = []
 _installed: list[bool] = []
@@ -221,12 +222,13 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _file(module: Any) -> str:
-    """Where a module was loaded from; empty for one without a file (and for the odd things in sys.modules)."""
+    """Return the file that a module was loaded from; empty for a module without a file, and for objects in sys.modules
+    that are not modules."""
     return str(getattr(module, "__dict__", {}).get("__file__") or "")
 
 
 def _absolute(path: Any) -> str:
-    """The path of an open: "" for a descriptor."""
+    """Return the absolute path of an `open` event; "" if a file descriptor was opened."""
     if isinstance(path, int):
         return ""
     text = os.fsdecode(path)
@@ -234,7 +236,7 @@ def _absolute(path: Any) -> str:
 
 
 def _source(path: str) -> str:
-    """The source of a compiled module; any other path as it is."""
+    """Return the path of the source file of a compiled module (.pyc); any other path unchanged."""
     if path.endswith(".pyc"):
         with contextlib.suppress(ValueError, NotImplementedError):
             return source_from_cache(path)
@@ -242,7 +244,8 @@ def _source(path: str) -> str:
 
 
 def _is_traceback() -> bool:
-    """Whether source is being read to be shown: linecache opens it for tracebacks and warnings, through tokenize."""
+    """Return whether the file is being opened by linecache, which reads source lines to show them in tracebacks and
+    warnings."""
     frame = sys._getframe(3)
     callers = (frame, frame.f_back)
     return any(caller is not None and caller.f_globals.get("__name__") == "linecache" for caller in callers)

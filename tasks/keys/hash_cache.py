@@ -30,14 +30,14 @@ _BATCH = 64
 
 
 def stamp(path: str | Path) -> Stamp:
-    """Return a file's inode, size, mtime and ctime as one text. The text changes when the file's bytes do, so it tells
-    whether a cached value still holds. Raises OSError if there is no file."""
+    """Return a file's inode, size, mtime and ctime as one text. The text changes when the file's bytes change, so a
+    value that was cached with an equal stamp is still valid. Raises OSError if there is no file."""
     found = os.stat(path)
     return f"{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
 
 
 def size_in(stamped: Stamp) -> int:
-    """Return the size in bytes that a stamp holds: the file's size when the stamp was taken."""
+    """Return the size in bytes that the file had when this stamp was taken."""
     return int(stamped.split(":")[1])
 
 
@@ -79,7 +79,8 @@ def _each(function: Callable[[Item], Value], items: Sequence[Item]) -> list[Valu
 
 
 def _hash_rest(handle: int, digest: Any) -> None:
-    """Hash the rest of an open file through one buffer: new memory for each chunk, or smaller chunks, would be slower."""
+    """Hash the rest of an open file, using one buffer again and again. Allocating memory for each chunk, or smaller
+    chunks, would be slower."""
     buffer = memoryview(bytearray(_CHUNK))
     while count := os.readv(handle, [buffer]):
         digest.update(buffer[:count])
@@ -121,7 +122,7 @@ class Memo:
         if not self._fresh:
             return
         with self._lock:
-            fresh, self._fresh = self._fresh, {}  # other threads put into the new one
+            fresh, self._fresh = self._fresh, {}  # from here on, other threads put values into the new dict
         rows = [(kind, path, now, value) for (kind, path), (now, value) in fresh.items()]
         with contextlib.suppress(sqlite3.Error, OSError), self._connect() as connection:
             connection.executemany("insert or replace into known values (?, ?, ?, ?)", rows)
@@ -151,7 +152,8 @@ class Memo:
         return [(known[path][1], now) for path, now in zip(files, stamps, strict=True)]
 
     def _of(self, kind: str) -> dict[str, tuple[Stamp, Json]]:
-        """All values of a kind, read once; other threads wait meanwhile."""
+        """Return all values of a kind. They are read from disk at the first call; other threads wait until this is
+        done."""
         found = self._known.get(kind)
         if found is None:
             with self._lock:
@@ -174,13 +176,14 @@ class Memo:
                 "create table if not exists known (kind text, path text, stamp text, value blob, primary key (kind, path))"
             )
             self._connection.execute("pragma secure_delete = on")
-            # earlier versions kept the URL itself, with its credentials
+            # earlier versions stored the URL itself, with its credentials
             self._connection.execute("delete from known where kind = 'etag' and path like '%://%'")
         return self._connection
 
 
 def _encoded(value: Json) -> str | bytes:
-    """A value as stored: text as it is, anything else as JSON in bytes. Digests, which may be many, then need no parser."""
+    """Return a value in the form that the database stores: text unchanged, anything else as JSON in bytes. Digests, of
+    which there may be many, are read without a JSON parser."""
     return value if isinstance(value, str) else json.dumps(value).encode()
 
 

@@ -1,7 +1,8 @@
 """Trace which artifacts were made from which, and compare two runs. Pure functions of records and of run documents.
 
 The ancestors of an artifact are the inputs in the key document of its record; its descendants are the artifacts whose
-records have it among their inputs. A stage that only runs after another one (train after precompile) is no descendant.
+records have it among their inputs. A stage that runs after another one without reading its artifact (train after
+precompile) does not make a descendant.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Family:
 
     def _up(self, artifact: str, below: tuple[str, ...]) -> Meta:
         records = self._made.get(artifact)
-        if not records or artifact in below:  # a stage may return its input
+        if not records or artifact in below:  # a stage may return its input unchanged
             return {"artifact": artifact, "stage": None}
         record, document = records[0], records[0]["document"]
         return {
@@ -77,7 +78,7 @@ class Family:
 
 
 def start_of(document: Meta) -> tuple[Meta, str | None]:
-    """Split the key document of a training into (the document without the input `warm_start`, that input's digest). The
+    """Return (the key document of a training without the input `warm_start`, the digest of that input). The
     digest is None if the training did not start from another training's model."""
     inputs = dict(document.get("inputs", {}))
     start = inputs.pop("warm_start", None)
@@ -144,7 +145,7 @@ def leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
 
 
 def _digests(value: Json) -> Iterator[str]:
-    """Every digest among a key's inputs."""
+    """Yield each artifact digest among the inputs of a key document."""
     if isinstance(value, str) and value.startswith("sha256:"):
         yield value
     elif isinstance(value, dict | list):
@@ -161,7 +162,7 @@ def _settings(before: Meta, after: Meta) -> list[Meta]:
 
 
 def _shared(changes: dict[str, list[Change]], part: str, only: str | None = None) -> list[Meta]:
-    """Changes of one part, each once, with the stages it touches."""
+    """Return the changes of one part of the key documents, each once, with the stages in which the change occurs."""
     found: dict[str, Meta] = {}
     for stage, listed in changes.items():
         for change in listed:
@@ -171,13 +172,13 @@ def _shared(changes: dict[str, list[Change]], part: str, only: str | None = None
 
 
 def _surroundings(before: Meta, after: Meta) -> list[Meta]:
-    """Differences in the hosts and checkouts of two runs, which are part of no key."""
+    """Return the differences between the hosts and git checkouts of two runs, which no key includes."""
     sides = [dict(leaves({part: run.get(part) for part in ("host", "checkout")})) for run in (before, after)]
     return [{**change, "stages": []} for change in _differing("name", sorted(sides[0] | sides[1]), sides[0], sides[1])]
 
 
 def _metrics(stages: list[str], before: dict[str, Meta], after: dict[str, Meta]) -> list[Meta]:
-    """Every metric of every stage that differs."""
+    """Return each metric that differs between two runs, for every stage."""
     found = []
     for stage in stages:
         sides = [dict(leaves(side.get(stage, {}).get("metrics", {}))) for side in (before, after)]

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable
 
 LIFELINE, EVENTS, LOG = 0, 1, 2
-WORKER_EVENTS = 3  # the worker's copy of the event pipe
+WORKER_EVENTS = 3  # file descriptor of the event pipe in the worker
 LEFTOVER_GRACE = 3.0
 LONGEST_LINE = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -63,7 +63,8 @@ def main(grace: float, work: list[str] | Callable[[], None]) -> int:
 
 
 def _watch(worker: int, parent: int, wake: int, grace: float) -> int:
-    """Wait until the worker ended, ending it when told to; its exit code, or minus its signal."""
+    """Wait until the worker has ended, and stop it on a signal or when the lifeline closes. Returns its exit code, or
+    minus the number of the signal that killed it."""
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(LIFELINE, select.POLLIN)
@@ -79,13 +80,14 @@ def _watch(worker: int, parent: int, wake: int, grace: float) -> int:
         if not deadline and (orders or LIFELINE in ready or os.getppid() != parent):
             deadline = time.monotonic() + grace
             _signal(worker, signal.SIGTERM)
-            _signal(worker, signal.SIGCONT)  # a stopped process takes no TERM
+            _signal(worker, signal.SIGCONT)  # a suspended process does not handle SIGTERM
         elif deadline and (orders or time.monotonic() > deadline):
             _signal(worker, signal.SIGKILL)
 
 
 def _hidden() -> list[tuple[re.Pattern[str], str]]:
-    """What the parent says of the log; nothing when it is gone already."""
+    """Read the patterns of secrets, and their replacements, that the parent writes to the lifeline; [] if the parent
+    has died."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(LIFELINE, 1)):
         line += byte
@@ -93,7 +95,8 @@ def _hidden() -> list[tuple[re.Pattern[str], str]]:
 
 
 def _copy_without(hidden: list[tuple[re.Pattern[str], str]], read: int, write: int) -> threading.Thread:
-    """Copy the worker's output to the log in a thread, which ends when nobody can write to the pipe any more."""
+    """Start a thread that copies the worker's output to the log with secrets replaced. It ends when all writers of the
+    pipe have closed it."""
     os.close(write)
 
     def copy() -> None:
@@ -109,7 +112,8 @@ def _copy_without(hidden: list[tuple[re.Pattern[str], str]], read: int, write: i
 
 
 def _parted(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """(whole lines, the end of the last one, the rest); a rest that is too long for a line counts as one."""
+    """Split output into (whole lines, the end of the last line, the rest without a line's end). A rest that is too long
+    for a line is treated as a line."""
     for end in (b"\n", b"\r"):
         if end in text:
             return text.rpartition(end)
@@ -121,23 +125,26 @@ def _log_without(hidden: list[tuple[re.Pattern[str], str]], line: bytes) -> None
     for pattern, shown in hidden:
         text = pattern.sub(shown, text)
     written = memoryview(text.encode("utf-8", "surrogateescape"))
-    with contextlib.suppress(OSError):  # a full disk costs the log, not the stage
+    with contextlib.suppress(OSError):  # when the disk is full, the log is lost, but the stage goes on
         while written:
             written = written[os.write(LOG, written) :]
 
 
 def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) -> int:
-    """Fork the worker, and exec its command if it has one: own session, no stdin, stdout and stderr to `output`, the event
-    pipe as descriptor 3. own: the guard's descriptors, closed in the worker."""
+    """Fork the worker in a session of its own, exec its command if it has one, and return its process id.
+
+    The worker has no stdin, stdout and stderr go to `output`, and descriptor 3 is the event pipe. own: the guard's
+    descriptors, which are closed in the worker.
+    """
     guard = os.getpid()
     worker = os.fork()
     if worker:
         return worker
     try:
         os.setsid()
-        die_with_parent(guard)  # should the guard itself be killed
+        die_with_parent(guard)  # in case the guard itself is killed
         if isinstance(work, list):
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores SIGPIPE, and exec would keep that
         os.dup2(EVENTS, WORKER_EVENTS)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -153,7 +160,7 @@ def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) ->
 
 
 def _reap(worker: int) -> int | None:
-    """Collect every child that ended; the worker's status if it was among them."""
+    """Reap every child that has ended. Returns the worker's status if the worker is one of them, else None."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -163,7 +170,8 @@ def _reap(worker: int) -> int | None:
 
 
 def _sweep(worker: int, grace: float) -> None:
-    """End what the worker left: its group, and on Linux every descendant (orphans become the guard's children)."""
+    """End the processes that the worker left: those of its process group and, on Linux, all descendants, since orphans
+    become children of the guard."""
     for order, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, LEFTOVER_GRACE)):
         deadline = time.monotonic() + seconds
         told: set[int] = set()
@@ -188,7 +196,7 @@ def _living(group: int) -> bool:
 
 
 def _children() -> list[int]:
-    """This process's children, where the system tells (Linux)."""
+    """Return the process ids of this process's children (Linux); [] on other systems."""
     try:
         pids = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY)
     except OSError:
@@ -210,7 +218,7 @@ def _signal_one(pid: int, number: int) -> None:
 
 
 def _wake_on_signals() -> int:
-    """A descriptor that becomes readable, with the signals' numbers, when one arrives or a child ends."""
+    """Return a file descriptor from which the numbers of arriving signals can be read, SIGCHLD included."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -227,7 +235,8 @@ def _drain(wake: int) -> set[int]:
 
 
 def _say(fields: dict[str, int]) -> None:
-    """One line to the parent, if it still listens; it starts anew, for a killed worker may have left half a line."""
+    """Write one JSON line to the event pipe; do nothing if the parent has closed it. A line break is written first,
+    because a killed worker may have left half a line."""
     with contextlib.suppress(OSError):
         os.write(EVENTS, b"\n" + json.dumps({"guard": fields}).encode() + b"\n")
 

@@ -24,13 +24,13 @@ Inputs = Mapping[str, Input | Source]
 
 @dataclass(frozen=True)
 class Step:
-    """The step that a process runs of a stage that works in parts.
+    """One step of a stage that works in parts, to be run by one process.
 
     Attributes:
         name: `whole` (all of the stage); `split` (write the folder `shared` and list the parts); `part` (make one part); or
             `gather` (make the missing parts and put all together).
         shared: The folder that `split` wrote.
-        arguments: For `part`: tell which part it is.
+        arguments: For `part`: the arguments that identify the part.
         todo: For `gather`: (arguments, metadata) of each part; the metadata is None if the part is missing.
         folder: For `gather`: where the result of part N lies in the folder `N`.
         keep: For `gather`: copy each part that is made to `N.kept` and report it in an event, so that it can be published.

@@ -1,10 +1,10 @@
 """Run a stage in a process of its own on this machine, under a guard that leaves no process behind.
 
-`run_job` blocks, passes on the stage's events as they come, and works in any thread. A new interpreter each for guard and
-worker is started, unless both are forked from a warm parent. However the caller ends (Ctrl-C, SIGTERM, SIGKILL), the stage
-gets SIGTERM, `grace_seconds` to save its state, and then SIGKILL, with all processes that it started. A stage that did not
-announce that it saves state (`Workdir.saves`) gets only STOP_SECONDS, since a compiler or another library may not react to
-SIGTERM for minutes.
+`run_job` blocks until the stage has ended and passes its events on as they come. It can be called in any thread. Guard
+and worker are forked from a warm parent or, without one, each started in a new interpreter. However the caller ends
+(Ctrl-C, SIGTERM, SIGKILL), the stage gets SIGTERM, `grace_seconds` to save its state, and then SIGKILL, with all
+processes that it started. A stage that did not announce that it saves state (`Workdir.saves`) gets only STOP_SECONDS,
+since a compiler or another library may not react to SIGTERM for minutes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Emit = Callable[[Meta], None]
 
 STOP_SECONDS = 3.0
 LEAST_SPACE = 1 << 16
-"""Bytes. If a process ended without a result and its disk has less free space, lack of space is reported as the cause."""
+"""A limit in bytes: if a process ended without a result and its disk has less free space than this, a full disk is
+reported as the cause."""
 
 
 def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) -> Meta:
@@ -70,8 +71,8 @@ def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) 
 
 
 class Guarded:
-    """A guard process and the worker under it: a context that starts both, and on exit waits until both and all children
-    have ended.
+    """A context that starts a guard process and the worker under it, and at its end waits until both and all their
+    children have ended.
     """
 
     def __init__(self, spec: JobSpec, grace_seconds: float) -> None:
@@ -98,12 +99,12 @@ class Guarded:
             finally:
                 os.close(lifeline)
                 os.close(events)
-        with contextlib.suppress(BrokenPipeError):  # it died already: `result` says so
+        with contextlib.suppress(BrokenPipeError):  # the guard has died already; `result` raises the error
             os.write(self._lifeline, json.dumps(substitutions()).encode() + b"\n")
         return self
 
     def _start(self, descriptors: list[int]) -> subprocess.Popen[bytes] | ForkedGuard:
-        """Start the guard, which has the descriptors as its stdin, stdout and stderr."""
+        """Start the guard with these descriptors as its stdin, stdout and stderr."""
         environ = process_environ(self._spec.environ)
         entry, arguments = "tasks.launch.worker:run", [str(self._spec.file)]
         if self._spec.preload:
@@ -149,8 +150,8 @@ class Guarded:
                 emit(event)
 
     def drain(self, emit: Emit) -> None:
-        """Pass the stage's events to `emit` until its guard process has ended, which is after the stage. Ctrl-C stops the
-        stage; this goes on until the stage and its guard have ended."""
+        """Pass the stage's events to `emit` until the stage and its guard have ended, also after Ctrl-C, which stops
+        the stage."""
         while True:
             try:
                 return self.follow(emit)
@@ -182,7 +183,7 @@ class Guarded:
                 ended = self._guard.poll() is not None
                 if time.monotonic() > self._deadline:
                     self.interrupt()
-                # bounded, so that an exception sent to this thread is raised soon
+                # with a timeout, so that an exception sent to this thread is raised soon
                 chunk = self._read() if ended or selector.select(0.2) else None
                 if chunk == b"" or (ended and not chunk):
                     break
@@ -191,7 +192,7 @@ class Guarded:
         self._guard.wait()
 
     def _read(self) -> bytes | None:
-        """What the event pipe holds: b"" at its end, None when it is empty."""
+        """Read from the event pipe: bytes, b"" at the end of the pipe, None when nothing is there to read."""
         try:
             return os.read(self._events, 1 << 16)
         except BlockingIOError:
@@ -202,7 +203,7 @@ class Guarded:
             return self._stopped()
         name, log = self._spec.name, self._spec.log
         place = os.statvfs(self._spec.file.parent)
-        if place.f_bavail * place.f_frsize < LEAST_SPACE:  # it could not even write what was wrong
+        if place.f_bavail * place.f_frsize < LEAST_SPACE:  # the process could not write its error
             raise OSError(errno.ENOSPC, "No space left on device", str(self._spec.file.parent))
         if self._status is None:
             return ProcessFailed(f"the guard of {name} was killed", f"run it again; its log is {log}")
@@ -230,7 +231,7 @@ def _signal_name(number: int) -> str:
 
 
 def _tail(log: Path, lines: int = 20) -> str:
-    """The end of the log, for the message."""
+    """Return the last lines of the log, for an error message."""
     with log.open("rb") as handle:
         handle.seek(max(0, log.stat().st_size - 4096))
         said = handle.read().decode("utf-8", "replace").strip().splitlines()[-lines:]

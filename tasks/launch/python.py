@@ -1,4 +1,4 @@
-"""Build the command line of a Python process that runs the same code as this one, wherever that was imported from."""
+"""Build the command line of a Python process that imports its code from the same folders as this process."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ Ranks stay in the worker's process group, so the guard's SIGTERM reaches all of 
 process groups are set up through a file, which needs no port. Only torch_xla needs a TCP port: one that was free at the
 start.
 
-Each rank writes its result to `rank-K.json`. If one fails, the others get LAST_WORDS seconds to fail too, since they would
-wait for it for ever; then each that still runs writes its stack and is killed. The error reported is that of the cause:
-first an error that a rank raised itself (a TrnflowError), then a death without a result, then the earliest of the others.
+Each rank writes its result to `rank-K.json`. If a rank fails, the others would wait for it for ever. They get
+LAST_WORDS seconds to fail, too; then each rank that still runs writes its stack and is killed. The reported error is
+the likeliest cause: a TrnflowError that a rank raised, else the death of a rank without a result, else the earliest
+error.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tasks.errors import Interrupted, ProcessFailed
 from tasks.launch.guard import die_with_parent
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-LAST_WORDS = 3.0  # seconds from the first failure until those that are left are killed
+LAST_WORDS = 3.0  # seconds from the first failure until the remaining ranks are killed
 STACK_SECONDS = 1.0
 POLL = 0.05
 
@@ -122,7 +123,7 @@ def leave(rank: int, folder: Path, document: Meta) -> None:
 
 
 def _free_port() -> int:
-    """A TCP port of this machine on which nobody listens now."""
+    """Return a TCP port of this machine on which no process listens now."""
     with socket.socket() as some:
         some.bind(("127.0.0.1", 0))
         port: int = some.getsockname()[1]
@@ -130,7 +131,7 @@ def _free_port() -> int:
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[int]:
-    """Wait for all; the ranks that were left when one had failed, and were killed."""
+    """Wait for all ranks. Returns the ranks that were killed because another one had failed."""
     deadline: float | None = None
     while left := [rank for rank, process in enumerate(processes) if process.poll() is None]:
         if deadline is None and any(process.returncode for process in processes):
@@ -166,7 +167,7 @@ def _order(rank: int, document: Meta | None) -> tuple[int, float, int]:
 def _told(first: int, statuses: list[int], document: Meta | None, left: list[int]) -> Meta:
     where = f"rank {first} of {len(statuses)}"
     if document is not None and (first == 0 and document["error"]["type"] != ProcessFailed.__name__):
-        told: Meta = document["error"]  # all ranks say so
+        told: Meta = document["error"]  # every rank reports this error
         return told
     if document is None:
         how = f"signal {signal.Signals(-statuses[first]).name}" if statuses[first] < 0 else f"exit {statuses[first]}"
@@ -182,7 +183,7 @@ def _told(first: int, statuses: list[int], document: Meta | None, left: list[int
 
 
 def _last_words(folder: Path, rank: int, document: Meta | None) -> str:
-    """The traceback of a rank that failed, or the stack of one that was killed."""
+    """Return the traceback of a rank that failed, or the stack of a rank that was killed."""
     said = str(document.get("details", "")) if document else ""
     stack = _stack(folder, rank)
     if not said and stack.exists():

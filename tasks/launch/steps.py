@@ -1,7 +1,7 @@
 """Run the steps of a stage that works in parts: list the parts (split), make each one, put the results together (gather).
 
-`whole` does all in one process. Or each step runs in another process: `split`, then `make_part` for each part, then
-`gather`.
+`whole` does all steps in one process. Otherwise each step runs in a process of its own: `split`, then `make_part` for
+each part, then `gather`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ Said = list[Meta]
 
 
 def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, out: Workdir, threads: int = 1) -> Meta:
-    """Run a whole stage in this process and return its metadata. A stage that has parts is split, and its parts are made
-    here.
+    """Run all steps of a stage in this process and return the stage's metadata.
 
     threads: the number of threads that make parts.
     """
@@ -54,7 +53,7 @@ def make_part(stage: Stage, config: StageConfig, inputs: Inputs, shared: Input, 
 
     Args:
         shared: The folder that `split` wrote.
-        arguments: Tell which part it is.
+        arguments: The arguments that identify the part.
     """
     assert stage.part is not None
     out.path.mkdir(parents=True)
@@ -125,7 +124,7 @@ def gather(
 
 
 def _named(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those inputs that are parameters of the function."""
+    """Return the inputs whose names are parameters of the function."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return {name: item for name, item in inputs.items() if name in names}

@@ -2,12 +2,14 @@
 
     warm_parent:serve SOCKET MODULE...
 
-It imports the modules, which are all third-party, and then waits on SOCKET (a file descriptor) for requests of the flow
-(`tasks.launch.warm_start`). For each request it forks a guard (`tasks.launch.guard`), which forks the worker. Both have the
-libraries loaded, and import the project's own code anew. It creates no XLA client, no CUDA context and no thread. If a
-library started a thread, it refuses to fork, and the flow starts the stage in a new interpreter.
+The warm parent imports the modules, which are all third-party, and then waits on SOCKET (a file descriptor) for
+requests of the flow (`tasks.launch.warm_start`). For each request it forks a guard (`tasks.launch.guard`), which forks
+the worker. Both have the libraries loaded, and import the project's own code after the fork. The warm parent creates no
+XLA client, no CUDA context and no thread. If a library started a thread, the warm parent refuses to fork, and the flow
+starts the stage in a new interpreter.
 
-It ends when the flow ends or closes the socket; the guards that it forked then end their workers.
+The warm parent ends when the flow ends or closes the socket. The guards that were forked from it then end their
+workers.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks whether the flow still runs."""
 
 RESERVED = 256
-"""Bytes of the variable in which `/proc/PID/environ` shows the attempt of a forked process."""
+"""Length in bytes that is reserved in the environment for the attempt's name, which `/proc/PID/environ` of a forked
+process shows."""
 
 LONGEST_REQUEST = 1 << 18
 
@@ -47,7 +50,7 @@ def serve(descriptor: str, *modules: str) -> None:
         if os.getppid() != flow:
             os._exit(0)
     gc.collect()
-    gc.freeze()  # the collector would write to, and so copy, the pages that the children share
+    gc.freeze()  # without this, garbage collection would write to shared memory pages and so copy them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes guards that ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests.settimeout(LOOK_SECONDS)
@@ -64,7 +67,7 @@ def serve(descriptor: str, *modules: str) -> None:
 
 
 def _socket(descriptor: int) -> socket.socket:
-    """The socket, at a number of its own: 3 stays free for the worker's event pipe."""
+    """Return the socket at another descriptor than 3, which the worker's event pipe gets."""
     requests = socket.socket(fileno=os.dup(descriptor) if descriptor == guard.WORKER_EVENTS else descriptor)
     nothing = os.open(os.devnull, os.O_RDONLY)
     if nothing != guard.WORKER_EVENTS:
@@ -73,7 +76,8 @@ def _socket(descriptor: int) -> socket.socket:
 
 
 def _fork(requests: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
-    """Fork a guard and send its pid with a pidfd; "threads" where forking would not be safe."""
+    """Fork a guard and send its pid and a pidfd to the flow. Send "threads" instead if this process has several
+    threads, because forking it would not be safe."""
     if len(os.listdir("/proc/self/task")) > 1:
         requests.send(b"threads")
     elif pid := os.fork():
@@ -90,7 +94,7 @@ def _fork(requests: socket.socket, request: dict[str, Any], descriptors: list[in
 
 
 def _guard(request: dict[str, Any], descriptors: list[int]) -> None:
-    """In the forked process: be the guard of one worker. descriptors: its lifeline, event pipe and log."""
+    """Run the guard of one worker, in the forked process. descriptors: the guard's lifeline, event pipe and log."""
     status = 1
     try:
         os.setsid()
@@ -104,7 +108,8 @@ def _guard(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _work(request: dict[str, Any]) -> None:
-    """In the worker: what an interpreter that starts anew would have, then the entry."""
+    """Run the worker, in the forked process: set up what a new interpreter would have (arguments, environment, import
+    path), then call the requested function."""
     for number in (*guard.STOP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -121,8 +126,11 @@ def _work(request: dict[str, Any]) -> None:
 
 
 def _show_attempt(attempt: str | None) -> None:
-    """Write the attempt over the value of the variable ATTEMPT that this process started with: `/proc/PID/environ`, by which
-    `tasks.system.process.lives_on` finds the processes of an attempt, shows that memory and no later change of it."""
+    """Overwrite, in memory, the value of the variable ATTEMPT that this process was started with.
+
+    `tasks.system.process.lives_on` finds the processes of an attempt by `/proc/PID/environ`, which shows the memory of
+    the first environment and not later changes of `os.environ`.
+    """
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
     place = getenv(b"TRNFLOW_ATTEMPT")

@@ -50,7 +50,7 @@ HEAVY = {
 
 MOST_PARENTS = 4
 PATIENCE = 120.0
-"""Seconds for a parent to import its modules."""
+"""Seconds that a warm parent may take to import its modules."""
 
 
 def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ class WarmParent:
     def __init__(self, environ: Mapping[str, str], modules: tuple[str, ...]) -> None:
         self._lock = threading.Lock()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._requests.settimeout(0.2)  # short, so that an exception sent to this thread is raised soon
+        self._requests.settimeout(0.2)  # a short timeout, so that an exception sent to this thread is raised soon
         with theirs:
             self._process = subprocess.Popen(
                 python("tasks.launch.warm_parent:serve", str(theirs.fileno()), *modules),
@@ -139,7 +139,7 @@ class WarmParent:
             except OSError:
                 said, received = b"", []
             except BaseException:
-                self.close()  # the answer would be taken for that to the next request
+                self.close()  # a late answer would be read as that to the next request
                 raise
         return ForkedGuard(received[0]) if said.isdigit() else None
 
@@ -185,7 +185,7 @@ def warm_parent(environ: Mapping[str, str], modules: tuple[str, ...]) -> WarmPar
             if parent.ended:
                 del _parents[key]
             elif key[0] == variables and {*modules} <= {*key[1]}:
-                _parents[key] = _parents.pop(key)  # the last one used is the last one closed
+                _parents[key] = _parents.pop(key)  # moved to the end: the first entry is the least recently used
                 return parent
         _parents[variables, modules] = found = WarmParent(early, modules)
         while len(_parents) > MOST_PARENTS:

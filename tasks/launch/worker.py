@@ -1,10 +1,10 @@
 """The worker: the process that a stage runs in, started by a guard with `tasks.launch.worker:run` and the path of a job
 spec.
 
-It calls the spec's function, writes the stage's events as JSON lines to file descriptor 3, and writes the result atomically
-to a file beside the spec. SIGTERM raises Interrupted in the stage, unless the stage installs a handler of its own to save
-state first. A stage of several ranks runs in a process per rank (`tasks.launch.ranks`); only the events of rank 0 are
-passed on.
+The worker calls the spec's function, writes the stage's events as JSON lines to file descriptor 3, and writes the
+result atomically to a file beside the spec. SIGTERM raises Interrupted in the stage, unless the stage installs a
+handler of its own to save state first. A stage of several ranks runs in a process per rank (`tasks.launch.ranks`); only
+the events of rank 0 are passed on.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def rank(file: str, number: str, parent: str) -> None:
 
 
 def _spec(file: str) -> JobSpec:
-    """The job; what is secret of this process's variables is known from now on."""
+    """Read the job spec, and register the secret values among this process's environment variables, so that they are
+    hidden in messages."""
     spec = JobSpec.load(Path(file))
     for name in spec.secret:
         know(os.environ.get(name, ""))
@@ -89,7 +90,7 @@ def _spec(file: str) -> JobSpec:
 
 
 def _lead(spec: JobSpec) -> Meta:
-    """Run the stage's ranks; the result is that of rank 0."""
+    """Run all ranks of the stage and return the result of rank 0."""
 
     def command(number: int) -> list[str]:
         return python("tasks.launch.worker:rank", str(spec.file), str(number), str(os.getpid()))
@@ -102,7 +103,7 @@ def _lead(spec: JobSpec) -> Meta:
 
 
 def _call(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
-    """{"meta": what the stage returned}, or {"error": ..., "details": traceback}."""
+    """Call the stage. Returns {"meta": its metadata}, or {"error": ..., "details": traceback}."""
     sys.path[:0] = [folder for folder in spec.search if folder not in sys.path]
     try:
         with watch_process(spec.permit) if spec.permit else nullcontext():
@@ -133,14 +134,15 @@ def _run(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
 
 
 def _keep(emit: Callable[[Meta], None], number: int, folder: Path, meta: Meta) -> None:
-    """Copy a part's result for the store, which moves what it takes, and report it."""
+    """Copy a part's result to `N.kept`, since the store moves the files that it takes in, and report the part in an
+    event."""
     refuse_recorded()
     shutil.copytree(folder, folder.with_name(f"{number}.kept"))
     emit({"part": number, "meta": meta})
 
 
 def _unheard(event: Meta) -> None:
-    """What another rank than 0 says: the same."""
+    """Drop an event: ranks other than 0 report the same events as rank 0."""
 
 
 def _partial(spec: JobSpec) -> Partial | None:
@@ -173,7 +175,7 @@ class Events:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the guard's next signal is KILL
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM is ignored: the guard's next signal is KILL
     raise Interrupted("stopped by a signal before the stage was done", "run the same command again")
 
 

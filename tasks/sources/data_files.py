@@ -15,7 +15,7 @@ ALIASES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
     "dev": "validation", "eval": "validation", "evaluation": "validation", "test": "test", "testing": "test",
 }  # fmt: skip
-"""Words in file names -> the split that they mean."""
+"""{word in a file name: the split that it means}."""
 FORMATS = {
     ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
     ".arrow": "arrow", ".feather": "arrow", ".txt": "txt",
@@ -38,7 +38,7 @@ def local_files(source: str, folder: Path = Path()) -> list[DataFile]:
     """List the data files of a folder and its direct subfolders, of a glob, or the one file at a path, in natural order
     (part-2 before part-10). [] if there are none.
 
-    folder: the folder that a relative `source` is relative to."""
+    folder: the folder to which a relative `source` is joined."""
     pattern = Path(source).expanduser()
     path = folder / pattern
     if path.is_file():
@@ -54,7 +54,8 @@ def local_files(source: str, folder: Path = Path()) -> list[DataFile]:
 
 
 def _listed(folder: Path, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(name, path) of the files of a folder and of its subfolders; links are followed. Costs 2 us a file."""
+    """Yield (name, path) of each file in a folder and its direct subfolders. Symbolic links are followed. Costs 2 us a
+    file."""
     with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
         for entry in entries:
             is_link = entry.is_symlink()
@@ -66,8 +67,8 @@ def _listed(folder: Path, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a file's name or folder names, as in `val.csv`, `imdb_test.jsonl`, `train/0001.parquet`; None
-    if none does."""
+    """Return the split that the name of a file or of its folder means, as in `val.csv`, `imdb_test.jsonl`,
+    `train/0001.parquet`; None if the name means no split."""
     for part in reversed(name.split("/")):
         if match := _WORD.search(part):
             return ALIASES[match[1].lower()]
@@ -75,8 +76,8 @@ def split_of(name: str) -> str | None:
 
 
 def format_of(name: str) -> str | None:
-    """Return the format that a file's extension stands for, also under a compression's extension (`.csv.gz`); None for an
-    extension that is not one of data."""
+    """Return the format of a file by its extension; an extension of a compression at the end is ignored (`.csv.gz` is
+    csv). None if the extension does not belong to a data format."""
     stem, _, suffix = name.lower().rpartition(".")
     if f".{suffix}" in COMPRESSED:
         stem, _, suffix = stem.rpartition(".")
@@ -90,7 +91,7 @@ def visible_files(found: Iterable[tuple[str, str]]) -> list[DataFile]:
 
 
 def _natural(name: str) -> list[str | int]:
-    """Texts and numbers by turns, a text first."""
+    """Return a sort key for natural order: the name split into texts and numbers by turns, beginning with a text."""
     parts: list[str | int] = [*_NUMBER.split(name)]
     parts[1::2] = map(int, parts[1::2])
     return parts

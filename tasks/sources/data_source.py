@@ -1,9 +1,9 @@
 """Resolve `data.source` to exact bytes: a path, a glob, a URL or a hub name becomes a `Source` with a digest for each
 file.
 
-Paths and file names are no part of the stage key, so a moved or renamed data set is the same data. URLs and hub names are
-resolved by `tasks.sources.remote`. A local file whose digest is known costs one stat. Fails with ConfigError when there
-is no data or no train split, DataError when a file can't be read.
+Paths and file names are not part of the stage key: if a data set is moved or renamed, its key stays the same. URLs and
+hub names are resolved by `tasks.sources.remote`. A local file whose digest is known costs one stat. Fails with
+ConfigError when there is no data or no train split, DataError when a file can't be read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _resolve_local(
 
 
 def _not_read(found: list[DataFile], chosen: list[SplitFile]) -> str:
-    """A note of the data files that belong to no split; empty where there is none."""
+    """Return a note for the user that names the data files which belong to no split; empty if there are none."""
     used = {item.file.path for item in chosen}
     names = [file.name for file in found if file.path not in used and format_of(file.name)]
     return f"not read: {', '.join(names[:5])}" if names else ""

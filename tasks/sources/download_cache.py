@@ -15,7 +15,7 @@ from typing import IO
 from tasks.keys.hash_cache import Memo
 
 _CHUNK = 1 << 20
-"""Bytes copied at a time."""
+"""Number of bytes that are copied at a time."""
 
 
 class DownloadCache:
@@ -33,7 +33,7 @@ class DownloadCache:
         return self.folder / digest.removeprefix("sha256:")
 
     def has(self, digest: str) -> bool:
-        """Whether the cache has the file with this digest, and the file's bytes still have the digest."""
+        """Return whether the cache has the file with this digest and the file's bytes still have the digest."""
         path = self.path(digest)
         return path.exists() and self._memo.digest(path) == digest
 

@@ -20,7 +20,7 @@ def hub_errors(section: Literal["data", "model"], repo: str, revision: str | Non
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     what, kind = ("dataset", DataError) if section == "data" else ("model", ModelError)
-    unreachable = HfHubHTTPError.__bases__  # the HTTP library's own errors (it has changed), and OSError
+    unreachable = HfHubHTTPError.__bases__  # OSError and the HTTP library's error
     found: TrnflowError
     try:
         yield

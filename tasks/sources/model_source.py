@@ -2,8 +2,8 @@
 model that is trained from scratch.
 
 The identity has three parts, `tokenizer` (the tokenizer's files alone), `config` (the architecture) and `weights`, so
-that the key of each stage holds only the parts that the stage reads. A new fine-tune with the same tokenizer tokenizes
-nothing again.
+that the key of each stage holds only the parts that the stage reads. If only the weights change, the rows are not
+tokenized again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def tokenizer_folder(source: Source) -> Path | None:
 
 
 def _resolve(setting: str, source: str, revision: str | None, resolver: Resolver) -> Meta:
-    """The parts of the identity of one folder or hub name. setting: `model.source` or `model.tokenizer`, which named it."""
+    """Return the parts of the identity of one folder or hub name. setting: `model.source` or `model.tokenizer`, for
+    errors."""
     folder = resolver.folder(setting) / Path(source).expanduser()
     if folder.is_dir():
         return _resolve_folder(folder, resolver)

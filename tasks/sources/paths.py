@@ -1,5 +1,5 @@
-"""Interpret paths in recipes: a relative path is relative to the folder of the file in which it was written, and a
-`file://` URL is a path.
+"""Interpret paths in recipes: join a relative path to the folder of the recipe file in which it was written, and read a
+`file://` URL as a path.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from pathlib import Path
 SCHEMA = 1
 
 Folders = Mapping[str, Path]
-"""Dotted setting -> the folder that its relative path is relative to."""
+"""{dotted setting: the folder to which a relative path in its value is joined}."""
 SERVERS = ("databricks", "databricks-uc", "uc")
-"""Names that MLflow accepts as tracking servers; they are no paths."""
+"""Words that MLflow accepts as a tracking URI and that are not paths."""
 
 
 def local_path(text: str) -> str | None:
@@ -22,7 +22,7 @@ def local_path(text: str) -> str | None:
 
 
 def located(text: str, folder: Path) -> str:
-    """Make a path absolute: a relative one is relative to `folder`, and `~` is the user's home. URLs are returned
+    """Make a path absolute: join a relative path to `folder`, and replace `~` by the user's home. URLs are returned
     unchanged."""
     return text if "://" in text else str(folder / Path(text).expanduser())
 
@@ -34,7 +34,7 @@ def in_folder(text: str, folder: Path) -> str:
 
 def located_database(uri: str, folder: Path) -> str:
     """Make the path in an MLflow URI (`sqlite:///file`, `file:folder` or a bare path) absolute. A relative path is
-    relative to `folder`; URIs of servers are returned unchanged."""
+    joined to `folder`; URIs of servers are returned unchanged."""
     scheme, separator, path = uri.partition(":///")
     if scheme == "sqlite" and separator and path:
         return f"sqlite:///{folder / path}"

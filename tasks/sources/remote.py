@@ -1,8 +1,9 @@
 """Resolve datasets that are not on this machine: URLs of any fsspec file system, and dataset names of the Hugging Face hub.
 
-A URL's files are downloaded when the URL is resolved, because the key needs their digests; an unchanged strong ETag saves
-the download. A hub name is pinned to a commit. Offline, the last answer is used. Fails with DataError (missing, gated,
-unreachable) or MissingDependency (the file system's package is not installed).
+A URL's files are downloaded when the URL is resolved, because the key needs their digests. A file whose strong ETag has
+not changed is not downloaded again. A hub name is pinned to a commit. Offline, the commit or digests found last time
+are used. Fails with DataError (missing, gated, unreachable) or MissingDependency (the file system's package is not
+installed).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _ask_url(source: str, settings: FileSettings, resolver: Resolver) -> Json:
     def fetch(file: DataFile) -> str:
         try:
             return _download(filesystem, file.path, source, resolver)
-        except Exception as error:  # the libraries' own, which are not all OSErrors
+        except Exception as error:  # each library raises its own errors, and not all are OSErrors
             raise _unreadable(source, error) from error
 
     found, zips = unzipped(source, found, lambda file: cache.path(fetch(file)), resolver)
@@ -53,7 +54,8 @@ def _ask_url(source: str, settings: FileSettings, resolver: Resolver) -> Json:
 
 
 def _remote_files(source: str) -> tuple[Any, list[DataFile]]:
-    """An fsspec file system, and the files at the URL; http(s) has no folders."""
+    """Return (the fsspec file system, the files at the URL). An http(s) URL names one file, since http has no
+    folders."""
     from fsspec.core import url_to_fs
 
     try:
@@ -81,7 +83,8 @@ def _remote_files(source: str) -> tuple[Any, list[DataFile]]:
 
 
 def _download(filesystem: Any, path: str, source: str, resolver: Resolver) -> str:
-    """Put the file into the download cache; return its digest. An unchanged strong ETag saves the download."""
+    """Download a file into the download cache and return its digest. Nothing is downloaded if the file's strong ETag
+    has not changed."""
     cache = resolver.downloads()
     tag = _etag(filesystem.info(path))
     asked = resolver.lookup_name(f"{source} {path}")
@@ -97,7 +100,8 @@ def _download(filesystem: Any, path: str, source: str, resolver: Resolver) -> st
 
 
 def _etag(info: Meta) -> str:
-    """A tag that changes with the bytes. Empty for a weak ETag or none: those and modification times do not promise it."""
+    """Return the file's strong ETag, which changes whenever the bytes change; empty for a weak ETag or none, because
+    weak ETags and modification times may stay the same."""
     tag = str(info.get("ETag") or info.get("etag") or "")
     return "" if tag.startswith("W/") or not tag else f"{tag} {info.get('size')}"
 

@@ -20,7 +20,7 @@ _NO_CREDENTIALS = frozenset(
         "UnauthorizedSSOTokenError", "SSOTokenLoadError", "DefaultCredentialsError",
     }
 )  # fmt: skip
-"""Class names of botocore's and google-auth's errors; names, because neither library is imported before it is used."""
+"""Class names of errors of botocore and google-auth. Compared by name, so that these libraries need not be imported."""
 
 
 def credentials_fix(error: BaseException, url: str) -> str | None:
@@ -53,13 +53,13 @@ def explain_error(error: BaseException, url: str) -> tuple[str, str]:
 
 
 def _status(error: BaseException) -> int:
-    """The HTTP status of an aiohttp error; 0 for any other error."""
+    """Return the HTTP status of an aiohttp error; 0 for any other error."""
     status = getattr(error, "status", 0)
     return status if isinstance(status, int) else 0
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, its cause, that one's cause, and so on."""
+    """Yield the error, its cause, the cause of its cause, and so on."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

@@ -23,8 +23,12 @@ from tasks.system.redaction import hide
 class Resolver:
     """What resolving a source needs: the caches of this machine, and whether the network may be asked.
 
-    home: the folder of the project's local state, `.trnflow`; offline: never ask the network; memo: the hash cache;
-    folders: {dotted setting: folder that its relative path is relative to}, the working directory for all other settings.
+    Args:
+        home: the folder of the project's local state, `.trnflow`.
+        offline: never ask the network.
+        memo: the hash cache.
+        folders: {dotted setting: folder to which a relative path in its value is joined}; for all other settings the
+            working directory is used.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class Resolver:
         self._folders = folders or {}
 
     def folder(self, setting: str) -> Path:
-        """Return the folder that a relative path in this setting is relative to. setting: its dotted name, such as
+        """Return the folder to which a relative path in a setting's value is joined. setting: its dotted name, such as
         `data.source`."""
         return self._folders.get(setting) or Path.cwd()
 
@@ -61,7 +65,7 @@ class Resolver:
         answers = self.home / "resolved.json"
         known = json.loads(answers.read_text()) if answers.exists() else {}
         if self.offline:
-            asked = name if name in known or not known else self.lookup_name(name)  # earlier versions kept the name
+            asked = name if name in known or not known else self.lookup_name(name)  # earlier versions stored the name
             if asked not in known:
                 raise ConfigError(
                     f"{hide(name.removeprefix('url/'))} was never resolved on this machine, and this command does not ask "

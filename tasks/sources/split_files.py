@@ -22,9 +22,12 @@ SPLITS = ("train", "validation", "test")
 class FileSettings(NamedTuple):
     """The recipe's settings for finding the files of a source.
 
-    format: `data.format`, or None to go by the files' names; splits: `data.splits`, {our split: its name or path at the
-    source, or a separate path}; folder: the folder that the source's relative path is relative to; folders: {split: the
-    same for the path in `splits`}."""
+    Attributes:
+        format: `data.format`, or None to go by the files' names.
+        splits: `data.splits`, {our split: its name or path at the source, or a separate path}.
+        folder: the folder to which a relative source path is joined.
+        folders: {split: the folder to which the path of this split in `splits` is joined}.
+    """
 
     format: str | None
     splits: dict[str, str]
@@ -99,7 +102,8 @@ def _by_name(source: str, found: list[DataFile], settings: FileSettings) -> dict
 
 
 def _main_files(files: list[DataFile]) -> list[DataFile]:
-    """The files but .txt and .json, if there are others: such files are licences and descriptions of the data."""
+    """Return the files without .txt and .json files, which usually are licences and descriptions of the data. If there
+    are no other files, return all."""
     for suffix in (".txt", ".json"):
         files = [file for file in files if not file.name.endswith(suffix)] or files
     return files
@@ -110,8 +114,8 @@ def _by_setting(source: str, found: list[DataFile], settings: FileSettings) -> d
 
 
 def _files_of(source: str, found: list[DataFile], split: str, theirs: str, settings: FileSettings) -> list[DataFile]:
-    """The files that `data.splits.<split>` names: by path or stem, by folder, by the split in a file's name, as a path of
-    its own; for train also the only file there is."""
+    """Return the files that `data.splits.<split>` names. Tried in this order: a file's path or stem, a folder, the
+    split in a file's name, a path outside the source; for train, the source's only file."""
     for matches in (
         [file for file in found if file.name == theirs or _stem(PurePosixPath(file.name).name) == theirs],
         [file for file in found if file.name.startswith(f"{theirs.rstrip('/')}/")],
@@ -137,7 +141,7 @@ def _names(files: list[DataFile]) -> str:
 
 
 def _stem(name: str) -> str:
-    """The name without the extensions of format and compression."""
+    """Return a file's name without the extensions of its format and compression."""
     for suffix in reversed(PurePosixPath(name).suffixes):
         if suffix.lower() in FORMATS or suffix.lower() in COMPRESSED:
             name = name.removesuffix(suffix)

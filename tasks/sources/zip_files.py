@@ -26,10 +26,10 @@ MOST_FILES = 10_000
 MOST_GROWTH = 200
 """The largest unpacked size, as a multiple of the packed one; real texts come to 3 to 30."""
 ALWAYS_UNPACKED = 1 << 26
-"""Bytes that are unpacked whatever the growth."""
+"""A zip whose unpacked size is at most this many bytes is unpacked, even if it grows by more than MOST_GROWTH."""
 
 ZipOf = dict[str, Path]
-"""The path of an unpacked file -> the zip that it came from."""
+"""{path of an unpacked file: the zip that it came from}."""
 
 
 def unzipped(
@@ -60,7 +60,7 @@ def unzipped(
 
 
 def _unpacked(path: Path, name: str, resolver: Resolver) -> list[tuple[str, Path]]:
-    """(name in the zip, path in the cache) of each data file."""
+    """Unpack a zip into the cache. Returns (name in the zip, path in the cache) of each data file."""
     import zipfile
     import zlib
 
@@ -83,18 +83,20 @@ def _unpacked(path: Path, name: str, resolver: Resolver) -> list[tuple[str, Path
 
 
 def _checked(archive: zipfile.ZipFile, path: Path, name: str, cache: Path) -> list[zipfile.ZipInfo]:
-    """The data files in a zip. Raises DataError for names that lead outside, too much growth, encryption or too small a disk."""
+    """Return the entries of the data files in a zip. Raises DataError for a name that leads outside the zip, too large
+    an unpacked size, an encrypted file or too small a disk."""
     infos = [info for info in archive.infolist() if not info.is_dir()]
     for info in infos:
         if PurePosixPath(info.filename).is_absolute() or ".." in PurePosixPath(info.filename).parts:
             raise DataError(
-                f"data.source: {name} names a file outside itself: {info.filename}", "don't trust this file"
+                f"data.source: {name} names a file outside itself: {info.filename}",
+                "such a zip may be an attack: use another file",
             )
     data = [info for info in infos if format_of(info.filename) and not _is_link_or_macos(info)]
     total = sum(info.file_size for info in data)
     if len(data) > MOST_FILES or (total > ALWAYS_UNPACKED and total > MOST_GROWTH * path.stat().st_size):
         raise DataError(
-            f"data.source: {name} would swell from {path.stat().st_size:,} bytes to {total:,} in {len(data):,} files",
+            f"data.source: {name} would grow from {path.stat().st_size:,} bytes to {total:,} in {len(data):,} files",
             "if it is what it should be, unpack it yourself and give the folder",
         )
     if any(info.flag_bits & 1 for info in data):
@@ -107,5 +109,5 @@ def _checked(archive: zipfile.ZipFile, path: Path, name: str, cache: Path) -> li
 
 
 def _is_link_or_macos(info: zipfile.ZipInfo) -> bool:
-    """A symbolic link, or a file that macOS adds to zips."""
+    """Return whether an entry is a symbolic link, or a file that macOS adds to zips."""
     return stat.S_ISLNK(info.external_attr >> 16) or info.filename.startswith("__MACOSX/")

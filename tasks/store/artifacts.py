@@ -62,7 +62,7 @@ class Artifacts:
 
     @property
     def is_local(self) -> bool:
-        """Whether the store is a folder of this machine."""
+        """Whether the store is a folder of this machine, not a remote one."""
         return self._backend.local is not None
 
     def ingest(self, folder: Path, kind: str, meta: Meta) -> Artifact:
@@ -165,8 +165,8 @@ class Artifacts:
             shutil.copyfile(blob, target)
 
     def changed(self, artifact: Artifact) -> File | None:
-        """Return a file of a checked-out artifact whose blob is no longer what was verified, or None. Finds a stage that
-        wrote to its inputs.
+        """Return a file of a checked-out artifact whose blob has changed since it was verified, or None. Used to find a
+        stage that wrote to its inputs.
 
         Costs one stat for each file, and a hash for each blob with another stamp.
         """
@@ -184,7 +184,8 @@ class Artifacts:
             self.memo.put("blob", blob, stamp(blob), file.digest)
 
     def _pulled(self, artifact: Artifact, folder: Path, report: ReportBytes) -> Iterator[tuple[str, str]]:
-        """Yield (verified blob on this machine, path below `folder`) of each file; the folders of these paths are made."""
+        """Verify each file's blob, fetch it if the store is remote, and create the file's folder. Yields (blob on this
+        machine, path below `folder`) of each file."""
         unknown = [file for file in artifact.files if not self._is_known(self._local_blob(file.digest), file)]
         pull_all(self._pull, unknown, report)
         self.memo.save()
@@ -194,15 +195,15 @@ class Artifacts:
             yield self._local_blob(file.digest), f"{folder}/{file.path}"
 
     def _local_blob(self, digest: str) -> str:
-        """The path of a blob on this machine, whether the blob is there or not."""
+        """Return the path that a blob has on this machine, whether or not the blob exists."""
         return f"{self._backend.local or self._cache}/{blob_name(digest)}"
 
     def _has_changed(self, blob: str, now: Stamp) -> bool:
-        """Whether this machine verified the blob under another stamp."""
+        """Return whether the blob's stamp differs from the one under which this machine verified the blob."""
         return self.memo.last("blob", blob) not in (None, now)
 
     def _sound_stamp(self, digest: str) -> Stamp:
-        """The stamp of a blob, taken before its bytes were read and found to have its digest; "" when they do not."""
+        """Read a blob and return its stamp from before reading if the bytes have the blob's digest; else return ""."""
         blob = self._local_blob(digest)
         try:
             now = stamp(blob)
@@ -217,7 +218,8 @@ class Artifacts:
             return False
 
     def _is_unchanged(self, blob: str, file: File) -> bool:
-        """Whether a blob has its digest. Bytes are read when its stamp is another: a move to the trash and back changes times."""
+        """Return whether a blob's bytes have its digest. The bytes are read only if the stamp has changed, as after a
+        move to the trash and back."""
         return self._is_known(blob, file) or (os.path.exists(blob) and sha256_file(blob) == file.digest)
 
     def _pull(self, file: File, count: CountBytes) -> None:
@@ -256,7 +258,7 @@ class Artifacts:
             aside.unlink(missing_ok=True)
 
     def _quarantine(self, name: str) -> None:
-        """Move a damaged file out of the way; it stays in a store that can only be read, where it counts as a miss all
-        the same."""
+        """Move a damaged file to the quarantine folder. In a store that can only be read the file is not moved, and is
+        treated as missing."""
         with contextlib.suppress(FileNotFoundError, ReadOnlyStore):
             self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")

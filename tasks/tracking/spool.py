@@ -6,7 +6,8 @@
     <home>/tracking/<run>.warning       one line for the user, while MLflow does not take them
     <home>/tracking/<run>.files/        plots
 
-A spool that is uploaded is removed. Both locks are flock's, which end with their process. Writing an event takes about 20 us.
+A spool is removed once it is uploaded. Both locks are taken with flock, so the kernel releases them when their process
+ends. Writing an event takes about 20 us.
 """
 
 from __future__ import annotations
@@ -196,8 +197,8 @@ class SpoolFiles:
 
     @contextlib.contextmanager
     def upload_lock(self) -> Iterator[bool]:
-        """Return a context manager that locks the spool for uploading. Its value is True if this process may upload, False
-        if another process is uploading or there is nothing to upload."""
+        """Context that locks the spool for uploading. Yields True if this process may upload, False if another process
+        is uploading or there is nothing to upload."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{self.run}.lock").open("wb") as handle:
             try:

@@ -1,4 +1,5 @@
-"""The train stage's work: build model, engine and schedule, resume from the newest checkpoint, train, write the result."""
+"""Run the stage `train`: build model, engine and schedule, resume from the newest checkpoint, train, and write the
+result."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
 
 
 def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Run:
-    """Build the model, read the newest state, and place both on the engine's devices."""
+    """Build the model, read the newest checkpoint, and place both on the engine's devices."""
     check_selection(config, packed.meta)
     train, validation = (Split(packed, name, config.shape_unit) for name in ("train", "validation"))
     schedule = make_schedule(config, packed.meta, train)
@@ -139,7 +140,7 @@ def _write_weights(run: Run) -> None:
         if found is None:
             raise StoreError(
                 f"the checkpoint of step {best}, whose evaluation was the best, could not be kept",
-                "make room, and run the same command again: it goes on from the newest checkpoint before that",
+                "free some disk space, and run again: training resumes from the newest checkpoint before that",
             )
         shards.write(out.path, _parameters(shards.Reader(found)), {})
 

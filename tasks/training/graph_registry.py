@@ -34,10 +34,10 @@ class GraphRegistry:
     """Each registered graph: {"name", "length", "hash", "inputs"}."""
 
     compiled: int = 0
-    """Graphs compiled while steps ran."""
+    """The number of graphs compiled while steps were running."""
 
     counted: int | None = None
-    """The process's count of compilations after the newest execution; None before the first."""
+    """The number of compilations in this process after the latest execution of a graph; None before the first."""
 
     compile_seconds: float = 0.0
     """Seconds that the first execution of each graph took."""

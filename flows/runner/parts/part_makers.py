@@ -1,4 +1,4 @@
-"""The interface to workers that make the parts of a stage in other processes, on this or other machines."""
+"""The interface `PartMaker`: workers that make the parts of a stage in other processes, on this or other machines."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Run a stage that works in parts: take each part from the store or make it, so that changed data redoes only the changed
-parts.
+"""Run a stage that works in parts. Each part is taken from the store if it was made before, so that after a change of
+the data only the changed parts are made again.
 
-A part has a key of its own: its key document is that of the stage with other params and inputs. Its record lies at
-`records/<stage>.shard/<key>.json`, its artifact with all others. Each part is published as soon as it is made, so a stage
-that was killed has to make only the rest. The stage reads copies of the parts: a part that garbage collection removes in
-the meantime does no harm to this run, and a later run makes it again.
+A part has a key of its own: its key document is that of the stage, with the part's params and inputs in place of the
+stage's. Its record lies at `records/<stage>.shard/<key>.json`, its artifact with all others. Each part is published as
+soon as it is made, so a stage that was killed has to make only the rest. The stage reads copies of the parts: a part
+that garbage collection removes in the meantime does no harm to this run, and a later run makes it again.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Shards:
         return self.store.record(document["stage"], key_of(document))
 
     def _lay_out(self, number: int, record: Meta | None) -> Meta | None:
-        """Copy a part on record to its folder and return its metadata. None when there is none, or it is corrupt, of another
-        kind, or was collected meanwhile."""
+        """Copy a recorded part to the folder of its number and return its metadata. None when no such part is recorded,
+        or the part is corrupt, of another kind, or removed by garbage collection."""
         folder = self._folder / str(number)
         if record is None:
             return None
@@ -99,7 +99,8 @@ class Shards:
         return artifact.meta
 
     def _made_apart(self, maker: PartMaker, missing: list[int], shared: Path, emit: Emit) -> list[tuple[int, Meta]]:
-        """Have workers make and publish the missing parts; lay them out as they come."""
+        """Let workers make and publish the missing parts, copy each part to its folder when it is ready, and return
+        [(number, metadata)]."""
         copy = shared.with_name("shared.kept")
         shutil.copytree(shared, copy)
         digest = self.store.ingest(copy, f"{self.job.stage.kind}.shared", {}).digest
@@ -124,7 +125,8 @@ class Shards:
         return part_job(self.store, self.job, document, arguments, shared, replace=replace, created=created)
 
     def _publishing(self, emit: Emit) -> Emit:
-        """`emit`, but the events that report a part publish it."""
+        """Return a function that publishes the part for each event that reports a finished part, and passes all other
+        events to `emit`."""
 
         def publish(event: Meta) -> None:
             if "part" in event:
@@ -144,7 +146,8 @@ class Shards:
             self._note_difference(number)
 
     def _replaces(self, number: int) -> bool:
-        """Whether a part that is made replaces a record: it was made anew on purpose, or the recorded one can't be used."""
+        """Return whether to replace the record of a part: the user forced the part to be made again, or the recorded
+        part can't be used."""
         return self.force or self.on_record[number] is not None
 
     def _note_difference(self, number: int) -> None:
@@ -152,7 +155,7 @@ class Shards:
         self.note(f"{document['stage']} {key_of(document)[:12]} is not deterministic; the record counts")
 
     def _say_counts(self, made: int, emit: Emit) -> None:
-        """How many parts were made, for the user and the attempt."""
+        """Report how many parts were made and how many were reused, as events."""
         total = len(self.parts)
         if made < total:
             emit({"info": f"{total - made} of {total} shards were made before"})
@@ -169,11 +172,12 @@ class Shards:
 
 
 def listed(store: Store, journal: Meta) -> Meta:
-    """Return what the stage's record says about its parts: {"shards": [{"stage", "key"}, ...]}, or {} if it has none.
+    """Return the entry about parts for the record of a stage, from the journal of its attempt: {"shards": [{"stage",
+    "key"}, ...]}, or {} if the stage has no parts.
 
-    Parts that garbage collection has moved to the trash since they were used are brought back.
+    Parts that garbage collection has moved to the trash in the meantime are moved back.
     """
     shards = [{"stage": shard["stage"], "key": shard["key"]} for shard in journal.get("shards", [])]
-    with contextlib.suppress(BlobLost):  # then it is made anew when it is wanted
+    with contextlib.suppress(BlobLost):  # a part that can't be moved back is made again by the next run that needs it
         store.secure(shards)
     return {"shards": shards} if shards else {}

@@ -36,7 +36,7 @@ def part_job(
     Args:
         job: The job of the whole stage.
         document: The key document of the part.
-        arguments: Tell which part it is (see `tasks.stage.Part`).
+        arguments: The arguments that identify the part (see `tasks.stage.Part`).
         shared: The digest of the folder that the stage's `split` wrote.
         replace: Whether to replace a record that the part's key already has.
         created: The time to put in the part's record, UTC.
@@ -84,10 +84,10 @@ def make_part_apart(job: Meta) -> Meta:
 
 
 def publish_part(store: Store, document: Meta, artifact: Artifact, attempt: str, created: str, *, replace: bool) -> str:
-    """Put a part on record under the key of `document`, and return the digest in its record.
+    """Write the record of a part, under the key of its key document, and return the digest in that record.
 
-    That is another digest than the artifact's if another run has published a different result meanwhile. replace: whether to
-    replace a record that is there already.
+    The returned digest differs from the artifact's if another run has published a different result first. replace:
+    whether to replace an existing record.
     """
     record = record_of(document, artifact, attempt, created)
     digest: str = publish(store, record, artifact, unusable=lambda _: replace)["artifact"]
@@ -111,7 +111,7 @@ def _store(root: str, home: str) -> Store:
 
 @lru_cache(maxsize=8)
 def _laid_out(store: Store, digest: str) -> Input:
-    """An artifact's files on this machine, for as long as this process lives."""
+    """Return an artifact with its files on this machine. The files stay until this process ends."""
     clear(store.home / "work")
     artifact = store.artifact(digest)
     folder = workfolder(store.home, f"input-{digest.removeprefix('sha256:')[:12]}")
@@ -120,7 +120,7 @@ def _laid_out(store: Store, digest: str) -> Input:
 
 
 def _check_libraries(stage: Stage, document: Meta, store: Store) -> None:
-    """CodeError where a library is of another version than in the key. (`Job.run` checks the code.)"""
+    """Raise CodeError if a library's version differs from the one in the key. (`Job.run` checks the project's code.)"""
     here: dict[str, Any] = closure(stage.function.__module__, store.memo)[1]
     for name, version in document["env"].items():
         if here.get(name) != version:

@@ -25,7 +25,7 @@ from tasks.training.memory.estimate import Memory, check_memory, gib
 from tasks.training.memory.trace_process import Traced, trace_in_process, trace_key
 
 ROW_FIELDS = ("task", "lengths", "labels", "vocab_size", "pad_id", "bos_id", "eos_id")
-"""Metadata of packed rows on which the figure depends."""
+"""The metadata of packed rows on which the measured memory depends."""
 
 UNTRACED = "not traced yet: `plan --trace` traces it, and `run` does before it runs a data stage"
 
@@ -72,8 +72,9 @@ class MemoryReport:
 class Rows(NamedTuple):
     """The rows that training is measured with.
 
-    meta: the metadata of packed rows that ROW_FIELDS names; packed: whether the rows are packed already; sure: whether the
-    real rows will be at least as long, with a vocabulary at least as large, so that a need above the limit is certain.
+    meta: the metadata of packed rows that ROW_FIELDS names; packed: whether the rows are packed already; sure: whether
+    the real rows will be at least as long and the vocabulary at least as large, so that training certainly does not fit
+    if these rows do not fit.
     """
 
     meta: Meta
@@ -141,7 +142,7 @@ def expected_rows(recipe: Recipe, planner: Planner) -> Rows:
         "task": "classification" if recipe.format.task == "classification" else "causal_lm",
         "labels": list(recipe.data.labels or ("no", "yes")) if recipe.format.task == "classification" else None,
         "vocab_size": vocabulary or 0,
-        **{"pad_id": 0, "bos_id": 1, "eos_id": 2},  # any will do: memory does not depend on them
+        **{"pad_id": 0, "bos_id": 1, "eos_id": 2},  # arbitrary ids: memory does not depend on them
     }
     if tokens is not None:
         meta = {name: tokens.meta.get(name) for name in ROW_FIELDS}
@@ -150,7 +151,7 @@ def expected_rows(recipe: Recipe, planner: Planner) -> Rows:
 
 
 def _longest(recipe: Recipe) -> tuple[int, bool]:
-    """(tokens of the longest rows, whether that is only an upper bound)."""
+    """Return (number of tokens of the longest row, whether that number is only an upper bound)."""
     pack = recipe.pack
     if pack.strategy != "bucket":
         return pack.chunk_length, False
@@ -160,7 +161,8 @@ def _longest(recipe: Recipe) -> tuple[int, bool]:
 
 
 def _vocabulary(recipe: Recipe, planner: Planner) -> int | None:
-    """Entries of the embedding of a model from scratch; 0 of a pretrained one, which has its own; None where not known yet."""
+    """Return the vocabulary size of a model that is trained from scratch; None if it is not known yet; 0 for a
+    pretrained model, whose config has the size."""
     trained, known = recipe.tokenize.train, planner.sources["model"].identity["config"]
     if known["pretrained"] is not None:
         return 0
@@ -168,7 +170,7 @@ def _vocabulary(recipe: Recipe, planner: Planner) -> int | None:
 
 
 def _traced(config: TrainConfig, planner: Planner, rows: Meta, limit: int | None, trace: Trace | None) -> Traced | None:
-    """The cached figure; None where there is none and it may not be traced now."""
+    """Return the measurement from the cache, else by calling `trace`; None if it is not cached and `trace` is None."""
     model, memo = planner.sources["model"], planner.store.memo
     key = trace_key(config, model, rows, limit, memo)
     found = memo.get("memory", key, "")
@@ -180,12 +182,12 @@ def _traced(config: TrainConfig, planner: Planner, rows: Meta, limit: int | None
 
 
 def _trains(planner: Planner) -> bool:
-    """Whether training is yet to run."""
+    """Return whether a run would run the training stage."""
     return planner.outcomes["train"].action not in ANYWAY
 
 
 def _refusal(config: TrainConfig, memory: Memory, limit: int | None, planner: Planner) -> ModelError | None:
-    """The error with which a run would be refused."""
+    """Return the error with which a run would be refused; None if training fits or can't be judged."""
     if not _trains(planner):
         return None
     try:

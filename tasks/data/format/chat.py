@@ -1,11 +1,11 @@
 """Turn conversations into training texts through a chat template, and mark which parts of a text are trained on.
 
-Only what the assistant says is trained on. If the template has `{% generation %}` blocks, this is exactly their text.
-Otherwise an assistant turn is what the template adds to the prompt when the assistant's message is appended, the
-end-of-turn token included. Some templates rewrite earlier turns (Qwen3 leaves out their thinking): then each turn becomes
-an example of its own, in which it is the last turn. A special token that a user or assistant spells in a message becomes
-a separate part marked `plain`, which the tokenizer reads as ordinary text. Errors are DataErrors that name row and
-message.
+Only the assistant's messages are trained on. If the template has `{% generation %}` blocks, exactly the text in these
+blocks is trained on. Otherwise an assistant turn is what the template adds to the prompt when the assistant's message
+is appended, the end-of-turn token included. Some templates rewrite earlier turns (Qwen3 leaves out the thinking in
+them): then each turn becomes an example of its own, which ends with that turn. A special token that a user or assistant
+spells in a message becomes a separate part marked `plain`, which the tokenizer reads as ordinary text. Errors are
+DataErrors that name row and message.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from tasks.errors import ConfigError, DataError
 
 Row = dict[str, Any]
 Example = list[Row]
-"""The parts of a text: dicts with `text`, `train` (trained on) and perhaps `plain` (special tokens in it are read as text)."""
+"""The parts of a text: dicts with `text`, `train` (whether the part is trained on) and optionally `plain` (whether
+special tokens spelled in the part are read as ordinary text)."""
 
 PRIVATE = range(0xF0000, 0xFFFFC)
-"""Private characters, which stand for special tokens while a template is rendered; the two after them are sandbox.MARKS."""
+"""Private-use characters of Unicode that stand for special tokens while a template is rendered. The next two characters
+are `sandbox.MARKS`."""
 
 ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 SHAREGPT = {
@@ -31,15 +33,17 @@ SHAREGPT = {
     "function_call": "assistant", "function": "tool", "observation": "tool",
 }  # fmt: skip
 THINKING = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message that may hold its thinking; most templates read the first, gpt-oss's reads the second."""
+"""Fields of a message that may hold the assistant's thinking. Most templates read the first field, gpt-oss's template
+the second."""
 
 REPAIR = "repair the row; `format.tools=null` and `format.documents=null` leave these columns alone"
 
 REWRITTEN = "rewritten"
 OUTSIDE = "outside"
 UNLIKE_PROMPT = "unlike_prompt"
-"""Notes about a row: the template rewrites its earlier turns; it has more assistant turns than `{% generation %}` blocks; the
-template's prompt for an answer ends in words that the training text does not have before the answer."""
+"""Notes about a row, in this order: the template rewrites earlier turns; the row has more assistant turns than the
+template writes `{% generation %}` blocks; the prompt at inference ends in words that the training text does not have
+before the answer."""
 
 
 class Conversation(NamedTuple):
@@ -174,15 +178,16 @@ def special_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 class _Writing(NamedTuple):
-    """A conversation and the template to render it with. Special tokens that it spells are already replaced."""
+    """A conversation, with special tokens already replaced by private characters, and the template to render it
+    with."""
 
     given: Conversation
     template: ChatTemplate
     where: str
 
     def by_turns(self, last: bool) -> Made:
-        """The example for a template without `{% generation %}`; one for each assistant turn if the template rewrites
-        earlier turns."""
+        """Make the training examples with a template that has no `{% generation %}` blocks: one example for the
+        conversation, or one for each assistant turn if the template rewrites earlier turns."""
         whole = self._text()
         turns = [self._turn(index, whole) for index in _trained(self.given.messages, last)]
         notes = [UNLIKE_PROMPT] * any(turn.unlike_prompt for turn in turns)
@@ -192,8 +197,8 @@ class _Writing(NamedTuple):
         return Made(examples, tuple(notes if last else [*notes, REWRITTEN]))
 
     def by_blocks(self, last: bool) -> Made:
-        """The example for a template with `{% generation %}` blocks, which are trained on; with `last`, those of the last
-        turn alone."""
+        """Make the training example with a template that has `{% generation %}` blocks. Trained on is the text in the
+        blocks; with `last`, only in the blocks of the last turn."""
         marked, plain = _Marked.of(self._text(marked=True)), self._text()
         if marked.text != plain:
             raise ConfigError(
@@ -211,7 +216,7 @@ class _Writing(NamedTuple):
         return Made([list(_cut(plain, spans))], (OUTSIDE,) if len(turns) > len(marked.spans) else ())
 
     def _turn(self, index: int, whole: str) -> Turn:
-        """The turn of message `index`, in the conversation that ends with it."""
+        """Return the turn of message number `index`, rendered as the end of a conversation."""
         prompt = self._text(index, add_generation_prompt=True)
         through = whole if index + 1 == len(self.given.messages) else self._text(index + 1)
         start = len(prompt)
@@ -222,9 +227,9 @@ class _Writing(NamedTuple):
         return Turn(through, start, unlike)
 
     def _start(self, index: int, prompt: str, through: str) -> int:
-        """The first character of a turn in `through`, where the prompt at inference is not the text before the turn
-        (DeepSeek-R1's prompt ends in `<think>`): the first character in which both differ, or the message's content if that
-        comes first."""
+        """Return the index in `through` where a turn begins, for a template whose prompt at inference differs from the
+        training text before the turn (DeepSeek-R1's prompt ends in `<think>`). The turn begins at the first character
+        in which the two differ, or at the message's content if that comes first."""
         before = self._text(index)
         if not (prompt.startswith(before) and through.startswith(before)):
             raise ConfigError(
@@ -249,8 +254,8 @@ class _Writing(NamedTuple):
 
 
 class _Marked(NamedTuple):
-    """A text without the marks around its `{% generation %}` blocks. spans: (start, end) of the blocks, of nested ones the
-    outermost."""
+    """A rendered text from which the marks around `{% generation %}` blocks were removed. spans: (start, end) of each
+    block; of nested blocks, only the outermost."""
 
     text: str
     spans: list[tuple[int, int]]
@@ -305,7 +310,8 @@ def _check_written(message: Row, text: str, where: str, *, thinking: bool = True
 
 
 def _thinking(message: Row) -> str:
-    """A message's thinking, from a field of its own or from `<think>` in its content; empty without any."""
+    """Return a message's thinking, from one of the fields THINKING or from `<think>` in its content; empty if it has
+    none."""
     content = message.get("content")
     found = next((message[name] for name in THINKING if isinstance(message.get(name), str)), "")
     if not found and isinstance(content, str) and "</think>" in content:
@@ -314,7 +320,7 @@ def _thinking(message: Row) -> str:
 
 
 def _called(message: Row) -> Iterator[str]:
-    """The names of the functions that a message calls."""
+    """Yield the names of the functions that a message calls."""
     for call in message.get("tool_calls") or ():
         function = call.get("function", call) if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
@@ -333,7 +339,7 @@ def _cut(whole: str, spans: list[tuple[int, int]]) -> Iterator[Row]:
 
 
 def _stand_ins(given: Conversation, special: re.Pattern[str] | None) -> dict[str, str]:
-    """Special token that the conversation spells -> a private character that it does not hold."""
+    """Return {special token that occurs in the conversation: a private character that does not occur in it}."""
     texts: list[str] = []
     _add_strings(given, texts)
     written = "\0".join(texts)
@@ -345,7 +351,7 @@ def _stand_ins(given: Conversation, special: re.Pattern[str] | None) -> dict[str
 
 
 def _add_strings(value: Any, to: list[str]) -> None:
-    """Append all strings in a value, names of fields included."""
+    """Append all strings in a JSON value, keys included, to the list `to`."""
     if isinstance(value, str):
         to.append(value)
     elif isinstance(value, dict):
@@ -357,7 +363,7 @@ def _add_strings(value: Any, to: list[str]) -> None:
 
 
 def _replaced(given: Conversation, stand_ins: dict[str, str]) -> Conversation:
-    """The conversation with each special token replaced by its private character; roles stay as they are."""
+    """Return the conversation with each special token replaced by its private character. Roles are not changed."""
     if not stand_ins:
         return given
     found = re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
@@ -374,8 +380,8 @@ def _replaced(given: Conversation, stand_ins: dict[str, str]) -> Conversation:
 
 
 def _plain_apart(parts: Example, names: dict[str, str]) -> Iterator[Row]:
-    """Put the special tokens back for their private characters, each in a part of its own with `plain` set. names:
-    character -> token."""
+    """Replace the private characters by the special tokens they stand for, each in a part of its own with `plain` set.
+    names: {character: token}."""
     for part in parts:
         texts = re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]]
         for text in filter(None, texts):

@@ -1,5 +1,5 @@
-"""Build the prompt of an instruction row, from its beginning up to where the answer starts, in the wording of the Dolly
-or the Alpaca data set.
+"""Build the prompt of an instruction row, that is the text before the answer, in the wording of the Dolly or the Alpaca
+data set.
 """
 
 from __future__ import annotations

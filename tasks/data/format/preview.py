@@ -16,15 +16,22 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """A stretch of a decoded row in which all tokens are trained on, or none is. train: which of the two."""
+    """A piece of a decoded row in which all tokens are trained on (`train` is True) or none is (`train` is False)."""
 
     text: str
     train: bool
 
 
 class Row(NamedTuple):
-    """A decoded row. number: its number in the split, from 1; tokens: how many it has; supervised: how many of them are
-    trained on; spans: its text, in order; label: the label's name, or None for a language model's row."""
+    """A decoded row.
+
+    Attributes:
+        number: its number in the split, from 1.
+        tokens: how many it has.
+        supervised: how many of them are trained on.
+        spans: its text, in order.
+        label: the label's name, or None for a language model's row.
+    """
 
     number: int
     tokens: int

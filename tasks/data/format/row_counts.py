@@ -1,5 +1,5 @@
-"""Count what `format_prompts` did to the rows (dropped them, made several examples of them), remember the first row of
-each kind, and print the counts.
+"""Count the rows that `format_prompts` dropped or made several examples of, keep the name of the first row of each
+kind, and print the counts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ WARNINGS = {
 class Tally:
     """Counts of source rows and of the training examples that `format_prompts` made from them, for one part or split.
 
-    read: source rows; made: examples written; empty: rows without an answer or text, which are left out; apart: examples
-    from rows that became one example for each turn; noted: {kind: (number of rows, name of the first of them)}, where a
-    kind is BAD or a note of `tasks.data.format.chat`."""
+    Attributes:
+        read: source rows.
+        made: examples written.
+        empty: rows without an answer or text, which are dropped.
+        apart: examples made from rows that gave one example for each turn.
+        noted: {kind: (number of rows, name of the first of them)}, where a kind is BAD or a note of
+            `tasks.data.format.chat`.
+    """
 
     read: int = 0
     made: int = 0

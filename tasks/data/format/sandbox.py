@@ -28,15 +28,15 @@ MARKS = BEGIN, END = ("\U000ffffc", "\U000ffffd")
 """Characters that are put around the text of a `{% generation %}` block where `render` is called with `marked`."""
 
 _STEPS, _MARKED = "steps left", "with marks"
-"""Names of a filter and of variables that no template can use, because they contain a blank."""
+"""Names of an internal filter and an internal variable. They contain a blank, so no template can use them."""
 
 
 class Limited(ImmutableSandboxedEnvironment):
-    """A sandbox that counts the calls and loop passes of each rendering."""
+    """A sandboxed Jinja environment that counts the calls and loop passes of each rendering."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.globals.pop("lipsum")  # draws random numbers, as the filter does
+        self.globals.pop("lipsum")  # draws random numbers, as the filter `random` does
         self.filters.pop("random")
         self.filters[_STEPS] = _take_step
 
@@ -118,5 +118,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson` without the HTML escapes of Jinja's own."""
+    """Write a value as JSON: a filter `tojson` that, unlike Jinja's own, does not escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -87,10 +87,14 @@ class ChatTemplate:
     def render(self, given: Row, where: str, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         """Return the text that the template makes of one row.
 
-        given: the template's variables, such as `messages`, `tools` and `documents`; where: names the row in errors;
-        add_generation_prompt: end the text with the beginning of an assistant's answer; marked: put the characters
-        `sandbox.MARKS` around the assistant's text. Raises the template's own exceptions; use `rendering` to turn them
-        into errors that name the row."""
+        Args:
+            given: the template's variables, such as `messages`, `tools` and `documents`.
+            where: names the row in errors.
+            add_generation_prompt: end the text with the beginning of an assistant's answer.
+            marked: put the characters `sandbox.MARKS` around the assistant's text.
+
+        Raises the template's own exceptions; use `rendering` to turn them into errors that name the row.
+        """
         from tasks.data.format.sandbox import render
 
         variables = {**self._variables, **given, "add_generation_prompt": add_generation_prompt}
@@ -118,7 +122,8 @@ def rendering(where: str, what: str, fix: str) -> Iterator[None]:
 
 
 def _parsed(setting: str, source: str, environment: Any) -> Any:
-    """The template's tree. It is not compiled yet: compiling computes constant expressions, which may take very long."""
+    """Return the parsed template. It is compiled later, under the time limit: compiling evaluates constant expressions,
+    which may take very long."""
     from jinja2 import TemplateError
 
     try:
@@ -128,7 +133,7 @@ def _parsed(setting: str, source: str, environment: Any) -> Any:
 
 
 def _compiled(setting: str, environment: Any, tree: Any) -> Any:
-    """The compiled template. Raises ConfigError for a filter or test that Jinja does not have."""
+    """Compile a parsed template. Raises ConfigError for a filter or test that Jinja does not have."""
     from jinja2 import TemplateError
 
     try:

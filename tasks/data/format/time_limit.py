@@ -53,7 +53,7 @@ def call_limited(function: str, arguments: Meta) -> Meta:
             row = place.read().rstrip(b"\0").decode(errors="replace")
             raise _ended(process.returncode, row or "before the first row", errors)
     answer = json.loads(output)
-    for file in answer["modules"]:  # opened here as well: the file audit of this stage does not see the other process
+    for file in answer["modules"]:  # opened here, too: the file audit does not see the other process
         Path(file).open("rb").close()
     if "error" in answer:
         raise from_json(answer["error"])
@@ -62,7 +62,7 @@ def call_limited(function: str, arguments: Meta) -> Meta:
 
 
 def _started(function: str, place: int) -> subprocess.Popen[str]:
-    """Start the process. place: the descriptor of the file in which it notes the row that it renders."""
+    """Start the process. place: the descriptor of the file in which the process notes the row that it renders."""
     command, pipe = python("tasks.data.format.time_limit:serve", function, str(place)), subprocess.PIPE
     return subprocess.Popen(
         command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=[place], text=True, encoding="utf-8"
@@ -70,7 +70,8 @@ def _started(function: str, place: int) -> subprocess.Popen[str]:
 
 
 def serve(function: str, place: str) -> None:
-    """The process's main function: read arguments as JSON from stdin, call the function, write the answer as JSON to stdout."""
+    """Run the process: read arguments as JSON from stdin, call the function, write its result or error as JSON to
+    stdout."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     module, _, name = function.partition(":")
@@ -89,8 +90,9 @@ def serve(function: str, place: str) -> None:
 
 
 class Timer:
-    """A `Limit` by processor time; also the context that it returns. place: memory shared with the parent, in which the row
-    is noted."""
+    """A `Limit` that ends the process when one rendering takes more than SECONDS of processor time. Calling a Timer
+    returns the Timer itself as the context. place: memory shared with the parent process, to which the row's name is
+    written."""
 
     def __init__(self, place: mmap) -> None:
         self._place, self._row, self._renderings, self._caller = place, "", 0, os.getppid()

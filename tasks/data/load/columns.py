@@ -28,10 +28,16 @@ class Columns(NamedTuple):
     """Which columns to read from a source, and what they are for. A column may have two names: `ours` in the artifact,
     `theirs` in the source.
 
-    kept: (ours, theirs) of each column to write, in order; text: names (ours) of the columns that hold the text; label:
-    name (theirs) of the label's column, or None; rule: the rule that makes labels of that column, or None; sibling: name
-    (theirs) of a column that holds the labels' names, or None; classes: label names that the source declares, or None;
-    named: names (theirs) of the columns that every file must have; labels: the setting `data.labels`."""
+    Attributes:
+        kept: (ours, theirs) of each column to write, in order.
+        text: names (ours) of the columns that hold the text.
+        label: name (theirs) of the label's column, or None.
+        rule: the rule that makes labels of that column, or None.
+        sibling: name (theirs) of a column that holds the labels' names, or None.
+        classes: label names that the source declares, or None.
+        named: names (theirs) of the columns that every file must have.
+        labels: the setting `data.labels`.
+    """
 
     kept: tuple[tuple[str, str], ...]
     text: tuple[str, ...]
@@ -106,7 +112,8 @@ def _common(files: list[Rows], name: str) -> pa.DataType:
 
 
 def _first_row(rows: Rows, name: str, wanted: Callable[[pa.Array], pa.Array]) -> int:
-    """The number, from 1, of the first row whose value `wanted` marks; 1 where there is none."""
+    """Return the number, from 1, of the first row for whose value in the column `name` the function `wanted` returns
+    True; 1 if there is no such row."""
     done = 0
     for batch in rows.batches([name]):
         at = wanted(batch.column(0)).index(True).as_py()
@@ -127,7 +134,8 @@ def text_columns(text: str | tuple[str, ...] | None, label: str | None, columns:
 
 
 def _check_names(kept: Mapping[str, str], label: str | None, labelled: bool) -> None:
-    """Raise ConfigError where a column of the source would have two of our names, or `label` would be two columns."""
+    """Raise ConfigError if a column of the source would get two names in the artifact, or if two columns would be named
+    `label`."""
     if "label" in kept and labelled:
         raise ConfigError("data.columns: `label` is the name of the label column", "give the kept column another name")
     taken = {label: "the label"} if label else {}
@@ -155,10 +163,17 @@ def clean_batches(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Read a file's rows in batches, check them, and leave out the rows without text or label.
 
-    columns: what to read; schema: from `united`; split: its name, for errors; seen: the labels found are added to it;
-    nulls: `data.nulls`, whether rows without text or label are an error or are dropped; dropped: the counts of dropped
-    rows, by reason, are added to it. Yields for each batch the number of rows read, and the rows that remain: the columns
-    to write and, where there is a label, `label` as text. Raises DataError with file and row."""
+    Args:
+        columns: what to read.
+        schema: from `united`.
+        split: its name, for errors.
+        seen: the labels found are added to it.
+        nulls: `data.nulls`, whether rows without text or label are an error or are dropped.
+        dropped: the counts of dropped rows, by reason, are added to it.
+
+    Yields for each batch the number of rows read, and the rows that remain: the columns to write and, where there is a
+    label, `label` as text. Raises DataError with file and row.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -196,8 +211,8 @@ def clean_batches(
 def _complete_rows(
     batch: pa.RecordBatch, columns: Columns, where: str, before: int, nulls: Nulls, dropped: Counter[str]
 ) -> pa.Array:
-    """bool [rows]: True for rows that have their text and their label. Raises DataError for the first other one where
-    `nulls` is error."""
+    """Return bool [rows]: True for rows that have text and label. If `nulls` is "error", raise DataError for the first
+    row that lacks one."""
     import numpy as np
     import pyarrow as pa
 
@@ -216,7 +231,8 @@ def _complete_rows(
 
 
 def _missing(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, str, Any]]:
-    """For each thing that may be missing: a phrase for errors, the reason under which rows are counted, bool [rows]."""
+    """Yield for the label and for the text: a phrase for errors, the reason under which dropped rows are counted, and
+    bool [rows], True where the value is missing."""
     import numpy as np
 
     for name in columns.text:
@@ -256,7 +272,7 @@ def _typed(values: pa.Array, kind: pa.DataType, name: str, where: str, before: i
 
 
 def _broken(values: pa.Array, name: str, where: str, before: int) -> DataError:
-    """The error for a column with bytes that are not UTF-8, with the first such row."""
+    """Return the error for a column that has bytes that are not UTF-8; the message names the first such row."""
     import pyarrow as pa
 
     for number in range(len(values)):

@@ -6,8 +6,8 @@ It has two views (`data.name`):
 - `questions`: the instruction "What does `x.y` do?" with the docstring as response. Columns instruction, response, name.
 
 The files are parsed, never imported. The key holds their content, so it differs between builds of Python. Train, validation
-and test are 80/10/10 by a hash of the text; each text occurs once. Costs about 3 s to read; resolving costs a stat for each
-file once the digest is known.
+and test are 80/10/10 by a hash of the text; each text occurs once. Reading takes about 3 s. Resolving hashes all files
+once; later it only checks the size and time of each file.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _is_public(name: str) -> bool:
 
 
 def anonymous(docstring: Docstring) -> str:
-    """Return a docstring as one line without the names of its package, module, class and function, so that the text does
-    not give away the label."""
+    """Return a docstring as one line without the names of its package, module, class and function, so that the label
+    can't be read from the text."""
     names = sorted({part for part in docstring.name.split(".") if len(part) > 1}, key=lambda part: (-len(part), part))
     hidden = re.sub(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", " ", docstring.doc, flags=re.IGNORECASE)
     return " ".join(hidden.split())
@@ -184,7 +184,8 @@ def _root() -> Path:
 
 
 def _digest(root: Path, files: list[tuple[str, str]]) -> str:
-    """`sha256:<hex>` over the sorted relative paths and contents, without times or the folder's own path."""
+    """Return `sha256:<hex>` over the files' relative paths and contents, sorted by path. Times and the folder's own
+    path are not included."""
     digest = hashlib.sha256()
     for path, _ in files:
         digest.update(f"{path}\0{sha256_file(root / path)}\n".encode())

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def hub_splits(location: Meta) -> dict[str, list[Rows]]:
     """Open a hub dataset and return {split: its files' rows}.
 
-    location: `hub` (repository), `name` (configuration or null), `commit`, and `splits` ({our split: name at the hub}; {}
-    to go by the names at the hub)."""
+    location: `hub` (repository), `name` (configuration or null), `commit`, and `splits` ({split: its name at the hub};
+    {} for splits with the same names as at the hub)."""
     from datasets import disable_progress_bars, load_dataset_builder
 
     disable_progress_bars()  # the stage has a bar of its own
@@ -50,7 +50,8 @@ def hub_splits(location: Meta) -> dict[str, list[Rows]]:
 
 
 def _chosen_splits(location: Meta, there: Iterable[str]) -> dict[str, str]:
-    """The splits to read, ours -> theirs. Raises ConfigError for a split that the dataset lacks."""
+    """Return {split: its name at the hub} of the splits to read. Raises ConfigError for a split that the dataset
+    lacks."""
     repo, there = location["hub"], list(there)
     wanted: dict[str, str] = location["splits"] or {ALIASES[name]: name for name in there if name in ALIASES}
     for ours, theirs in wanted.items():
@@ -65,8 +66,8 @@ def _chosen_splits(location: Meta, there: Iterable[str]) -> dict[str, str]:
 
 
 def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
-    """The paths of each split's files, if all are json, csv or tsv and the repository has no settings for reading them;
-    else None."""
+    """Return {split: paths of its files} if all files are json, csv or tsv and the repository has no settings for
+    reading them; else None."""
     config = builder.config
     apart = ("name", "version", "data_dir", "data_files", "description", "features")
     settings = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}

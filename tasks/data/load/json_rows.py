@@ -48,9 +48,10 @@ def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[li
 
 
 def _column_type(kinds: list[type]) -> pa.DataType:
-    """The type of a column with values of these Python types.
+    """Return the Arrow type of a column with values of these Python types.
 
-    For types in conflict it is the type of the first, or bool: making the array then fails at the row to report."""
+    For conflicting types, return the type of the first value, or bool. Making the Arrow array then fails at the row
+    that the error message has to name."""
     import pyarrow as pa
 
     types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), type(None): pa.null()}
@@ -63,7 +64,8 @@ def _column_type(kinds: list[type]) -> pa.DataType:
 
 
 def _column(rows: list[dict[str, Any]], key: str, kind: pa.DataType, name: str, before: int) -> pa.Array:
-    """The column as an Arrow array. before: rows of the file above these. Raises DataError with the row that does not fit."""
+    """Return a column as an Arrow array. before: how many rows of the file precede `rows`. Raises DataError that names
+    the first row whose value does not have the type."""
     import pyarrow as pa
 
     values = [row.get(key) for row in rows]

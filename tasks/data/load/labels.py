@@ -73,8 +73,13 @@ class SeenLabels:
     def add(self, labels: pa.Array, siblings: pa.Array | None, where: str, numbers: NDArray[np.int64]) -> None:
         """Add the labels of a batch of rows.
 
-        labels: strings; siblings: the labels' names from the column `<label>_name`, or None; where: the file's name;
-        numbers: int64 [rows], the rows' numbers in the file, from 1. Raises ConfigError for more than MOST_LABELS labels.
+        Args:
+            labels: strings.
+            siblings: the labels' names from the column `<label>_name`, or None.
+            where: the file's name.
+            numbers: int64 [rows], the rows' numbers in the file, from 1.
+
+        Raises ConfigError for more than MOST_LABELS labels.
         """
         import numpy as np
 
@@ -208,9 +213,13 @@ def label_set(
 ) -> LabelSet:
     """Decide the labels of a source, their names and ids.
 
-    train: the labels in its train split; given: `data.labels`, or None; classes: the names that the file declares, or
-    None; rule: the rule that made the labels, or None. If all labels in train are integers, they are read as ids of the
-    given or declared names, unless those names are integers too."""
+    Args:
+        train: the labels in its train split.
+        given: `data.labels`, or None.
+        classes: the names that the file declares, or None.
+        rule: the rule that made the labels, or None. If all labels in train are integers, they are read as ids of the
+            given or declared names, unless those names are integers too.
+    """
     declared = list(given) if given is not None else (rule.names if rule else classes)
     numbers = all(_INTEGER.fullmatch(label) for label in train.first)
     if declared is None:

@@ -26,8 +26,12 @@ def amounts(
 ) -> dict[str, int]:
     """Return {source: number of rows that it contributes}.
 
-    available: {source: rows that it has, above 0}; weights: {source: weight}, which need not sum to 1, or None to take
-    all rows once; strategy: see the module; limit: the largest sum of all numbers, or None for no limit."""
+    Args:
+        available: {source: rows that it has, above 0}.
+        weights: {source: weight}, which need not sum to 1, or None to take all rows once.
+        strategy: see the module.
+        limit: the largest sum of all numbers, or None for no limit.
+    """
     parts = {name: Fraction(repr(weights[name])) if weights else Fraction(count) for name, count in available.items()}
     shares = {name: part / sum(parts.values()) for name, part in parts.items()}
     totals = [available[name] / share for name, share in shares.items()]
@@ -64,5 +68,6 @@ def interleaved(counts: Mapping[str, int], block: int) -> Iterator[tuple[dict[st
 
 
 def _before(number: int, blocks: int, count: int) -> int:
-    """How many rows k of `count` have a position (k + 1/2) / count below number / blocks."""
+    """Return how many of a source's `count` rows come before block `number`: those rows k with (k + 1/2) / count <
+    number / blocks."""
     return min(count, max(0, -(-(2 * number * count - blocks) // (2 * blocks))))

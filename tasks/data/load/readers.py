@@ -116,7 +116,7 @@ def _csv(path: Path, name: str, delimiter: str = ",") -> Rows:
 
 
 def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
-    """The cells of the header, then of each row; blank lines are skipped.
+    """Yield the cells of the header, then those of each row. Blank lines are skipped.
 
     Raises DataError with the line of a record that has more or fewer cells than the header, or wrong quotes: such a record
     may contain the records after it."""

@@ -63,8 +63,8 @@ def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> di
 
 
 def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float], seed: int) -> dict[str, Mask]:
-    """Divide rows into splits as `made_splits` does, but so that each split has the exact fraction of each label's rows,
-    rounded.
+    """Divide rows into splits as `made_splits` does, but give each split the same fraction of each label's rows,
+    rounded to whole rows.
 
     labels: int32 [rows]; fractions: at most two splits. A text counts under the label of its first row. The texts of a
     label are ordered by the seeded hash: the first split takes texts from the front, the second from the back, as long as
@@ -89,8 +89,8 @@ def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float
 
 
 def _seeded(hashes: Hashes, seed: int) -> Hashes:
-    """A seeded bijection of 64-bit numbers (splitmix64's finisher): equal hashes stay equal, others are put into another
-    order."""
+    """Map hashes to other 64-bit numbers by a bijection that depends on the seed (splitmix64's finisher). Equal hashes
+    stay equal; the order of different hashes changes."""
     import numpy as np
 
     mixed: Hashes = hashes ^ np.uint64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
@@ -127,7 +127,8 @@ def shared_rows(hashes: Mapping[str, Hashes]) -> dict[tuple[str, str], Mask]:
 
 
 def _contained(values: Hashes, others: Hashes) -> Mask:
-    """bool [values]: which values are among `others`. numpy's isin needs 30 bytes a row, this 8 for each of `others`."""
+    """Return bool [values]: True where a value occurs in `others`. Takes 8 bytes for each of `others`; numpy's isin
+    takes 30."""
     import numpy as np
 
     ordered, found = np.sort(others), np.zeros(len(values), dtype=bool)
@@ -139,7 +140,7 @@ def _contained(values: Hashes, others: Hashes) -> Mask:
 
 
 def limited(keep: Mask, limit: int, seed: int, split: str) -> Mask:
-    """Narrow the mask `keep` to a random sample of at most `limit` of its rows.
+    """Return the mask `keep` reduced to a random sample of at most `limit` of the rows that it picks.
 
     seed, split: together seed the sample. With the same seed, the sample of a smaller limit is a subset of that of a
     larger one."""
@@ -170,8 +171,8 @@ def union_of(masks: Iterable[Mask], like: Mask) -> Mask:
 
 
 def narrowed(outer: Mask, inner: Mask) -> Mask:
-    """Narrow the mask `outer` by `inner`, which has one value for each row that `outer` picks. Returns a mask over all
-    rows."""
+    """Return the mask `outer` with only those rows that `inner` picks among the rows of `outer`. inner: one value for
+    each row that `outer` picks; the result has one value for each row of all."""
     mask = outer.copy()
     mask[outer] = inner
     return mask

@@ -41,9 +41,14 @@ if TYPE_CHECKING:
 class SourceRows(NamedTuple):
     """The rows that one source contributes to one split.
 
-    source: its name; read: the scratch file that holds the rows; labels: converts label texts to ids, or None without
-    labels; mask: bool [rows of `read`], which rows are used; times: how often each of them is written; more: bool [rows
-    of `read`], rows that are written once more, or None."""
+    Attributes:
+        source: its name.
+        read: the scratch file that holds the rows.
+        labels: converts label texts to ids, or None without labels.
+        mask: bool [rows of `read`], which rows are used.
+        times: how often each of them is written.
+        more: bool [rows of `read`], rows that are written once more, or None.
+    """
 
     source: str
     read: ReadSplit
@@ -74,7 +79,7 @@ class SourceRows(NamedTuple):
 
 
 SplitRows = dict[str, list[SourceRows]]
-"""Split -> what each source gives to it."""
+"""{split: the rows that each source contributes to it}."""
 
 
 def source_splits(
@@ -88,8 +93,13 @@ def source_splits(
 ) -> dict[str, SourceRows]:
     """Assign all rows of a source to splits. Splits that the source does not have are made from its train split.
 
-    source: its name; read: {split: the source's rows}; labels: the source's label set, or None; split: {split: fraction
-    of train to make it from}; seed: of that choice; stratify: give the made splits the same share of each label as train.
+    Args:
+        source: its name.
+        read: {split: the source's rows}.
+        labels: the source's label set, or None.
+        split: {split: fraction of train to make it from}.
+        seed: of that choice.
+        stratify: give the made splits the same share of each label as train.
     """
     train = read["train"]
     fractions = {name: share for name, share in split.items() if name not in read}
@@ -114,9 +124,12 @@ def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
 class Dropped(NamedTuple):
     """Counts of rows that were dropped, and of texts that occur more than once.
 
-    rows: {reason: rows dropped}; leakage: {"train/test": rows of the first split whose text also occurs in the second};
-    overlap: {"a/b": train rows of source a whose text also occurs in train of source b}; duplicates: rows of train whose
-    text occurs in an earlier row of train."""
+    Attributes:
+        rows: {reason: rows dropped}.
+        leakage: {"train/test": rows of the first split whose text also occurs in the second}.
+        overlap: {"a/b": train rows of source a whose text also occurs in train of source b}.
+        duplicates: rows of train whose text occurs in an earlier row of train.
+    """
 
     rows: Meta
     leakage: Meta
@@ -159,9 +172,15 @@ def weighted_train(
 ) -> tuple[list[SourceRows], int]:
     """Choose the rows of train by the sources' weights (see `tasks.data.load.mixture`), at most `limit` rows in all.
 
-    shares: the rows that each source has; weights: None to use all rows once; limit: None for no limit; seed: of the
-    samples. Returns the chosen rows of each source, and how many rows the weights left out. Raises DataError for a source
-    without rows."""
+    Args:
+        shares: the rows that each source has.
+        weights: None to use all rows once.
+        limit: None for no limit.
+        seed: of the samples.
+
+    Returns the chosen rows of each source, and how many rows the weights left out. Raises DataError for a source
+    without rows.
+    """
     there = {share.source: share.distinct for share in shares}
     for source, count in there.items():
         if count == 0:
@@ -172,7 +191,8 @@ def weighted_train(
 
 
 def _taken(share: SourceRows, rows: int, seed: int) -> SourceRows:
-    """`rows` rows of a source: a seeded sample, or where it has fewer, all of them several times and a sample."""
+    """Return `rows` rows of a source: a random sample, or if the source has fewer rows, all of them once or several
+    times plus a random sample."""
     times, rest = divmod(rows, share.distinct)
     sample = narrowed(share.mask, limited(_trues(share.distinct), rest, seed, f"train/{share.source}"))
     return share._replace(mask=sample) if times == 0 else share._replace(times=times, more=sample if rest else None)
@@ -184,8 +204,14 @@ def write_split(
     """Write a split as a parquet file. In train the rows of the sources are interleaved, in other splits one source
     follows another.
 
-    shares: the rows of each source; nested: columns that are written as JSON text; to: the new file; out: shows the
-    progress. Returns the number of rows, and {label name: rows} ({} without labels)."""
+    Args:
+        shares: the rows of each source.
+        nested: columns that are written as JSON text.
+        to: the new file.
+        out: shows the progress.
+
+    Returns the number of rows, and {label name: rows} ({} without labels).
+    """
     import pyarrow as pa
 
     labels = shares[0].labels
@@ -233,7 +259,7 @@ class _Reader:
         self._held = schema.empty_table()
 
     def take(self, count: int) -> pa.Table:
-        """The next `count` rows; the stream must have as many."""
+        """Return the next `count` rows. The stream must have that many left."""
         import pyarrow as pa
 
         while self._held.num_rows < count:
@@ -243,7 +269,8 @@ class _Reader:
 
 
 def _narrowed(shares: list[SourceRows], keep: Mask) -> list[SourceRows]:
-    """Narrow each source's mask by `keep`, a mask over the distinct rows of all sources one after another."""
+    """Return the sources with only the rows that `keep` picks. keep: one value for each distinct row, of all sources
+    one after another."""
     found, start = [], 0
     for share in shares:
         end = start + share.distinct

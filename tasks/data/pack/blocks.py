@@ -50,15 +50,19 @@ def fill(layout: Layout, length: int, ids: Array, mask: Array | None, pad_id: in
     """Compute the columns of a layout's chunks, each int32 [chunks, length]: input_ids, segment_ids, position_ids and, if
     there is a mask, labels.
 
-    length: tokens of a chunk; ids: int32 [tokens], all token ids of the split; mask: uint8 [tokens], 1 where trained on,
-    or None (classification); pad_id: the token id in the positions that no piece fills."""
+    Args:
+        length: tokens of a chunk.
+        ids: int32 [tokens], all token ids of the split.
+        mask: uint8 [tokens], 1 where trained on, or None (classification).
+        pad_id: the token id in the positions that no piece fills.
+    """
     import numpy as np
 
     size, chunk = layout.pieces.size, layout.chunk
     position = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
     at = np.repeat(chunk * length + layout.offset, size) + position
     source = np.repeat(layout.pieces.start, size) + position
-    opens = np.searchsorted(chunk, chunk)  # the first piece of each piece's chunk
+    opens = np.searchsorted(chunk, chunk)  # for each piece, the index of the first piece of its chunk
     values = {
         "input_ids": (ids[source], pad_id),
         "segment_ids": (np.repeat(np.arange(len(chunk)) - opens + 1, size), 0),

@@ -26,7 +26,7 @@ def create_columns(path: Path, wanted: dict[str, tuple[int, ...]]) -> Columns:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     most = max(prod(shape) for shape in wanted.values())
-    zeros = pa.py_buffer(np.zeros(most, dtype="<i4"))  # its pages are never touched, so it takes no memory
+    zeros = pa.py_buffer(np.zeros(most, dtype="<i4"))  # never written to, so the kernel gives it no memory
     batch = pa.record_batch([_column(zeros, shape) for shape in wanted.values()], names=list(wanted))
     with _Holes(path) as holes:
         options = pa.ipc.IpcWriteOptions(allow_64bit=True)  # columns of more than 2**31 tokens

@@ -1,10 +1,13 @@
 """Compute where token rows go in chunks of fixed length. Pure functions of the rows' lengths, which never read the
 tokens.
 
-Three algorithms. bfd: best fit decreasing over the whole split. An integer whose bit r says that some chunk has room for
-r tokens is the index of open chunks, so its lowest suitable bit is the fullest chunk with enough room. Rows of equal
-length are placed together, so Python's work grows with chunk_length, not with the number of rows. concat: rows one after
-another, cut at each chunk's end. bucket: the few lengths that need the least padding, by dynamic programming.
+bfd: best fit decreasing over the whole split. The index of open chunks is an integer: bit r is set if some chunk has
+room for exactly r tokens. The lowest set bit from a row's length on therefore names the fullest chunk with enough room.
+Rows of equal length are placed together, so Python's work grows with chunk_length, not with the number of rows.
+
+concat: rows one after another, cut at each chunk's end.
+
+bucket: the few lengths that need the least padding, found by dynamic programming.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 ALIGN = 8
-"""Bucket lengths are multiples of this: accelerators pad to it anyway."""
+"""Bucket lengths are multiples of this number, because accelerators pad rows to such multiples anyway."""
 
 
 class Pieces(NamedTuple):
@@ -94,14 +97,14 @@ def trained_on(pieces: Pieces, mask: Any) -> Any:
 
 
 def one_each(pieces: Pieces) -> Layout:
-    """Lay out each piece in a chunk of its own, in order: for the strategies pad and bucket."""
+    """Lay out each piece in a chunk of its own, in the order of the pieces (strategies pad and bucket)."""
     import numpy as np
 
     return Layout(pieces, np.arange(len(pieces.size)), np.zeros(len(pieces.size), dtype=np.int64), len(pieces.size))
 
 
 def concatenated(pieces: Pieces, length: int) -> Layout:
-    """Lay out all tokens one after another and cut them at multiples of `length`: the strategy concat. The last chunk is
+    """Lay out all tokens one after another and cut them at multiples of `length` (strategy concat). The last chunk is
     padded. There must be at least one token."""
     import numpy as np
 
@@ -135,9 +138,11 @@ def best_fit(pieces: Pieces, length: int) -> Layout:
 
 
 def _fill(sizes: Counts, length: int) -> Counts:
-    """The bin of each size, int64 [sizes]. sizes: descending, at least 1; length: the size of a bin.
+    """Return the number of the bin that each size is placed in, int64 [sizes]. sizes: descending, each at least 1;
+    length: the capacity of a bin.
 
-    The fullest bin with room for a size is still the fullest after it took one, so it takes as many of that size as it holds."""
+    The fullest bin with room for a size is still the fullest one after an item of that size was placed in it, so as
+    many items of that size as fit are placed in it at once."""
     import numpy as np
 
     open_at: list[list[int]] = [[] for _ in range(length + 1)]
@@ -163,8 +168,8 @@ def _fill(sizes: Counts, length: int) -> Counts:
 
 
 def _ordered(pieces: Pieces, chunk: Counts, count: int) -> Layout:
-    """The layout that puts pieces side by side in their chunks, in the order of the pieces. chunk: int64 [pieces]; count:
-    of chunks."""
+    """Return the layout that puts pieces one after another in their chunks, in the order of the pieces. chunk: int64
+    [pieces], the chunk of each piece; count: the number of chunks."""
     import numpy as np
 
     order = np.argsort(chunk, kind="stable")
@@ -192,7 +197,8 @@ def bucket_lengths(sizes: Counts, most: int, buckets: int) -> list[int]:
 
 
 def _fewest_padded(below: Sequence[int], lengths: Sequence[int], buckets: int) -> list[int]:
-    """The indices of the chosen lengths, the last one included. below[i]: how many rows are at most lengths[i] long."""
+    """Return the indices of the chosen lengths, which always include the last one. below[i]: how many rows are at most
+    lengths[i] tokens long."""
     import numpy as np
 
     count, total = np.array(below, dtype=np.float64), np.array(lengths, dtype=np.float64)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Forged(NamedTuple):
-    """A source row whose text spells a special token, which was encoded as ordinary text. row: its number, from 0; what:
-    the token."""
+    """A source row whose text spells a special token. The spelled token was encoded as ordinary text. row: the row's
+    number, from 0; what: the token."""
 
     row: int
     what: str
@@ -35,10 +35,16 @@ class Forged(NamedTuple):
 class Encoded(NamedTuple):
     """Token rows, made by an encoder from a table of texts. The arrays hold all rows, one after another.
 
-    ids: int32 [tokens]; sizes: int64 [rows], tokens of each row; extra: the loss mask of language models, uint8 [tokens],
-    1 where trained on, or the labels of classification, int32 [rows]; row: int64 [rows], the source row that each row
-    comes from; lengths: int64 [source rows], tokens of each before anything was cut; forged: source rows whose text
-    spells a special token; unsupervised: number of rows that `without_unsupervised` left out."""
+    Attributes:
+        ids: int32 [tokens].
+        sizes: int64 [rows], tokens of each row.
+        extra: the loss mask of language models, uint8 [tokens], 1 where trained on, or the labels of classification,
+            int32 [rows].
+        row: int64 [rows], the source row that each row comes from.
+        lengths: int64 [source rows], tokens of each before anything was cut.
+        forged: source rows whose text spells a special token.
+        unsupervised: number of rows that `without_unsupervised` left out.
+    """
 
     ids: Ints
     sizes: Longs
@@ -89,10 +95,15 @@ class CausalEncoder:
     """Encodes texts for a language model: bos if the tokenizer adds it, the row's parts as one text, then eos. bos and
     eos are not added to a row that has them already.
 
-    loaded: the tokenizer; max_length: the most tokens of a row; overlong: the setting for longer rows; add_eos: whether
-    to append eos; framed: whether a chat template wrote the texts, and with them bos, eos and all special tokens;
-    templates: the recipe's templates. Only special tokens that a template wrote are encoded as such; elsewhere their
-    letters are ordinary text."""
+    Args:
+        loaded: the tokenizer.
+        max_length: the most tokens of a row.
+        overlong: the setting for longer rows.
+        add_eos: whether to append eos.
+        framed: whether a chat template wrote the texts, and with them bos, eos and all special tokens.
+        templates: the recipe's templates. Only special tokens that a template wrote are encoded as such; elsewhere
+            their letters are ordinary text.
+    """
 
     extra, extra_type = "loss_mask", "|u1"
 
@@ -135,8 +146,8 @@ class CausalEncoder:
         return Encoded(given[0], kept, given[1], row, sizes, _forged(texts, self._words, added))
 
     def _mask(self, texts: Texts, pieces: Pieces, per_piece: Longs) -> Extra:
-        """uint8 [tokens]: 1 where trained on. A piece within one part takes that part's flag; pieces that several parts
-        share are looked at token by token."""
+        """Compute the loss mask, uint8 [tokens], 1 where trained on. All tokens of a piece within one part get that
+        part's flag; pieces that span several parts are computed token by token."""
         import numpy as np
 
         train = texts.train.astype(np.uint8)
@@ -159,8 +170,8 @@ class CausalEncoder:
         return mask
 
     def _whole(self, texts: Texts, ids: Ints, mask: Extra, bounds: Longs) -> tuple[Ints, Extra, Longs]:
-        """Add bos and eos to the rows that lack them. Returns ids, mask and sizes; eos is trained on if its row's last part
-        is."""
+        """Add bos and eos to the rows that lack them. Returns ids, mask and sizes. eos is trained on if the last part
+        of its row is."""
         import numpy as np
 
         sizes = np.diff(bounds)
@@ -174,7 +185,8 @@ class CausalEncoder:
         return whole, marked, total
 
     def _cut(self, sizes: Longs, starts: Longs) -> tuple[Longs, Longs, Longs]:
-        """Apply `overlong`. Returns for each row that is left its source row, first token and number of tokens."""
+        """Truncate, split or drop long rows as `overlong` says. Returns for each remaining row its source row, its
+        first token and its number of tokens."""
         import numpy as np
 
         most, row = self._max_length, np.arange(len(sizes))
@@ -192,8 +204,8 @@ class CausalEncoder:
 
 
 def without_unsupervised(made: Encoded) -> Encoded:
-    """Remove the rows that train nothing: those in which no token after the first is trained on (nothing predicts the
-    first). Their number is added as `unsupervised`."""
+    """Return the rows without those that have nothing to train on: rows in which no token after the first is trained on
+    (no token predicts the first one). `unsupervised` of the result is the number of removed rows."""
     import numpy as np
 
     trained = np.concatenate([[0], np.cumsum(made.extra, dtype=np.int64)])
@@ -220,8 +232,8 @@ def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[i
 
     parts: the text's parts, dicts with `text` and `train`; count: the number of tokens; span_of: returns for a token
     (first character, end) in the joined text. Only the tokens at the edges of parts are looked up, by bisection, because
-    fetching all spans takes as long as tokenising. A token without characters of its own (trimmed whitespace) has the
-    flag of the character before it; the first token, of the character after it."""
+    fetching all spans takes as long as tokenising. A token without characters of its own (trimmed whitespace) gets the
+    flag of the character before it; if it is the first token, that of the character after it."""
     import numpy as np
 
     def start_of(token: int) -> int:
@@ -243,7 +255,7 @@ def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[i
 
 
 def _parts_of(texts: Texts, pieces: Pieces, piece: int, first: int, last: int) -> list[dict[str, Any]]:
-    """The parts that lie in a piece, cut to the piece."""
+    """Return the parts that overlap a piece, each cut to the piece."""
     start, end = int(pieces.starts[piece]), int(pieces.starts[piece + 1])
     found = []
     for part in range(first, last + 1):
@@ -253,7 +265,7 @@ def _parts_of(texts: Texts, pieces: Pieces, piece: int, first: int, last: int) -
 
 
 def _row_tokens(texts: Texts, pieces: Pieces, per_piece: Longs) -> Longs:
-    """int64 [rows + 1]: the index of each row's first token."""
+    """Return the index of each row's first token, int64 [rows + 1]."""
     import numpy as np
 
     begins = np.concatenate([[0], np.cumsum(per_piece)])
@@ -284,7 +296,7 @@ def _framed(
 
 
 def _begins_with(ids: Ints, bounds: Longs, prefix: list[int]) -> Any:
-    """bool [rows]: whether a row's ids begin with `prefix`."""
+    """Return bool [rows]: True where a row's ids begin with `prefix`."""
     import numpy as np
 
     found = np.diff(bounds) >= len(prefix)
@@ -303,7 +315,7 @@ def _ends_with(ids: Ints, bounds: Longs, suffix: list[int]) -> Any:
 
 
 def _outside_plain(texts: Texts, added: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The added tokens that touch no part whose text is plain."""
+    """Return the added tokens that do not overlap a part marked `plain`."""
     import numpy as np
 
     if not added or not texts.plain.any():
@@ -316,7 +328,8 @@ def _outside_plain(texts: Texts, added: list[tuple[int, int]]) -> list[tuple[int
 
 
 def _forged(texts: Texts, words: WordEncoder, added: list[tuple[int, int]] | None) -> list[Forged]:
-    """The rows whose text spells a special token that was not read as one, each with its first such token."""
+    """Return the rows whose text spells a special token that was read as ordinary text, each with its first such
+    token."""
     recognised = set(added or ())
     found: dict[int, str] = {}
     for start, end in find_all(texts.data, texts.rows, words.blanks):

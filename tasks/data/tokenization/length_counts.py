@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK = 1 << 18
-"""Rows whose lengths are counted at once; bounds memory."""
+"""Number of rows whose lengths are counted at once, which limits the memory used."""
 
 WORDS = 60
-"""Characters of an example's text."""
+"""Number of characters of the text that an example shows."""
 
 
 class Example(NamedTuple):
@@ -50,9 +50,15 @@ class Example(NamedTuple):
 class Count:
     """Counts of what tokenising did to the rows of a shard or a split.
 
-    read: source rows; rows, tokens: in the result; longest: tokens of the longest row; overlong: source rows longer than
-    `max_length`; forged: source rows whose text spells a special token; dropped: {reason: rows}; first: {"overlong" or
-    "forged": the first such row}."""
+    Attributes:
+        read: source rows.
+        rows, tokens: in the result.
+        longest: tokens of the longest row.
+        overlong: source rows longer than `max_length`.
+        forged: source rows whose text spells a special token.
+        dropped: {reason: rows}.
+        first: {"overlong" or "forged": the first such row}.
+    """
 
     read: int = 0
     rows: int = 0
@@ -81,7 +87,7 @@ class Count:
 
 
 def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
-    """The first example of a kind in the first split that has one: as a line, and as metadata."""
+    """Return the first example of a kind, from the first split that has one: (a line of text, metadata)."""
     for split, count in counts.items():
         if example := count.first.get(what):
             return example.describe(split), {"split": split, **example._asdict()}
@@ -91,8 +97,14 @@ def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
 def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Meta, out: Workdir) -> Meta:
     """Print how many rows were cut, dropped, or encoded otherwise than their text looks, each with an example.
 
-    max_length, overlong: the settings; counts: {split: counts}; dropped: {reason: rows}; out: prints the messages.
-    Returns {kind: example} for the artifact's metadata."""
+    Args:
+        max_length, overlong: the settings.
+        counts: {split: counts}.
+        dropped: {reason: rows}.
+        out: prints the messages.
+
+    Returns {kind: example} for the artifact's metadata.
+    """
     examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
     if too_long:
@@ -118,7 +130,7 @@ def row_lengths(folder: Path) -> Meta:
     import numpy as np
 
     offsets = np.load(folder / "offsets.npy", mmap_mode="r")
-    counts = np.zeros(1, dtype=np.int64)  # rows of each length
+    counts = np.zeros(1, dtype=np.int64)  # counts[n]: number of rows with n tokens
     for start in range(0, len(offsets) - 1, BLOCK):
         more = np.bincount(np.diff(offsets[start : start + BLOCK + 1]), minlength=len(counts))
         more[: len(counts)] += counts

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 ROW = 32
-"""Bytes that count for each row, besides those of its text."""
+"""Bytes that a row adds to its shard's size, besides those of its text."""
 
 
 def cut_shards(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
@@ -54,7 +54,7 @@ def content_digest(table: pa.Table) -> str:
     import numpy as np
     import pyarrow as pa
 
-    copied = table.take(np.arange(table.num_rows)).combine_chunks()  # without the offsets and spare bits of slices
+    copied = table.take(np.arange(table.num_rows)).combine_chunks()  # removes offsets and unused bits that slices have
     stream = pa.BufferOutputStream()
     with pa.ipc.new_stream(stream, table.schema.remove_metadata()) as writer:
         writer.write_table(copied.replace_schema_metadata())
@@ -65,10 +65,15 @@ class Texts(NamedTuple):
     """The texts of a table, joined into one array of bytes. A row of a language model may have several parts; a
     classified text is one part.
 
-    data: all texts in UTF-8; array: the same as uint8 [bytes]; rows: int64 [rows + 1], the byte where each row begins;
-    parts: int64 [parts + 1], the byte where each part begins; first: int64 [rows + 1], the index of each row's first
-    part; train: bool [parts], whether a part is trained on; plain: bool [parts], whether special tokens spelled in a part
-    are ordinary text."""
+    Attributes:
+        data: all texts in UTF-8.
+        array: the same as uint8 [bytes].
+        rows: int64 [rows + 1], the byte where each row begins.
+        parts: int64 [parts + 1], the byte where each part begins.
+        first: int64 [rows + 1], the index of each row's first part.
+        train: bool [parts], whether a part is trained on.
+        plain: bool [parts], whether special tokens spelled in a part are ordinary text.
+    """
 
     data: bytes
     array: Array
@@ -107,7 +112,7 @@ def texts_of(table: pa.Table) -> Texts:
 
 
 def _texts(batch: pa.RecordBatch) -> Iterator[memoryview]:
-    """The bytes of each row's text, without copying; of several parts, one after another."""
+    """Yield the bytes of each row's text without copying them. A row of several parts yields them one after another."""
     column = batch.column("parts" if "parts" in batch.schema.names else "text")
     if "parts" in batch.schema.names:
         strings = column.values.field("text")
@@ -120,7 +125,7 @@ def _texts(batch: pa.RecordBatch) -> Iterator[memoryview]:
 
 
 def _offsets(strings: pa.Array) -> Any:
-    """int32 [rows + 1]: where each string begins in the array's bytes."""
+    """Return int32 [rows + 1]: the byte where each string begins."""
     import numpy as np
 
     first, count = strings.offset, len(strings) + 1

@@ -135,7 +135,8 @@ def _read_fast(folder: Path) -> FastTokenizer:
 
 
 def _read_vocabulary(folder: Path) -> FastTokenizer:
-    """BERT's WordPiece. It lowercases if the config says so; without a config, if only special entries have capitals."""
+    """Read a WordPiece vocabulary (vocab.txt) as a BERT tokenizer. Texts are lowercased if the config says so; without
+    a config, if no entry but the special tokens has capitals."""
     from tokenizers import Tokenizer, models
 
     entries = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
@@ -152,8 +153,8 @@ def _read_vocabulary(folder: Path) -> FastTokenizer:
 
 
 def bert_pipeline(tokenizer: Tokenizer, lowercase: bool, special: dict[str, str]) -> None:
-    """Set up a WordPiece tokenizer as BERT's, in place: normalizer, pre-tokenizer, decoder, special tokens and `[CLS]
-    text [SEP]`.
+    """Give a WordPiece tokenizer the normalizer, pre-tokenizer, decoder, special tokens and frame (`[CLS] text [SEP]`)
+    of BERT's. Changes the tokenizer in place.
 
     lowercase: whether texts are lowercased first; special: {role such as `pad_token`: text}."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
@@ -170,7 +171,7 @@ def bert_pipeline(tokenizer: Tokenizer, lowercase: bool, special: dict[str, str]
 
 
 def _usual(tokenizer: Tokenizer) -> dict[str, str]:
-    """The special tokens of a tokenizer without a config, guessed by usual names."""
+    """Return the special tokens of a tokenizer that has no config, found by their usual names."""
     named = {
         role: [text for text in texts if tokenizer.token_to_id(text) is not None] for role, texts in _USUAL.items()
     }

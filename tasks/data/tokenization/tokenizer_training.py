@@ -2,8 +2,9 @@
 
 The `tokenizers` library numbers WordPiece's initial characters in the order of a hash map, which differs between
 processes, and uses these numbers to break ties between merges: four runs on 8,000 tweets gave four vocabularies. This
-module therefore enters the characters first, sorted, alone and as continuations, and rebuilds the model from the
-vocabulary alone. Byte-level BPE starts from 256 sorted bytes and needs no such correction.
+module therefore puts the characters, sorted, first into the vocabulary (each alone and as a continuation such as
+`##a`), and builds the final model from the vocabulary alone. Byte-level BPE starts from 256 sorted bytes and needs no
+such correction.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def _with_special(tokenizer: Tokenizer, special: dict[str, str]) -> Tokenizer:
 
 
 def _characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
-    """The most frequent characters after normalisation, sorted. Raises DataError when there is none."""
+    """Return the most frequent characters of the normalised texts, sorted. Raises DataError when the texts have no
+    character."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(tokenizer.normalizer.normalize_str(text))

@@ -28,35 +28,40 @@ if TYPE_CHECKING:
     Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 FIRST, LATER, AFTER_ADDED, ADDED = range(4)
-"""The kinds of pieces: the first of its text, one after a cut, one after an added token, and an added token itself."""
+"""The kinds of pieces: the first piece of a text, a piece after a cut, a piece after an added token, and an added token
+itself."""
 
 MEMO_SIZE = 1 << 17
-"""How many words' ids are kept, 200 bytes each. When there are more, all are forgotten."""
+"""The number of words whose token ids are cached (200 bytes each). When the cache is full, it is emptied."""
 
 MEMO_LENGTH = 64
-"""The longest word whose ids are kept, in characters."""
+"""The length in characters of the longest word whose token ids are cached."""
 
 BATCH = 1 << 18
-"""Characters that are tokenised at once."""
+"""Number of characters that are passed to the library in one call."""
 
 _BLANKS = rb"(?:[\t-\r ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)*"
-"""Unicode's white space, in UTF-8."""
+"""Pattern of Unicode's white space, in UTF-8."""
 
 _SENTINEL = "\ue0f0\ue0f1"
 _TAIL = r"[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _PATTERNS = {rf"{_HEAD}\p{{N}}{{1,3}}| ?{_TAIL}", rf"{_HEAD}\p{{N}}| ?{_TAIL}"}
-"""Llama 3's words, and Qwen 2's."""
+"""The patterns by which the tokenizers of Llama 3 and Qwen 2 cut texts into words."""
 
 
 class CutRules(NamedTuple):
     """The places where a tokenizer never joins characters into one token, so that a text may be cut there before
     tokenising.
 
-    space: before a space that follows a visible ASCII character; line: before a visible ASCII character that begins a
-    line; letter: between an ASCII letter and punctuation; inner: a second tokenizer for pieces after the first one,
-    needed if the tokenizer itself puts something before a text, else None; places_differ: whether the ids of a piece
-    depend on its kind."""
+    Attributes:
+        space: before a space that follows a visible ASCII character.
+        line: before a visible ASCII character that begins a line.
+        letter: between an ASCII letter and punctuation.
+        inner: a second tokenizer for pieces after the first one, needed if the tokenizer itself puts something before a
+            text, else None.
+        places_differ: whether the ids of a piece depend on its kind.
+    """
 
     space: bool = False
     line: bool = False
@@ -97,9 +102,10 @@ class WordEncoder:
         self._memo: dict[int, dict[str, bytes]] = {FIRST: {}, LATER: {}, AFTER_ADDED: {}}
 
     def _sentinel_tokenizer(self, texts: list[str]) -> tuple[Tokenizer, str]:
-        """A tokenizer with one more added token, and that token, which occurs in none of the texts.
+        """Return (a copy of the tokenizer with one more added token, that token). The token occurs in none of the
+        texts.
 
-        A text is read as it is after an added token by putting this token before it."""
+        With this token before it, a text is tokenised as the library tokenises text that follows an added token."""
         from tokenizers import AddedToken
 
         sentinel = _SENTINEL
@@ -180,7 +186,8 @@ class WordEncoder:
         return [(len(one), one.token_to_chars) for one in found]
 
     def _ids(self, kind: int, texts: list[str]) -> list[bytes]:
-        """The ids of each of some distinct texts of a kind, as the bytes of int32 numbers."""
+        """Return the token ids of each text, as the bytes of int32 numbers. kind: the kind of piece of all texts;
+        texts: distinct."""
         if kind == ADDED:
             known = {**self._ordinary, **self.special}
             return [array("i", [known[text if text in known else text.strip()]]).tobytes() for text in texts]
@@ -248,13 +255,14 @@ def cut_rules(tokenizer: Tokenizer) -> CutRules:
 
 
 def _is_literal(token: AddedToken, tokenizer: Tokenizer) -> bool:
-    """Whether an added token is found wherever its letters are, and no character beside them belongs to it."""
+    """Return whether the library finds an added token wherever its letters occur, without blanks or other characters
+    around it."""
     stripped = token.lstrip or token.rstrip or token.single_word
     return not stripped and not (token.normalized and tokenizer.normalizer)
 
 
 def _rebuilt(tokenizer: Tokenizer, normalizer: Any, added: list[AddedToken]) -> Tokenizer:
-    """A tokenizer with the same model (not a copy), but another normalizer and these added tokens."""
+    """Return a tokenizer that shares the given one's model, but has another normalizer and these added tokens."""
     from tokenizers import Tokenizer
 
     made = Tokenizer(tokenizer.model)
@@ -273,14 +281,14 @@ def _state(part: Any) -> dict[str, Any]:
 
 
 def _is_characterwise(normalizer: dict[str, Any]) -> bool:
-    """Whether a normalizer changes each ASCII character without regard to the characters beside it."""
+    """Return whether a normalizer changes each ASCII character independently of the characters beside it."""
     if normalizer.get("type") == "Sequence":
         return all(_is_characterwise(part) for part in normalizer["normalizers"])
     return normalizer.get("type") in (None, "Lowercase", "NFC", "NFKC", "BertNormalizer")
 
 
 def _is_byte_level(words: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer cuts words as GPT-2's does, or by a pattern of `_PATTERNS`."""
+    """Return whether a pre-tokenizer cuts words as GPT-2's does, or by one of `_PATTERNS`."""
     if words.get("type") == "ByteLevel":
         return bool(words["use_regex"])
     if words.get("type") != "Sequence" or [part["type"] for part in words["pretokenizers"]] != ["Split", "ByteLevel"]:
@@ -291,8 +299,9 @@ def _is_byte_level(words: dict[str, Any]) -> bool:
 
 
 def _sentence_piece(tokenizer: Tokenizer, normalizer: dict[str, Any]) -> CutRules:
-    """Where a tokenizer such as Llama 2's always cuts. It has no words: a text is read as `▁` and its characters, with `▁`
-    for spaces, so merges stop only at places that no entry of the vocabulary spans."""
+    """Return the cut rules of a tokenizer such as Llama 2's. Such a tokenizer does not cut texts into words: it puts
+    `▁` before the text and in place of spaces, then merges characters. A cut is safe only where no entry of the
+    vocabulary spans it."""
     from tokenizers import normalizers
 
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
@@ -310,7 +319,7 @@ def _sentence_piece(tokenizer: Tokenizer, normalizer: dict[str, Any]) -> CutRule
 
 
 def _cut(data: Bytes, cuts: CutRules, begins: Mask) -> None:
-    """Set `begins`, bool [bytes + 1], where the rules cut."""
+    """Set `begins`, bool [bytes + 1], to True at each byte before which the rules cut."""
     visible = (data > 0x20) & (data < 0x7F)
     if cuts.space:
         begins[1:-1] |= (data[1:] == 0x20) & visible[:-1]
@@ -323,7 +332,8 @@ def _cut(data: Bytes, cuts: CutRules, begins: Mask) -> None:
 
 
 def _without_first(encoding: Any, letters: int) -> Any:
-    """A function token -> (first character, end) that leaves out the encoding's first token, which has `letters` characters."""
+    """Return a function that maps a token's index to its (first character, end), as if the encoding's first token,
+    which has `letters` characters, did not exist."""
 
     def span(token: int) -> tuple[int, int]:
         start, end = encoding.token_to_chars(token + 1)
@@ -333,7 +343,7 @@ def _without_first(encoding: Any, letters: int) -> Any:
 
 
 def _batches(texts: list[str]) -> list[list[str]]:
-    """The texts in batches of up to BATCH characters, or of one longer text."""
+    """Return the texts in batches of up to BATCH characters. A longer text is a batch of its own."""
     batches: list[list[str]] = []
     room = 0
     for text in texts:

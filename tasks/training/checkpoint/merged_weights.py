@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """Interface: the weights of a whole model in fp32, by transformers' parameter names."""
+    """Interface that `CheckpointWeights` and `MergedWeights` implement: the weights of a whole model in fp32, by
+    transformers' parameter names."""
 
     @property
     def names(self) -> list[str]: ...
@@ -82,8 +83,12 @@ def write_adapter(folder: Path, shards: Input, model: Source, trained: Checkpoin
     """Write `adapter_model.safetensors` and `adapter_config.json` to the new `folder`, for
     `peft.PeftModel.from_pretrained`.
 
-    shards: the artifact of `train`; model: the base model, which the config names if the model comes from the hub;
-    trained: the trained parameters; dtype: the type to write, such as "float32"."""
+    Args:
+        shards: the artifact of `train`.
+        model: the base model, which the config names if the model comes from the hub.
+        trained: the trained parameters.
+        dtype: the type to write, such as "float32".
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -110,7 +115,7 @@ def _base_model(shards: Input, model: Source) -> Any:
         import peft
 
         settings = peft.LoraConfig.from_pretrained(str(shards.path))
-        settings.modules_to_save = None  # the head's weights are filled in place
+        settings.modules_to_save = None  # the head's weights are copied into the model's own head
         peft.inject_adapter_in_model(settings, found)
     return found
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SMALL = 1.1920928955078125e-07  # the machine epsilon of fp32
-LEAST_SIZE = 1e-3  # the least root mean square of a parameter; without it zeros would never change
+LEAST_SIZE = 1e-3  # the smallest root mean square used for a parameter; without it, zeros would never change
 
 
 def adafactor(weight: Tensor, *state: Tensor, gradient: Tensor, at: Sequence[Any]) -> tuple[Tensor, ...]:
