@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tasks.artifact import Input, Meta
@@ -32,9 +33,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+    from tasks.evaluation.forward import Predictions
     from tasks.export.agreement import Call
 
 Result = TypeVar("Result")
+
+REPORT_ONLY = ("mcc", "log_loss", "auc", "rouge1", "rouge2")
+"""The metrics that stand in report.json and not in the metadata, which tables and MLflow show."""
+
+WORST, LONGEST = 10, 500
+"""How many of the worst predictions the report shows, and how many characters of their texts."""
 
 SHOWN = 3
 """How many generations the report has; generations.json has all."""
@@ -77,19 +85,19 @@ def evaluate_model(
     """
     task, name = packed.meta["task"], _split(config, packed, out)
     model = _on_device(load_model(weights.path, task), config)
-    split = Split(packed, name)
+    split, rows = Split(packed, name), texts.path / f"{name}.parquet"
     if task == "classification":
-        metrics, report = _classification(config, packed, split, model, out)
+        report = _classification(config, packed, name, rows, model, out)
     else:
-        metrics, report = _language(config, split, model, out)
+        report = _language(config, packed, name, rows, weights, model, out)
         report["generations"] = _generations(config, texts, name, weights, model, out)[:SHOWN]
     calls = _calls(config, split, exported, model)
     del model  # the exported model brings weights of its own
     report["export"], found = _exported(exported, calls)
-    metrics |= found
+    metrics = report["metrics"] | found
     report |= {"task": task, "split": name, "asked": config.split, "rows": sum(split.rows.values()), "metrics": metrics}
     write_json(out.path / "report.json", report)
-    return {"task": task, "split": name, "metrics": metrics}
+    return {"task": task, "split": name, "metrics": {key: metrics[key] for key in metrics if key not in REPORT_ONLY}}
 
 
 def _split(config: EvaluateConfig, packed: Input, out: Workdir) -> str:
@@ -116,44 +124,102 @@ def _on_device(model: PreTrainedModel, config: EvaluateConfig) -> PreTrainedMode
 
 
 def _classification(
-    config: EvaluateConfig, packed: Input, split: Split, model: PreTrainedModel, out: Workdir
-) -> tuple[Meta, Meta]:
+    config: EvaluateConfig, packed: Input, split_name: str, texts: Path, model: PreTrainedModel, out: Workdir
+) -> Meta:
+    """Write predictions.parquet and the plots; return the report's entries, with all metrics."""
+    from tasks.evaluation import classification, plots
     from tasks.evaluation.forward import classify
-    from tasks.evaluation.metrics import majority, score
-    from tasks.evaluation.plots import confusion_matrix
+    from tasks.evaluation.predictions import source_rows, write_classes
 
-    labels = _labels(packed, model)
+    labels, split = _labels(packed, model), Split(packed, split_name)
     found = _timed(lambda seen: classify(model, split, config.batch, seen), split, out)
-    scores = score(found.expected, found.predicted, len(labels))
-    always = majority(_training_labels(packed, found.expected), found.expected, len(labels))
-    title = f"accuracy {scores.accuracy:.3f}, weighted F1 {scores.f1_weighted:.3f}"
-    confusion_matrix(scores.confusion, labels, title, out.path / "confusion_matrix.png")
-    metrics = {
-        "accuracy": scores.accuracy,
-        "f1_macro": scores.f1_macro,
-        "f1_weighted": scores.f1_weighted,
-        "f1_weighted_majority": always.f1_weighted,
-        "loss": _finite(found.loss),
+    _finite(float(found.loss.sum()))
+    rows = source_rows(packed, split_name)
+    write_classes(found, labels, rows, texts, out.path / "predictions.parquet")
+    metrics = classification.scores(found)
+    always = classification.majority(_training_labels(packed, found.expected), found.expected, len(labels))
+    matrix, bins = classification.confusion(found, len(labels)), classification.calibration(found)
+    title = f"accuracy {metrics['accuracy']:.3f}, weighted F1 {metrics['f1_weighted']:.3f}"
+    plots.confusion_matrix(matrix, labels, title, out.path / "confusion_matrix.png")
+    plots.calibration(bins, f"expected calibration error {metrics['ece']:.3f}", out.path / "calibration.png")
+    metrics["f1_weighted_majority"] = always["f1_weighted"]
+    _warn_of_one_class(found, labels, metrics, out)
+    return {
+        "metrics": metrics,
+        "majority": always,
+        "intervals": classification.intervals(found, matrix),
+        "classes": classification.class_report(found, labels),
+        "confusion": matrix.tolist(),
+        "calibration": bins,
+        "worst": _worst(found, labels, rows, texts),
     }
-    columns = zip(labels, scores.precision, scores.recall, scores.f1, scores.support, strict=True)
-    classes = [
-        {"label": label, "precision": float(p), "recall": float(r), "f1": float(f), "support": int(n)}
-        for label, p, r, f, n in columns
+
+
+def _worst(found: Predictions, labels: list[str], rows: NDArray[np.int64], texts: Path) -> list[Meta]:
+    """The wrong predictions with the highest loss, with the beginnings of their texts."""
+    from tasks.evaluation.classification import worst
+    from tasks.evaluation.predictions import text_of
+
+    return [
+        {
+            "row": int(rows[at]),
+            "label": labels[found.expected[at]],
+            "predicted": labels[found.predicted[at]],
+            "probability": float(found.probabilities[at, found.predicted[at]]),
+            "loss": float(found.loss[at]),
+            "text": text_of(texts, int(rows[at]))[:LONGEST],
+        }
+        for at in worst(found, WORST)
     ]
-    baseline = {"accuracy": always.accuracy, "f1_weighted": always.f1_weighted}
-    return metrics, {"majority": baseline, "classes": classes, "confusion": scores.confusion.tolist()}
 
 
-def _language(config: EvaluateConfig, split: Split, model: PreTrainedModel, out: Workdir) -> tuple[Meta, Meta]:
-    from tasks.evaluation.forward import token_loss
+def _warn_of_one_class(found: Predictions, labels: list[str], metrics: Meta, out: Workdir) -> None:
+    """Warn when the model predicts one class for all rows, when its weighted F1 is not above the majority baseline's, or
+    when the split has one class."""
+    true, predicted = set(found.expected.tolist()), set(found.predicted.tolist())
+    if len(true) == 1:
+        out.warn(f"all rows of the split have the label {labels[true.pop()]}: F1, MCC and AUC tell nothing")
+    elif len(predicted) == 1:
+        out.warn(f"the model predicts {labels[predicted.pop()]} for every row")
+    elif metrics["f1_weighted"] <= metrics["f1_weighted_majority"]:
+        out.warn("the model's weighted F1 is no better than that of always predicting the most frequent class")
 
-    found = _timed(lambda seen: token_loss(model, split, config.batch, seen), split, out)
-    if not found.tokens:
+
+def _language(
+    config: EvaluateConfig,
+    packed: Input,
+    split_name: str,
+    texts: Path,
+    weights: Input,
+    model: PreTrainedModel,
+    out: Workdir,
+) -> Meta:
+    """Write predictions.parquet; return the report's entries, with all metrics."""
+    from tasks.data.tokenization.tokenizer import read_tokenizer
+    from tasks.evaluation.forward import token_losses
+    from tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, ratio_interval
+    from tasks.evaluation.predictions import row_losses, write_losses
+
+    split = Split(packed, split_name)
+    found = _timed(lambda seen: token_losses(model, split, config.batch, seen), split, out)
+    if not found.tokens.any():
         raise DataError("the split has no supervised tokens", "check which parts of a row format_prompts trains on")
     loss = _finite(found.loss)
+    rows = row_losses(found, packed, split_name, read_tokenizer(weights.path))
+    write_losses(rows, texts, out.path / "predictions.parquet")
     # e**709 is the last that a float holds; so bad a model needs no digits
     metrics = {"loss": loss, "perplexity": math.exp(min(loss, 709.0))}
-    return metrics, {"tokens": found.tokens}
+    intervals = {"loss": ratio_interval(rows.nll, rows.tokens)}
+    if rows.bytes.any():
+        metrics["bits_per_byte"] = float(rows.nll.sum() / math.log(2) / rows.bytes.sum())
+        intervals["bits_per_byte"] = ratio_interval(rows.nll / math.log(2), rows.bytes)
+    return {
+        "metrics": metrics,
+        "intervals": {**intervals, "confidence": CONFIDENCE, "resamples": RESAMPLES},
+        "tokens": int(rows.tokens.sum()),
+        "bytes": int(rows.bytes.sum()),
+        "cut": int(rows.cut.sum()),
+    }
 
 
 def _generations(

@@ -23,7 +23,7 @@ from pydantic import field_validator
 
 from tasks.artifact import Input, Meta
 from tasks.config import PositiveCount, StageConfig, Tokens, keyed_params
-from tasks.data.chunks import chunk_file, shapes
+from tasks.data.chunks import SEGMENTS, chunk_file, segments_file, shapes
 from tasks.data.pack.blocks import IGNORED, fill, load_layout, part_of, save_layout
 from tasks.data.pack.chunk_writer import create_columns
 from tasks.data.pack.packers import (
@@ -75,8 +75,8 @@ class PackConfig(StageConfig):
 
 
 def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
-    """Decide in which chunk each row goes. Writes a layout for each split and length, and `counts.json`. Returns the
-    parts of the work: blocks of chunks with 2^20 tokens each."""
+    """Decide in which chunk each row goes. Writes a layout and the segments' source rows for each split and length, and
+    `counts.json`. Returns the parts of the work: blocks of chunks with 2^20 tokens each."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
@@ -129,7 +129,7 @@ def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out
 def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -> Meta:
     """Write `<split>/<length>.arrow` (`tasks.data.chunks`) with the columns input_ids, segment_ids and position_ids, int32
     [chunks, length], and labels, int32 [chunks] for classification, else [chunks, length] with -100 where not supervised;
-    and `tokenizer/`.
+    `<split>/<length>.segments.npy` (`open_segments`), the row of the texts that each segment comes from; and `tokenizer/`.
 
     Returns the metadata of `tokens` and: lengths (ascending), rows {split: {"<length>": chunks}} (no entry where there are none),
     real_tokens, supervised_tokens and left_out {split: tokens}, strategy, cut {split: rows}."""
@@ -282,9 +282,19 @@ def _lay_out(
             continue
         layout = _layout(split, pieces, length, config, tokens)
         save_layout(layout, _layout_folder(shared, split, length))
+        _save_segments(layout, tokens.path / split, segments_file(shared, split, length))
         chunks[str(length)] = layout.chunks
         real += int(layout.pieces.size.sum())
     return chunks, real
+
+
+def _save_segments(layout: Layout, tokens: Path, file: Path) -> None:
+    """Write where each segment of a layout comes from. tokens: the folder of the split's rows of tokens."""
+    import numpy as np
+
+    columns = [np.load(tokens / f"{name}.npy", mmap_mode="r")[layout.pieces.row] for name in SEGMENTS]
+    file.parent.mkdir(exist_ok=True)
+    np.save(file, np.stack(columns, axis=1).astype(np.int64))
 
 
 def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens: Input) -> Layout:
@@ -314,6 +324,7 @@ def _write_chunks(split: str, length: int, chunks: int, tokens: Input, parts: Pa
             column[first:last] = np.load(part.folder / f"{name}.npy", mmap_mode="r")
         supervised += part.meta["supervised"]
         out.progress(last, chunks, f"{split} chunks of {length}")
+    shutil.copyfile(segments_file(parts.shared, split, length), segments_file(out.path, split, length))
     return supervised
 
 

@@ -99,8 +99,9 @@ def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdi
 def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
     """Tokenise a shard: `count` rows of a split from row `first` on. part: split, first, count.
 
-    Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], and `labels.npy` or `loss_mask.npy`; returns a Count
-    as JSON."""
+    Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`, and where each row
+    comes from: `source_row.npy` int64 [rows], counted from the shard's first row, and `source_tokens.npy` int32 [rows].
+    Returns a Count as JSON."""
     import numpy as np
 
     encoder = _encoder(shared.path / "tokenizer", config.model_dump_json(), json.dumps(texts.meta))
@@ -126,13 +127,16 @@ def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Met
     np.save(out.path / "input_ids.npy", made.ids)
     np.save(out.path / "lengths.npy", made.sizes.astype(np.int32))
     np.save(out.path / f"{encoder.extra}.npy", made.extra)
+    np.save(out.path / "source_row.npy", made.row.astype(np.int64))
+    np.save(out.path / "source_tokens.npy", made.lengths[made.row].astype(np.int32))
     return count.meta()
 
 
 @stage(kind="tokens", inputs=_inputs, split=split_texts, part=tokenize_rows, keep_parts=True)
 def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
     """Write for each split `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1] and `labels.npy` int32 [rows]
-    (classification) or `loss_mask.npy` uint8 [tokens] (causal_lm); and `tokenizer/`.
+    (classification) or `loss_mask.npy` uint8 [tokens] (causal_lm); `source_row.npy` int64 [rows], the row of the texts that
+    each row comes from, and `source_tokens.npy` int32 [rows], its tokens before anything was cut; and `tokenizer/`.
 
     Returns metadata: task, labels, splits {name: rows}, tokens {name: n}, longest (tokens of the longest row), vocab_size,
     pad_id, bos_id, eos_id, max_length, overlong {name: rows that were too long}, dropped {reason: rows}, row_lengths {name:
@@ -218,11 +222,15 @@ def _gathered(split: str, texts: Input, parts: Parts, out: Workdir) -> Count:
         ids = stack.enter_context(GrowingArray(folder / "input_ids.npy", "<i4"))
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
         extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type))
+        source_row = stack.enter_context(GrowingArray(folder / "source_row.npy", "<i8"))
+        source_tokens = stack.enter_context(GrowingArray(folder / "source_tokens.npy", "<i4"))
         offsets.append(np.zeros(1, dtype=np.int64))
         for _, here, meta in parts.of(split=split):
             offsets.append(np.cumsum(np.load(here / "lengths.npy"), dtype=np.int64) + ids.size)
             ids.append(np.load(here / "input_ids.npy"))
             extras.append(np.load(here / f"{extra}.npy"))
+            source_row.append(np.load(here / "source_row.npy") + count.read)
+            source_tokens.append(np.load(here / "source_tokens.npy"))
             count.add(meta)
             out.progress(count.read, total, f"{split} rows")
     if count.rows == 0:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Columns = dict[str, NDArray[np.int32]]
 
+SEGMENTS = ("source_row", "source_tokens")
+"""The columns of a file of segments."""
 COLUMNS = ("input_ids", "labels", "segment_ids", "position_ids")
 _END = 8
 """Size in bytes of the mark at the end of an Arrow stream, and alignment of the columns."""
@@ -28,6 +30,20 @@ def chunk_file(artifact: Path, split: str, length: int) -> Path:
     """Return the path of the file with the chunks of one split and length (in tokens). A split without chunks of this
     length has no such file."""
     return artifact / split / f"{length}.arrow"
+
+
+def segments_file(artifact: Path, split: str, length: int) -> Path:
+    """Return the path of the file that says where the segments of one split and length (in tokens) come from."""
+    return artifact / split / f"{length}.segments.npy"
+
+
+def open_segments(packed: Input, split: str, length: int) -> NDArray[np.int64]:
+    """Return where each segment of one split and length comes from, int64 [segments, 2], in the order of chunks and
+    segment ids. Columns: the row in the texts' `<split>.parquet`, and the tokens of that row before anything was cut."""
+    import numpy as np
+
+    found: NDArray[np.int64] = np.load(segments_file(packed.path, split, length), mmap_mode="r")
+    return found
 
 
 def shapes(task: str, chunks: int, length: int) -> dict[str, tuple[int, ...]]:

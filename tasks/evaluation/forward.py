@@ -1,4 +1,4 @@
-"""Forward passes over a split in eager PyTorch: predicted classes, or the loss per supervised token.
+"""Forward passes over a split in eager PyTorch: probabilities of classes, or the losses of supervised tokens.
 
 A language model gets the same attention masks, position ids and targets as in training, so the loss of a packed chunk
 equals the loss of its rows computed one by one. A classifier gets only input ids and attention mask, as a user would call
@@ -20,25 +20,45 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
 
 ReportRows = Callable[[int], None]
 """Called with the number of rows done so far."""
 
+LOGITS = 1 << 29
+"""The most bytes that the logits of a forward pass of a language model take in float32, unless one chunk takes more."""
+
+SLICE = 256
+"""Positions whose losses are computed at once."""
+
 
 class Predictions(NamedTuple):
-    """The result of `classify`. expected, predicted: true and predicted classes, int64 [rows]; loss: mean cross entropy of
-    a row, in nats."""
+    """The result of `classify`, in the split's order.
+
+    expected, predicted: true and predicted classes, int64 [rows]; probabilities: float32 [rows, classes]; loss: float64
+    [rows], the cross entropy in nats."""
 
     expected: Ints
     predicted: Ints
-    loss: float
+    probabilities: NDArray[np.float32]
+    loss: Floats
 
 
-class TokenLoss(NamedTuple):
-    """The mean loss over supervised tokens, in nats, and the number of these tokens."""
+class TokenLosses(NamedTuple):
+    """The losses of a language model by segment, in the order of lengths, chunks and segment ids. All arrays are [segments].
 
-    loss: float
-    tokens: int
+    nll: float64, the sum over the segment's supervised tokens of the negative log likelihood, in nats; tokens: int64, the
+    number of these tokens; sizes: int64, the number of all its tokens."""
+
+    nll: Floats
+    tokens: Ints
+    sizes: Ints
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of a supervised token, in nats; NaN where there is none."""
+        tokens = int(self.tokens.sum())
+        return float(self.nll.sum()) / tokens if tokens else float("nan")
 
 
 def classify(model: Any, split: Split, batch: int, report: ReportRows) -> Predictions:
@@ -47,43 +67,72 @@ def classify(model: Any, split: Split, batch: int, report: ReportRows) -> Predic
     import numpy as np
     import torch
 
-    expected, predicted, total, rows = [], [], 0.0, 0
+    expected, predicted, probabilities, losses, rows = [], [], [], [], 0
     with torch.inference_mode():
         for part in _batches(split, batch):
             input_ids, attention_mask = plain_inputs(part, model.device)
             targets = torch.from_numpy(part.targets).long().to(model.device)
             logits = model(input_ids=input_ids, attention_mask=attention_mask).logits.float()
-            total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+            losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none").double().cpu().numpy())
+            probabilities.append(logits.softmax(-1).cpu().numpy())
             expected.append(part.targets.astype(np.int64))
             predicted.append(logits.argmax(-1).cpu().numpy())
             rows += part.samples
             report(rows)
-    return Predictions(np.concatenate(expected), np.concatenate(predicted), total / rows)
+    return Predictions(*(np.concatenate(column) for column in (expected, predicted, probabilities, losses)))
 
 
-def token_loss(model: Any, split: Split, batch: int, report: ReportRows) -> TokenLoss:
-    """Return the loss of a language model over every chunk of a split. batch: chunks per forward pass; report: called with
-    the number of chunks done.
+def token_losses(model: Any, split: Split, batch: int, report: ReportRows) -> TokenLosses:
+    """Return the losses of a language model over every segment of a split. batch: the most chunks per forward pass; report:
+    called with the number of chunks done.
 
-    Losses of tokens are summed in single precision within a chunk and in double precision over chunks.
+    A pass has fewer chunks where its logits would take more than LOGITS bytes in float32, one chunk at least. Losses are
+    computed for SLICE positions at a time, in single precision, and summed in double precision.
     """
+    import numpy as np
     import torch
 
     built = Built(model, "causal_lm", causal=True, first_position=first_position(model), config={})
-    total, tokens, rows = 0.0, 0, 0
+    found: list[tuple[Any, Any, Any]] = []
+    rows = 0
     with torch.inference_mode():
-        for part in _batches(split, batch):
+        for part in _batches(split, _fitting(model, split, batch)):
             columns = (part.input_ids, part.segment_ids, part.position_ids)
             tensors = [torch.from_numpy(column).long().to(model.device) for column in columns]
             logits = model(**inputs_of(built, *tensors)).logits
             targets = torch.from_numpy(part.targets).long().to(model.device)
-            for chunk, wanted in zip(logits, targets, strict=True):
-                loss = torch.nn.functional.cross_entropy(chunk.float(), wanted, ignore_index=IGNORED, reduction="sum")
-                total += float(loss)
-            tokens += part.supervised
+            for chunk, wanted, segments in zip(logits, targets, part.segment_ids, strict=True):
+                found.append(_by_segment(_position_losses(chunk, wanted), wanted.cpu().numpy(), segments))
             rows += part.samples
             report(rows)
-    return TokenLoss(total / max(tokens, 1), tokens)
+    return TokenLosses(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _fitting(model: Any, split: Split, batch: int) -> int:
+    """The number of chunks of a forward pass, at most `batch`."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    return max(min(batch, LOGITS // (4 * max(split.rows) * vocabulary)), 1)
+
+
+def _position_losses(logits: Any, targets: Any) -> Any:
+    """float64 [positions]: the loss at each position of a chunk, 0 where there is no target."""
+    import torch
+
+    pairs = zip(logits.split(SLICE), targets.split(SLICE), strict=True)
+    losses = [
+        torch.nn.functional.cross_entropy(one.float(), to, ignore_index=IGNORED, reduction="none") for one, to in pairs
+    ]
+    return torch.cat(losses).double().cpu().numpy()
+
+
+def _by_segment(losses: Any, targets: Any, segments: Any) -> tuple[Any, Any, Any]:
+    """(nll, tokens, sizes) of the segments of a chunk."""
+    import numpy as np
+
+    most = int(segments.max()) + 1
+    supervised = targets != IGNORED
+    nll = np.bincount(segments[supervised], weights=losses[supervised], minlength=most)
+    return nll[1:], np.bincount(segments[supervised], minlength=most)[1:], np.bincount(segments, minlength=most)[1:]
 
 
 def plain_inputs(part: Batch, device: Any = "cpu") -> tuple[Any, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.artifact import Meta
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -35,6 +37,25 @@ def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str
             colour = "white" if share[row, column] > 0.5 else "black"
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
     figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046, pad=0.04)
+    figure.savefig(file, format="png", bbox_inches="tight", metadata={"Software": None})
+
+
+def calibration(bins: list[Meta], title: str, file: Path) -> None:
+    """Draw how often a model is right that claims to be so sure. bins: as `classification.calibration` returns them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.8, 4.0), dpi=120)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    most = max(entry["rows"] for entry in bins)
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--", label="calibrated")
+    confidence, accuracy = ([entry[name] for entry in bins] for name in ("confidence", "accuracy"))
+    axes.plot(confidence, accuracy, color="tab:blue", linewidth=1)
+    sizes = [12 + 120 * entry["rows"] / most for entry in bins]
+    axes.scatter(confidence, accuracy, s=sizes, color="tab:blue", label="rows of a bin, by area")
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="probability of the predicted class", ylabel="accuracy", title=title)
+    axes.legend(frameon=False, loc="upper left")
     figure.savefig(file, format="png", bbox_inches="tight", metadata={"Software": None})
 
 

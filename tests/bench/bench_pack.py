@@ -62,6 +62,8 @@ def write_tokens(folder: Path, sizes: Ints) -> None:
     ends = np.cumsum(sizes)
     place = np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - sizes, sizes)
     np.save(folder / "train/offsets.npy", np.concatenate([[0], ends]))
+    np.save(folder / "train/source_row.npy", np.arange(len(sizes)))
+    np.save(folder / "train/source_tokens.npy", sizes.astype(np.int32))
     np.save(folder / "train/loss_mask.npy", (2 * place >= np.repeat(sizes, sizes)).astype(np.uint8))
     np.save(folder / "train/input_ids.npy", (place * 7919 % 30000).astype(np.int32))
 

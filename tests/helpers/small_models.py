@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifact import Input, Meta
-from tasks.data.chunks import chunk_file, shapes
+from tasks.data.chunks import chunk_file, segments_file, shapes
 from tasks.data.pack.chunk_writer import create_columns
 from tasks.errors import TrnflowError
 from tasks.evaluation.models import EAGER
@@ -104,12 +104,19 @@ def random_rows(count: int, task: str, *, longest: int = 32, seed: int = 0) -> R
 
 
 def packed_rows(folder: Path, task: str, splits: dict[str, dict[int, list[Rows]]]) -> Input:
-    """A packed artifact. splits: of each, the lengths with their chunks, a chunk being the rows that share it."""
+    """A packed artifact. splits: of each, the lengths with their chunks, a chunk being the rows that share it; rows are
+    numbered as they come."""
+    import numpy as np
+
     counts: dict[str, dict[str, int]] = {}
     for name, lengths in splits.items():
+        first = 0
         counts[name] = {str(length): len(chunks) for length, chunks in lengths.items()}
         for length, chunks in lengths.items():
             _write_bucket(chunk_file(folder, name, length), task, length, chunks)
+            sizes = [len(ids) for chunk in chunks for ids, _ in chunk]
+            np.save(segments_file(folder, name, length), [(first + at, size) for at, size in enumerate(sizes)])
+            first += len(sizes)
     labels = LABELS if task == "classification" else None
     return Input(
         folder, "packed", {"task": task, "labels": labels, "rows": counts, "pad_id": 0, "lengths": [16, 32]}, "sha256:1"

@@ -35,6 +35,8 @@ def tokens_of(root: Path, task: str = "causal_lm", **splits: list[int]) -> Input
         total = sum(sizes)
         np.save(folder / split / "input_ids.npy", np.arange(100, 100 + total, dtype=np.int32))
         np.save(folder / split / "offsets.npy", np.cumsum([0, *sizes], dtype=np.int64))
+        np.save(folder / split / "source_row.npy", np.arange(len(sizes)))
+        np.save(folder / split / "source_tokens.npy", np.array(sizes, dtype=np.int32))
         if task == "causal_lm":
             np.save(folder / split / "loss_mask.npy", (np.arange(total) % 3 > 0).astype(np.uint8))
         else:

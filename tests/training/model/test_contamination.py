@@ -53,6 +53,8 @@ def packed_documents(root: Path, task: str, sizes: list[int], seed: int, **pack:
     (folder / "train").mkdir()
     np.save(folder / "train/input_ids.npy", draw.integers(3, VOCABULARY, sum(sizes)).astype(np.int32))
     np.save(folder / "train/offsets.npy", np.cumsum([0, *sizes], dtype=np.int64))
+    np.save(folder / "train/source_row.npy", np.arange(len(sizes)))
+    np.save(folder / "train/source_tokens.npy", np.array(sizes, dtype=np.int32))
     np.save(folder / "train/loss_mask.npy", np.ones(sum(sizes), np.uint8))
     np.save(folder / "train/labels.npy", np.zeros(len(sizes), np.int32))
     meta = {"task": task, "labels": None, "splits": {"train": len(sizes)}, "longest": max(sizes), "pad_id": 0}

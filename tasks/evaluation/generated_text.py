@@ -1,0 +1,56 @@
+"""Compare generated texts with the answers that the data has for their prompts: exact match and ROUGE.
+
+ROUGE as the package rouge_score computes it without a stemmer, except that letters outside a-z count as well: texts are
+lowercased and cut into runs of letters and digits; each figure is an F1 of matches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+WORD = re.compile(r"[^\W_]+")
+
+
+def exact_match(generated: str, answer: str) -> bool:
+    """Whether two texts are equal, apart from white space at their ends."""
+    return generated.strip() == answer.strip()
+
+
+def rouge(generated: str, answer: str) -> dict[str, float]:
+    """Return rouge1 and rouge2 (shared words and pairs of words) and rougeL (the longest common subsequence of words), each
+    from 0 to 1."""
+    made, wanted = (WORD.findall(text.lower()) for text in (generated, answer))
+    return {
+        "rouge1": _of_ngrams(made, wanted, 1),
+        "rouge2": _of_ngrams(made, wanted, 2),
+        "rougeL": _f1(_longest_common(made, wanted), len(made), len(wanted)),
+    }
+
+
+def answer_scores(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """Return the means of exact_match, rouge1, rouge2 and rougeL over pairs (generated, answer); {} without pairs."""
+    found = [{"exact_match": float(exact_match(*pair)), **rouge(*pair)} for pair in pairs]
+    return {name: sum(one[name] for one in found) / len(found) for name in found[0]} if found else {}
+
+
+def _of_ngrams(made: list[str], wanted: list[str], size: int) -> float:
+    ours, theirs = (
+        Counter(tuple(words[at : at + size]) for at in range(len(words) - size + 1)) for words in (made, wanted)
+    )
+    return _f1((ours & theirs).total(), ours.total(), theirs.total())
+
+
+def _f1(shared: int, made: int, wanted: int) -> float:
+    return 2 * shared / (made + wanted) if shared else 0.0
+
+
+def _longest_common(one: list[str], other: list[str]) -> int:
+    """The length of the longest common subsequence."""
+    row = [0] * (len(other) + 1)
+    for word in one:
+        diagonal = 0
+        for at, candidate in enumerate(other, 1):
+            diagonal, row[at] = row[at], diagonal + 1 if word == candidate else max(row[at], row[at - 1])
+    return row[-1]

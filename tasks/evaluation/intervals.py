@@ -1,0 +1,55 @@
+"""Bootstrap intervals of metrics: how far a figure could lie from another draw of as many rows. The seed is fixed, so the
+same rows give the same interval."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+RESAMPLES = 1000
+SEED = 0
+BATCH = 50
+"""Resamples that are held at once."""
+
+
+def interval(values: Floats) -> list[float]:
+    """Return [low, high], the two-sided percentile interval of a metric. values: float64 [resamples]."""
+    import numpy as np
+
+    tail = (1 - CONFIDENCE) / 2
+    return [float(edge) for edge in np.quantile(values, [tail, 1 - tail])]
+
+
+def mean_interval(values: Floats) -> list[float]:
+    """Return the interval of a mean. values: float64 [rows]; one row alone gives an interval without width."""
+    import numpy as np
+
+    return ratio_interval(values, np.ones(len(values)))
+
+
+def ratio_interval(above: Any, below: Any) -> list[float]:
+    """Return the interval of sum(above) / sum(below), with rows drawn in pairs. above, below: [rows]."""
+    import numpy as np
+    from scipy.stats import bootstrap
+
+    pairs = tuple(np.asarray(column, dtype=np.float64) for column in (above, below))
+    if len(pairs[0]) < 2:
+        return [float(pairs[0].sum() / pairs[1].sum())] * 2
+    found = bootstrap(
+        pairs,
+        lambda one, other, axis: one.sum(axis=axis) / other.sum(axis=axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        batch=BATCH,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(SEED),
+    )
+    return [float(found.confidence_interval.low), float(found.confidence_interval.high)]

@@ -1,0 +1,148 @@
+"""Write predictions.parquet, one row for each row of the texts that was evaluated, in their order.
+
+`row` counts the rows of the texts' `<split>.parquet` from 0; `digest` is `sha256:<hex>` of the text that the model reads
+(UTF-8), so that predictions of different models, or of rows in another order, can be joined. Rows that tokenizing or
+packing dropped have no prediction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasks.artifact import Input
+from tasks.data.chunks import open_chunks, open_segments
+from tasks.data.tables import read_rows, write_rows
+from tasks.evaluation.forward import Predictions, TokenLosses
+from tasks.training.batches.sampler import IGNORED
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from tasks.data.tokenization.tokenizer import FastTokenizer
+
+    Ints = NDArray[np.int64]
+
+BATCH = 1024
+
+
+class RowLosses(NamedTuple):
+    """The losses of a language model by row of the texts, ascending. All arrays are [rows].
+
+    row: int64; nll: float64, the sum over the row's supervised tokens of the negative log likelihood, in nats; tokens:
+    int64, their number; bytes: int64, the UTF-8 bytes of the text that they spell (special tokens spell none); cut: bool,
+    whether tokens of the row were left out, or it was read in several pieces."""
+
+    row: Ints
+    nll: NDArray[np.float64]
+    tokens: Ints
+    bytes: Ints
+    cut: NDArray[np.bool_]
+
+
+def source_rows(packed: Input, split: str) -> Ints:
+    """Return the row of the texts that each segment of a split comes from, int64 [segments], in the order in which
+    `forward` reads them: by length, chunk and segment."""
+    return _segments(packed, split)[:, 0]
+
+
+def row_losses(found: TokenLosses, packed: Input, split: str, tokenizer: FastTokenizer) -> RowLosses:
+    """Sum the losses of segments by the row that they come from. found: of all segments of the split."""
+    import numpy as np
+
+    segments = _segments(packed, split)
+    rows, at, pieces = np.unique(segments[:, 0], return_inverse=True, return_counts=True)
+
+    def total(values: Any) -> Any:
+        return np.bincount(at, weights=values, minlength=len(rows))
+
+    whole = np.zeros(len(rows), dtype=np.int64)
+    whole[at] = segments[:, 1]
+    spelled = np.fromiter(_spelled_bytes(packed, split, tokenizer), dtype=np.int64, count=len(segments))
+    kept, tokens, spelled = (total(values).astype(np.int64) for values in (found.sizes, found.tokens, spelled))
+    return RowLosses(rows, total(found.nll), tokens, spelled, (pieces > 1) | (kept < whole))
+
+
+def write_classes(found: Predictions, labels: list[str], rows: Ints, texts: Path, to: Path) -> None:
+    """Write the predictions of a classifier: row, digest, label, predicted (names of classes), probabilities (float32, in
+    the order of `labels`) and loss (nats). rows: the row of each prediction; texts: the split's file of texts."""
+    import numpy as np
+    import pyarrow as pa
+
+    schema = pa.schema(
+        [
+            ("row", pa.int64()), ("digest", pa.string()), ("label", pa.string()), ("predicted", pa.string()),
+            ("probabilities", pa.list_(pa.float32())), ("loss", pa.float64()),
+        ]
+    )  # fmt: skip
+    order, names = np.argsort(rows, kind="stable"), np.array(labels, dtype=object)
+    columns = {
+        "row": rows[order],
+        "label": names[found.expected[order]],
+        "predicted": names[found.predicted[order]],
+        "probabilities": list(found.probabilities[order]),
+        "loss": found.loss[order],
+    }
+    _write(columns, schema, texts, to)
+
+
+def write_losses(found: RowLosses, texts: Path, to: Path) -> None:
+    """Write the losses of a language model: row, digest, nll, tokens, bytes, cut. texts: the split's file of texts."""
+    import pyarrow as pa
+
+    schema = pa.schema(
+        [
+            ("row", pa.int64()), ("digest", pa.string()), ("nll", pa.float64()), ("tokens", pa.int64()),
+            ("bytes", pa.int64()), ("cut", pa.bool_()),
+        ]
+    )  # fmt: skip
+    _write(found._asdict(), schema, texts, to)
+
+
+def text_of(texts: Path, row: int) -> str:
+    """Return the text of one row of a file of texts, as the model reads it."""
+    return _text(read_rows(texts, row, 1).to_pylist()[0])
+
+
+def _write(columns: dict[str, Any], schema: pa.Schema, texts: Path, to: Path) -> None:
+    import pyarrow as pa
+
+    digests = list(_digests(texts))
+    columns = {**columns, "digest": [digests[row] for row in columns["row"]]}
+    table = pa.table({name: pa.array(columns[name], schema.field(name).type) for name in schema.names}, schema)
+    write_rows([table], schema, to, lambda done: None)
+
+
+def _digests(texts: Path) -> Iterator[str]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(texts, pre_buffer=False) as file:
+        columns = [name for name in file.schema_arrow.names if name != "label"]
+        for batch in file.iter_batches(BATCH, columns=columns):
+            for row in batch.to_pylist():
+                yield f"sha256:{hashlib.sha256(_text(row).encode()).hexdigest()}"
+
+
+def _text(row: Any) -> str:
+    return str(row["text"]) if "text" in row else "".join(part["text"] for part in row["parts"])
+
+
+def _segments(packed: Input, split: str) -> Ints:
+    import numpy as np
+
+    lengths = sorted(int(length) for length, count in packed.meta["rows"][split].items() if count)
+    return np.concatenate([open_segments(packed, split, length) for length in lengths])
+
+
+def _spelled_bytes(packed: Input, split: str, tokenizer: FastTokenizer) -> Iterator[int]:
+    """The UTF-8 bytes of the text that the supervised tokens of each segment decode to, in the order of `source_rows`."""
+    for length in sorted(int(length) for length, count in packed.meta["rows"][split].items() if count):
+        columns = open_chunks(packed, split, length)
+        for labels, segments in zip(columns["labels"], columns["segment_ids"], strict=True):
+            supervised = labels != IGNORED
+            ids = [labels[supervised & (segments == number)].tolist() for number in range(1, int(segments.max()) + 1)]
+            yield from (len(text.encode()) for text in tokenizer.tokenizer.decode_batch(ids, skip_special_tokens=True))

@@ -1,0 +1,39 @@
+"""Exact match and ROUGE against values that rouge_score 0.1.2 (use_stemmer=False) gave, rounded to 6 digits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.evaluation.generated_text import answer_scores, exact_match, rouge
+
+KNOWN = [
+    ("The cat sat on the mat.", "the cat was on a mat", (0.666667, 0.2, 0.666667)),
+    ("police killed the gunman", "police kill the gunman", (0.75, 0.333333, 0.75)),
+    ("the gunman kill police", "police kill the gunman", (1.0, 0.333333, 0.5)),
+    (
+        "It's 3.5 times as fast as before, isn't it?",
+        "It is 3 times as fast; is it not?",
+        (0.571429, 0.210526, 0.571429),
+    ),
+    ("a a a b", "a b a b c", (0.666667, 0.285714, 0.666667)),
+    ("nothing in common", "entirely different words", (0.0, 0.0, 0.0)),
+    ("", "an answer", (0.0, 0.0, 0.0)),
+    ("same", "Same!", (1.0, 0.0, 1.0)),
+]
+
+
+@pytest.mark.parametrize(("generated", "answer", "wanted"), KNOWN)
+def test_rouge_is_that_of_rouge_score(generated: str, answer: str, wanted: tuple[float, ...]) -> None:
+    assert tuple(rouge(generated, answer).values()) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_letters_of_all_scripts_count() -> None:
+    assert rouge("ein Käse, größer", "Ein größer Käse")["rouge1"] == 1.0
+    assert rouge("привет мир", "мир")["rougeL"] == pytest.approx(2 / 3)
+
+
+def test_means_over_prompts() -> None:
+    assert exact_match(" yes\n", "yes") and not exact_match("Yes", "yes")
+    found = answer_scores([("yes", "yes"), ("no", "yes")])
+    assert found == {"exact_match": 0.5, "rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.5}
+    assert answer_scores([]) == {}

@@ -1,0 +1,211 @@
+"""predictions.parquet, read by pyarrow: every row is the text that it says, and the report's metrics follow from it by
+scikit-learn and scipy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.artifact import Input, Meta
+from tasks.evaluate_model import EvaluateConfig, evaluate_model
+from tasks.evaluation import forward
+from tasks.evaluation.forward import token_losses
+from tasks.training.batches.sampler import Split
+from tests.helpers import small_models
+from tests.helpers.data_stages import Bench, new_bench, table
+
+WORDS = small_models.WORDS
+NOT_EXPORTED = {"target": "neuron"}
+
+
+def sentence(draw: np.random.Generator, longest: int) -> str:
+    return " ".join(draw.choice(WORDS, int(draw.integers(1, longest))))
+
+
+def evaluate(bench: Bench, texts: Input, packed: Input, weights: Input, **config: Any) -> tuple[Path, Meta]:
+    exported = Input(bench.root, "exported", NOT_EXPORTED, "sha256:none")
+    out = bench.workdir()
+    evaluate_model(EvaluateConfig(**config), texts=texts, packed=packed, weights=weights, exported=exported, out=out)
+    return out.path, json.loads((out.path / "report.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, Input, Input, Path, Meta]:
+    """Rows in two buckets, a few of which are too long and dropped."""
+    bench = new_bench(tmp_path_factory.mktemp("classified"))
+    weights = small_models.bert(bench.root / "bert")
+    draw = np.random.default_rng(3)
+    for split, count in (("train", 30), ("test", 60)):
+        rows = [{"text": sentence(draw, 30), "label": small_models.LABELS[number % 3]} for number in range(count)]
+        (bench.root / "rows").mkdir(exist_ok=True)
+        (bench.root / "rows" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rows = bench.rows(source=str(bench.root / "rows"), text="text", label="label")
+    texts = bench.texts(rows, task="classification")
+    tokens = bench.tokens(
+        texts, {"tokenizer": str(weights.path), "config": {"model_type": "bert"}}, overlong="drop", max_length=24
+    )
+    packed = bench.packed(tokens, strategy="bucket", lengths=[16, 32], chunk_length=32)
+    return bench, texts, weights, *evaluate(bench, texts, packed, weights)
+
+
+def test_a_row_is_the_text_that_it_says(classified: tuple[Bench, Input, Input, Path, Meta]) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+
+    _, texts, weights, out, report = classified
+    found, given = pq.read_table(out / "predictions.parquet"), table(texts, "test")
+    assert str(found.schema.field("probabilities").type) == "list<element: float>"
+    rows = found.to_pylist()
+    assert [row["row"] for row in rows] == sorted({row["row"] for row in rows}) and len(rows) < 60 == len(given["text"])
+    assert report["rows"] == len(rows)
+    model = AutoModelForSequenceClassification.from_pretrained(weights.path).eval()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(weights.path / "tokenizer.json"))
+    labels = small_models.LABELS
+    for row in rows:
+        text = given["text"][row["row"]]
+        assert row["digest"] == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        assert row["label"] == labels[given["label"][row["row"]]]
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            probabilities = model(input_ids=ids).logits[0].softmax(-1)
+        assert row["probabilities"] == pytest.approx(probabilities.tolist(), abs=1e-5)
+        assert row["predicted"] == labels[int(probabilities.argmax())]
+        assert row["loss"] == pytest.approx(-math.log(probabilities[labels.index(row["label"])]), abs=1e-5)
+
+
+def test_metrics_follow_from_the_predictions(classified: tuple[Bench, Input, Input, Path, Meta]) -> None:
+    from scipy.stats import bootstrap
+    from sklearn import metrics
+
+    *_, out, report = classified
+    columns = pq.read_table(out / "predictions.parquet").to_pydict()
+    labels = small_models.LABELS
+    true, predicted = ([labels.index(name) for name in columns[side]] for side in ("label", "predicted"))
+    probabilities = np.array(columns["probabilities"])
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    found = report["metrics"]
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(true, predicted))
+    assert found["f1_macro"] == pytest.approx(metrics.f1_score(true, predicted, average="macro"))
+    assert found["f1_weighted"] == pytest.approx(metrics.f1_score(true, predicted, average="weighted"))
+    assert found["mcc"] == pytest.approx(metrics.matthews_corrcoef(true, predicted))
+    assert found["log_loss"] == pytest.approx(metrics.log_loss(true, probabilities))
+    assert found["loss"] == pytest.approx(np.mean(columns["loss"]))
+    assert found["loss"] == pytest.approx(found["log_loss"], rel=1e-5)
+    assert found["auc"] == pytest.approx(metrics.roc_auc_score(true, probabilities, multi_class="ovr", average="macro"))
+    assert report["confusion"] == metrics.confusion_matrix(true, predicted).tolist()
+    scores = metrics.precision_recall_fscore_support(true, predicted)
+    for name, values in zip(("precision", "recall", "f1", "support"), scores, strict=True):
+        assert [entry[name] for entry in report["classes"]] == pytest.approx(values)
+    sure, right = probabilities.max(axis=1), np.array(true) == np.array(predicted)
+    inside = np.digitize(sure, np.linspace(0, 1, 16))
+    gaps = [abs(right[inside == b].mean() - sure[inside == b].mean()) * (inside == b).mean() for b in set(inside)]
+    assert found["ece"] == pytest.approx(sum(gaps), abs=1e-6)
+
+    def f1(one: Any, other: Any) -> float:
+        return float(metrics.f1_score(one, other, average="weighted", zero_division=0))
+
+    drawn = bootstrap(
+        (true, predicted), f1, paired=True, vectorized=False, n_resamples=1000, method="percentile", rng=1
+    )
+    low, high = report["intervals"]["f1_weighted"]
+    assert low < found["f1_weighted"] < high
+    assert (low, high) == pytest.approx(tuple(drawn.confidence_interval), abs=0.03)
+
+
+def test_the_worst_errors_are_shown_with_their_texts(classified: tuple[Bench, Input, Input, Path, Meta]) -> None:
+    _, texts, _, out, report = classified
+    rows = pq.read_table(out / "predictions.parquet").to_pylist()
+    wrong = sorted((row for row in rows if row["label"] != row["predicted"]), key=lambda row: -row["loss"])
+    assert [entry["row"] for entry in report["worst"]] == [row["row"] for row in wrong[:10]]
+    for entry in report["worst"]:
+        assert entry["text"] == table(texts, "test")["text"][entry["row"]]
+
+
+@pytest.mark.parametrize(("strategy", "overlong"), [("bfd", "truncate"), ("bfd", "split"), ("concat", "truncate")])
+def test_losses_of_a_language_model_are_those_of_its_rows(tmp_path: Path, strategy: str, overlong: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    bench, draw = new_bench(tmp_path), np.random.default_rng(5)
+    weights = small_models.llama(tmp_path / "llama")
+    rows = [{"instruction": sentence(draw, 8), "response": sentence(draw, 30)} for _ in range(40)]
+    rows[7]["response"] = ""  # dropped before it is a text
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows[:3])))
+    given = bench.rows(source=str(tmp_path))
+    texts = bench.texts(given, task="instruction", prompt_template="what {{ instruction }} answer ")
+    model = {"tokenizer": str(weights.path), "config": {"model_type": "llama"}}
+    tokens = bench.tokens(texts, model, max_length=24, overlong=overlong, add_eos=False)
+    packed = bench.packed(tokens, strategy=strategy, chunk_length=64)
+    out, report = evaluate(bench, texts, packed, weights, generation={"prompts": 0})
+
+    found = pq.read_table(out / "predictions.parquet").to_pylist()
+    parts = table(texts, "test")["parts"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(weights.path / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(weights.path).eval()
+    whole = 0
+    for row in found:
+        prompt, answer = (part["text"] for part in parts[row["row"]])
+        assert row["digest"] == f"sha256:{hashlib.sha256((prompt + answer).encode()).hexdigest()}"
+        ids = [1, *tokenizer(prompt + answer, add_special_tokens=False)["input_ids"]]
+        first = 1 + len(prompt.split())
+        assert row["cut"] == (len(ids) > 24) or strategy == "concat"
+        if row["cut"]:
+            continue
+        whole += 1
+        labels = torch.tensor([[-100] * first + ids[first:]])
+        with torch.no_grad():
+            loss = float(model(input_ids=torch.tensor([ids]), labels=labels).loss)
+        assert row["tokens"] == len(ids) - first
+        assert row["nll"] == pytest.approx(loss * row["tokens"], rel=1e-4)
+        assert row["bytes"] == len(answer.encode())
+    assert whole > 10 and len(found) <= 39
+    nll, count, size = (sum(row[name] for row in found) for name in ("nll", "tokens", "bytes"))
+    assert report["metrics"]["loss"] == pytest.approx(nll / count)
+    assert report["metrics"]["perplexity"] == pytest.approx(math.exp(nll / count))
+    assert report["metrics"]["bits_per_byte"] == pytest.approx(nll / math.log(2) / size)
+    assert (report["tokens"], report["cut"]) == (count, sum(row["cut"] for row in found))
+    low, high = report["intervals"]["bits_per_byte"]
+    assert low < report["metrics"]["bits_per_byte"] < high
+
+
+def test_a_large_vocabulary_is_evaluated_in_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No forward pass makes more logits than the limit, and the losses are the same."""
+    from tasks.evaluation.models import load_model
+
+    rows = small_models.random_rows(12, "causal_lm", longest=16, seed=2)
+    packed = small_models.packed_rows(tmp_path / "rows", "causal_lm", {"test": {16: [[row] for row in rows]}})
+    model = load_model(small_models.llama(tmp_path / "llama").path, "causal_lm")
+    split, seen = Split(packed, "test"), list[int]()
+    plain = token_losses(model, split, 8, lambda done: None)
+    monkeypatch.setattr(forward, "LOGITS", 3 * 16 * small_models.VOCABULARY * 4)
+    monkeypatch.setattr(forward, "SLICE", 5)
+    narrow = token_losses(model, split, 8, seen.append)
+    assert seen == [3, 6, 9, 12]
+    np.testing.assert_allclose(narrow.nll, plain.nll, rtol=1e-5)
+    assert narrow.tokens.tolist() == plain.tokens.tolist()
+
+
+def test_one_class_is_warned_of(tmp_path: Path) -> None:
+    said: list[Meta] = []
+    bench = new_bench(tmp_path)
+    bench.said = said
+    (tmp_path / "texts").mkdir()
+    import pyarrow as pa
+
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "label": [1, 1, 1]}), tmp_path / "texts/test.parquet")
+    packed = small_models.packed_rows(
+        tmp_path / "rows", "classification", {"test": {16: [[([5, 6], 1)], [([7, 8], 1)], [([9, 4], 1)]]}}
+    )
+    texts = Input(tmp_path / "texts", "texts", {}, "sha256:texts")
+    out, report = evaluate(bench, texts, packed, small_models.bert(tmp_path / "bert"))
+    assert any("all rows of the split have the label joy" in text for text in bench.warnings())
+    assert "auc" not in report["metrics"] and math.isfinite(report["metrics"]["log_loss"])
+    assert (out / "calibration.png").read_bytes().startswith(b"\x89PNG")
