@@ -25,7 +25,11 @@ _NO_NAMES = frozenset(("", ".", ".."))
 class File(NamedTuple):
     """A file of an artifact, as its manifest lists it.
 
-    path: relative to the artifact, normalised, with `/`; size: bytes; digest: `sha256:<hex>` of its bytes."""
+    Attributes:
+        path: the path in the artifact's folder, normalised, with `/`.
+        size: the number of bytes.
+        digest: `sha256:<hex>` of the file's bytes.
+    """
 
     path: str
     size: int
@@ -36,8 +40,11 @@ class File(NamedTuple):
 class Artifact:
     """An artifact in the store: what a stage made.
 
-    digest: `sha256:<hex>` of its manifest; kind: such as "rows"; meta: the metadata that the stage returned; files:
-    sorted by path."""
+    Attributes:
+        digest: `sha256:<hex>` of its manifest. kind: such as "rows".
+        meta: the metadata that the stage returned.
+        files: its files, sorted by path.
+    """
 
     digest: str
     kind: str
@@ -64,9 +71,12 @@ class Input:
 class Source:
     """Data or a model from outside the store, resolved to exact bytes.
 
-    kind: "data" or "model"; identity: JSON that becomes part of the stage key (digests, a repository's commit; never a
-    path or a time); location: where the stage finds the bytes (not part of the key); note: a message for the user, such
-    as "last resolution"."""
+    Attributes:
+        kind: "data" or "model".
+        identity: JSON that becomes part of the stage key (digests, a repository's commit; never a path or a time).
+        location: where the stage finds the bytes (not part of the key).
+        note: a message for the user, such as "last resolution".
+    """
 
     kind: str
     identity: Meta

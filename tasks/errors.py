@@ -106,7 +106,7 @@ class Interrupted(TrnflowError):
 
 
 def is_interruption(error: BaseException | None) -> bool:
-    """Whether an exception means that a person or a scheduler ended the work: Ctrl-C, SIGTERM, Prefect's
+    """Return whether an exception means that a person or a scheduler ended the work: Ctrl-C, SIGTERM, Prefect's
     TerminationSignal."""
     return error is not None and (isinstance(error, Interrupted) or not isinstance(error, Exception))
 

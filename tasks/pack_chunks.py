@@ -167,8 +167,12 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
 class Fitting(NamedTuple):
     """The rows of a split after the overlong ones were cut or dropped.
 
-    pieces: the pieces of rows to pack; tokens: number of tokens of all rows that were not dropped, including pieces
-    that are left out because nothing in them is trained on; cut, dropped: numbers of rows."""
+    Attributes:
+        pieces: the pieces of rows to pack.
+        tokens: number of tokens of all rows that were not dropped, including pieces that are left out because nothing
+            in them is trained on.
+        cut, dropped: numbers of rows.
+    """
 
     pieces: Pieces
     tokens: int
@@ -184,10 +188,10 @@ def _check(config: PackConfig, meta: Meta) -> None:
             "use bucket or pad",
         )
     if classify and config.overlong == "split":
-        raise ConfigError("pack.overlong: a classified row can't be split", "use tokenize.overlong=truncate, or drop")
+        raise ConfigError("pack.overlong: rows with labels can't be split", "use tokenize.overlong=truncate, or drop")
     if config.lengths and config.strategy != "bucket":
         raise ConfigError(
-            f"pack.lengths are buckets, and pack.strategy is {config.strategy}", "set pack.strategy=bucket"
+            f"pack.lengths is for strategy bucket, but pack.strategy is {config.strategy}", "set pack.strategy=bucket"
         )
     if config.lengths and config.lengths[-1] > config.chunk_length:
         raise ConfigError(
@@ -318,5 +322,6 @@ def _write_chunks(split: str, length: int, chunks: int, tokens: Input, parts: Pa
 
 
 def _efficiency(chunks: dict[str, int], real: int) -> float:
-    """The fraction of positions that are not padding, to 4 digits. chunks: {"<length>": chunks}; real: tokens without padding."""
+    """Return the fraction of positions that are not padding, to 4 digits. chunks: {"<length>": chunks}; real: tokens
+    without padding."""
     return round(real / sum(int(length) * count for length, count in chunks.items()), 4)

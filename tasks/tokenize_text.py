@@ -1,13 +1,14 @@
-"""Tokenise texts, with a mask of what is trained on; optionally train the tokenizer first.
+"""Turn texts into token ids and, for language models, a loss mask; optionally train the tokenizer first.
 
-The parts of a causal text are tokenised as one text, as at inference. A token is trained on if it holds a character that
-is. bos is added if the tokenizer adds it, eos is appended (a chat template writes both itself), neither twice. A special
-token counts where a template wrote it; in a row's own text its letters are read as text. Causal rows without a token to
-train on are dropped and counted. The work is done in shards of 2 MiB of text, which the store keeps, so changed data
-tokenises only the shards that it changed. The bytes depend neither on the shards nor on the number of cores. Memory: a few
-shards. The key holds the tokenizer's files and the vocabulary size of a pretrained model, not its weights. Fails with
-DataError for an overlong row when `overlong` is "error", ModelError for a tokenizer that can't be read, has no padding
-token or has more ids than the model.
+The parts of a causal text are tokenised as one text, as at inference. A token is trained on if it contains a character
+that is trained on. bos is added if the tokenizer adds it, and eos is appended, unless the text has them already (a chat
+template writes both). The text of a special token becomes that token only where a template wrote it; in a row's own
+text it is read as ordinary text. Causal rows without a token to train on are dropped and counted. The work is done in
+shards of 2 MiB of text, which the store keeps, so after a change of the data only the changed shards are tokenised
+again. The bytes depend neither on the shards nor on the number of cores. Memory: a few shards. The key holds the
+tokenizer's files and the vocabulary size of a pretrained model, not its weights. Fails with DataError for an overlong
+row when `overlong` is "error", ModelError for a tokenizer that can't be read, has no padding token or has more ids than
+the model.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class TokenizeConfig(StageConfig):
     """Settings of `tokenize_text`."""
 
     max_length: Tokens = 512
-    """The most tokens of a row, special tokens included."""
+    """The largest number of tokens in a row, special tokens included."""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
     """What happens to rows with more than `max_length` tokens. `split` is for language models only."""
     add_eos: bool = True
@@ -50,12 +51,13 @@ class TokenizeConfig(StageConfig):
     train: TrainTokenizer | None = None
     """Train a tokenizer on the train split, for models from scratch. Default: the model's own tokenizer."""
     shard_bytes: Annotated[PositiveCount, NOT_KEYED] = 2 << 20
-    """The mean size, in bytes of text, of the shards that are cached one by one. Smaller shards redo less when data
-    changes, and make more files."""
+    """The mean size, in bytes of text, of the shards that are cached one by one. With smaller shards, less is done
+    again when data changes, but there are more files."""
 
 
 def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
-    """The key's inputs: the texts and, of the model, the tokenizer's files and the vocabulary size, which is checked."""
+    """Return the inputs that are part of the stage's key: the texts, the tokenizer's files, and the model's vocabulary
+    size, which the stage checks."""
     texts, model = inputs["texts"], inputs["model"]
     assert isinstance(texts, Artifact) and isinstance(model, Source)
     most = _embeddings(model)
@@ -67,14 +69,14 @@ def check_tokenizer(config: TokenizeConfig, model: Source) -> None:
     """Raise ConfigError when the recipe trains a tokenizer for a pretrained model, whose embeddings have other ids."""
     if config.train and model.location["model"] is not None:
         raise ConfigError(
-            "tokenize.train makes a vocabulary of its own, and the embeddings of model.source know another: equal ids would mean "
-            "other words",
+            "tokenize.train makes a new vocabulary, but the embeddings of model.source were trained with another one: the "
+            "same ids would mean other words",
             "set tokenize.train=null to take the model's tokenizer, or leave model.source out (model.config: from scratch)",
         )
 
 
 def _embeddings(model: Source) -> int | None:
-    """The vocabulary size of a pretrained model, from its config; None for a model from scratch."""
+    """Return the vocabulary size of a pretrained model, from its config; None for a model from scratch."""
     config = model.identity.get("config") or {}
     if not config.get("pretrained"):
         return None
@@ -84,10 +86,11 @@ def _embeddings(model: Source) -> int | None:
 
 
 def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> list[Part]:
-    """Read or train the tokenizer, which all parts share (`tokenizer/`, and `special.json`: its ids), and cut the splits."""
+    """Read or train the tokenizer, write it for all parts (`tokenizer/`, and its special ids in `special.json`), and
+    cut the splits into shards. Returns the parts."""
     causal = texts.meta["task"] == "causal_lm"
     if config.overlong == "split" and not causal:
-        raise ConfigError("tokenize.overlong: a classified text can't be split", "use truncate, drop or error")
+        raise ConfigError("tokenize.overlong: a text with a class label can't be split", "use truncate, drop or error")
     write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out).meta())
     identity = _identity(config, texts, out)
     return [part for split in texts.meta["splits"] for part in _parts(split, texts, config, identity)]
@@ -173,7 +176,7 @@ def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool
         loaded = call_in_thread(partial(train_tokenizer, config.train, rows, causal))
     elif folder is None:
         raise ModelError(
-            "the recipe's model brings no tokenizer", "set model.tokenizer, or train one: tokenize.train.kind"
+            "the recipe's model has no tokenizer", "set model.tokenizer, or train one: tokenize.train.kind"
         )
     else:
         loaded = read_tokenizer(folder)
@@ -187,7 +190,7 @@ def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool
 
 
 def _texts(path: Path) -> Iterator[str]:
-    """The texts of a split, with the parts of causal texts joined."""
+    """Yield the text of each row of a split; the parts of a causal text are joined."""
     import pyarrow.parquet as pq
 
     for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(BATCH):
@@ -196,7 +199,8 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
-    """What a shard's tokens depend on besides its rows. Of a trained tokenizer its files count, not the settings of training."""
+    """Return what a shard's tokens depend on besides its rows, for the key. For a trained tokenizer these are its
+    files, not the settings of its training."""
     shape: Meta = {name: texts.meta[name] for name in ("task", "framed", "templates") if name in texts.meta}
     params = {**shape, **keyed_params(config)}
     tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
@@ -205,7 +209,7 @@ def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
 
 
 def _gathered(split: str, texts: Input, parts: Parts, out: Workdir) -> Count:
-    """Write one split. Returns the counts of its rows. DataError when none is left."""
+    """Write one split and return the counts of its rows. DataError when no row is left."""
     import numpy as np
 
     extra, extra_type = encoder_type(texts.meta["task"]).extra, encoder_type(texts.meta["task"]).extra_type
@@ -227,7 +231,7 @@ def _gathered(split: str, texts: Input, parts: Parts, out: Workdir) -> Count:
 
 
 def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> Iterator[Part]:
-    """The shards of a split, each with the digest of its rows."""
+    """Yield the shards of a split as parts, each identified by the digest of its rows."""
     import pyarrow.parquet as pq
 
     first = 0
@@ -240,10 +244,11 @@ def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> 
 
 @lru_cache(maxsize=2)
 def _encoder(folder: Path, config: str, texts: str) -> Encoder:
-    """The encoder of a tokenizer's folder; config, texts: a TokenizeConfig and the texts' metadata, as JSON.
+    """Return an encoder with the tokenizer in `folder`. config, texts: a TokenizeConfig and the texts' metadata, as
+    JSON.
 
-    Cached in the process: reading a tokenizer takes as long as tokenising thousands of rows, and the encoder keeps known
-    words' ids."""
+    Encoders are cached in the process, because reading a tokenizer takes as long as tokenising thousands of rows, and
+    an encoder caches the ids of words."""
     settings, meta, loaded = TokenizeConfig.model_validate_json(config), json.loads(texts), read_tokenizer(folder)
     if encoder_type(meta["task"]) is ClassEncoder:
         return ClassEncoder(loaded, settings.max_length, settings.overlong)

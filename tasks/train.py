@@ -23,14 +23,15 @@ SCHEMA = 1
 def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     """Return the part of the stage's cache key that describes its inputs.
 
-    The packed rows and the model of a warm start count by digest. The model counts by architecture and weights; its
-    tokenizer is part of the packed rows. With `micro_batch: auto` the number that precompile found counts too."""
+    The part contains the digests of the packed rows and of a warm start's model, and the architecture and weights of
+    the model (its tokenizer is part of the packed rows). With `micro_batch: auto` it also contains the number that
+    precompile found."""
     model, packed, start = inputs["model"], inputs["packed"], inputs.get("warm_start")
     assert isinstance(model, Source) and isinstance(packed, Artifact)
     keyed = {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
     if isinstance(start, Artifact):
         keyed["warm_start"] = start.digest
-    graphs = inputs.get("graphs")  # an input for micro_batch auto alone
+    graphs = inputs.get("graphs")  # an input only for micro_batch: auto
     return {**keyed, "micro_batch": graphs.meta["micro_batch"]} if isinstance(graphs, Artifact) else keyed
 
 
@@ -42,8 +43,8 @@ def train(
 
     Files: `shard-*.safetensors`, `index.json` (where each slice of a tensor is), `config.json`, the tokenizer, and for
     LoRA `adapter_config.json`. model: the model's source; packed: the artifact of `pack_chunks`; warm_start: the
-    artifact whose weights replace those of `model`, or None; graphs: precompile's artifact, which a cached result does
-    not need."""
+    artifact whose weights replace those of `model`, or None; graphs: precompile's artifact. It is not part of the key,
+    except for `micro_batch: auto`."""
     from tasks.training.checkpoint.warm_start import starting_from
     from tasks.training.fit import fit
 

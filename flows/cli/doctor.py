@@ -21,8 +21,14 @@ NEEDED = ("prefect", "torch", "torch-xla", "transformers", "datasets", "fsspec",
 
 
 class Check(NamedTuple):
-    """The result of one check of this machine. ok: whether it passed; name: what was checked, such as `python`; found: what
-    the check found, such as the version; fix: what the user can do when the check failed."""
+    """The result of one check of this machine.
+
+    Attributes:
+        ok: whether it passed.
+        name: what was checked, such as `python`.
+        found: what the check found, such as the version.
+        fix: what the user can do when the check failed.
+    """
 
     ok: bool
     name: str

@@ -115,7 +115,8 @@ def origin_of(path: tuple[str, ...], origins: Origins) -> str:
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:
-    """The most similar of `words`, or an empty string when none is similar. cutoff: the lowest similarity, 0 to 1."""
+    """Return the most similar of `words`, or an empty string when none is similar. cutoff: the lowest similarity, 0 to
+    1."""
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), "")
 
 
@@ -209,7 +210,7 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     setting = tuple(name.strip().split("."))
     if len(setting) > DEPTH:
         raise ConfigError(
-            f"override {cut(name)}: there is no setting so deep", "`trnflow config demo` shows those there are"
+            f"override {cut(name)}: there is no such setting", "`trnflow config demo` shows those there are"
         )
     return setting, read_value(value, f"{OVERRIDE}{'.'.join(setting)}")
 

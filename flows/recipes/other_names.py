@@ -93,7 +93,7 @@ def suggested(path: tuple[str, ...], root: Any) -> str:
 
 
 def _names(kind: Any, above: str = "") -> Iterator[str]:
-    """The dotted names of all settings of a config class, sections included."""
+    """Yield the dotted names of all settings of a config class, sections included."""
     for name, field in kind.model_fields.items():
         yield f"{above}{name}"
         inner = config_in(field.annotation)

@@ -102,7 +102,7 @@ class TaskRunnerConfig(StageConfig):
     @model_validator(mode="after")
     def _address_has_a_cluster(self) -> TaskRunnerConfig:
         if self.address and self.kind not in ("ray", "dask"):
-            raise ValueError(f"`address` is of a Ray or Dask cluster, and kind is {self.kind}")
+            raise ValueError(f"`address` is of a Ray or Dask cluster, but `kind` is {self.kind}")
         return self
 
     @property

@@ -165,7 +165,8 @@ def _allow_null(schema: Any) -> None:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A JSON schema that allows null too. The schema of a section is returned unchanged: a section may not be null."""
+    """Return a JSON schema that also allows null. The schema of a section is returned unchanged, because a section
+    can't be null."""
     if "const" in schema:
         schema = {name: value for name, value in schema.items() if name != "const"} | {"enum": [schema["const"]]}
     if "enum" in schema:
@@ -178,7 +179,8 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _group(kind: type[BaseModel], name: str) -> str:
-    """The first sentence of the docstring of the base class that declares the field; empty when the class itself does."""
+    """Return the first sentence of the docstring of the base class that declares the field; empty when the class itself
+    declares the field."""
     base = next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
     return "" if base is kind else inspect.cleandoc(base.__doc__ or "").split(". ")[0].rstrip(".")
 
@@ -196,7 +198,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _takes(field: FieldInfo) -> str:
-    """The allowed values in words, without bounds that only catch typing errors; empty for a section."""
+    """Return the allowed values in words, without bounds that only serve to find typing errors; empty for a section."""
     if config_in(field.annotation) is not None and not takes_null(field.annotation):
         return ""
     return _SLIPS.sub("", allowed(field.annotation, tuple(field.metadata)))

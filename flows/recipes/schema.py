@@ -171,7 +171,8 @@ def _names(annotation: Any) -> str:
 
 
 def _number(kind: type, bounds: tuple[Any, ...]) -> str:
-    """`a whole number from 1 to 4,096`; `a number above 0, at most 1`."""
+    """Describe a number and its bounds in words, such as `a whole number from 1 to 4,096` or `a number above 0, at most
+    1`."""
     limits = dict(_limits(bounds))
     if kind is int:
         low = limits.get("ge", limits.get("gt", -1) + 1 if "gt" in limits else None)

@@ -30,8 +30,14 @@ OURS = ("value_error", "assertion_error")
 
 
 class Recipes(NamedTuple):
-    """A recipe that was read but failed validation. root: the config class; name: the recipe as the user named it; tree:
-    its merged settings; origins: where each setting was written."""
+    """A recipe that was read but failed validation.
+
+    Attributes:
+        root: the config class of recipes.
+        name: the recipe as the user named it.
+        tree: the merged settings.
+        origins: where each setting was written.
+    """
 
     root: type[BaseModel]
     name: str
@@ -40,9 +46,14 @@ class Recipes(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One problem that pydantic found in a recipe. setting: the parts of the setting's name; kind: pydantic's type of the
-    error; at_name: True if the name of the entry is wrong, False if its value is; text: the message of this project's
-    validator if one raised the error, else empty."""
+    """One problem that pydantic found in a recipe.
+
+    Attributes:
+        setting: the parts of the setting's name.
+        kind: pydantic's type of the error.
+        at_name: True if the name of the entry is wrong, False if its value is.
+        text: the message of this project's validator if one raised the error, else empty.
+    """
 
     setting: tuple[str, ...]
     kind: str
@@ -140,7 +151,7 @@ def _value(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def _key(annotation: Any) -> Any:
-    """The annotation of a table's names."""
+    """Return the type annotation of a table's keys."""
     table = table_in(annotation)
     return table.__args__[0] if table is not None else str
 

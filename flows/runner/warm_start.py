@@ -1,8 +1,9 @@
-"""Find the earlier model that a setting names: by digest, by the beginning of a digest, or by the recipe that made it.
+"""Find the model in the store that a setting such as `train.warm_start_from` names: by digest, by the beginning of a
+digest, or by the recipe that made it.
 
-A recipe may name itself, to train on from its own newest model. That model changes with each run, so a repeated run would
-never find its result in the store. `beginning` therefore returns the model that the newest one was trained from, if nothing
-else changed: the key is then the same, and the run hits.
+A recipe may name itself, to continue training from its own newest model. That model changes with each run, so a
+repeated run would never find its result in the store. If nothing else has changed, `beginning` therefore returns the
+model that the newest one was trained from: the key is then the same as before, and the result is found.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS) -> list[
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise ProcessFailed(
-            f"Prefect refused a deployment of {folder / FILE}: {_last_line(done)}", f"mend {folder / FILE}"
+            f"Prefect refused a deployment of {folder / FILE}: {_last_line(done)}", f"correct {folder / FILE}"
         )
     _wait_scheduled(home, names, seconds)
     return sorted(names)

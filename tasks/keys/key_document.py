@@ -55,7 +55,8 @@ def _assets(stage: Stage, memo: Memo) -> dict[str, str]:
     for asset in stage.assets:
         if not (folder / asset).is_file():
             raise ConfigError(
-                f"{stage.name} declares the asset {asset}, and {folder} has no such file", "mend its @stage"
+                f"{stage.name} declares the asset {asset}, and {folder} has no such file",
+                "correct its @stage, or add it",
             )
         found[asset] = memo.digest(folder / asset)
     return found

@@ -23,9 +23,12 @@ from tasks.system.redaction import hide
 class Resolver:
     """What resolving a source needs: the caches of this machine, and whether the network may be asked.
 
-    home: the folder of the project's local state, `.trnflow`; offline: never ask the network; memo: the hash cache;
-    folders: {dotted setting: folder to which a relative path in its value is joined}; for all other settings the
-    working directory is used.
+    Args:
+        home: the folder of the project's local state, `.trnflow`.
+        offline: never ask the network.
+        memo: the hash cache.
+        folders: {dotted setting: folder to which a relative path in its value is joined}; for all other settings the
+            working directory is used.
     """
 
     def __init__(

@@ -22,9 +22,12 @@ SPLITS = ("train", "validation", "test")
 class FileSettings(NamedTuple):
     """The recipe's settings for finding the files of a source.
 
-    format: `data.format`, or None to go by the files' names; splits: `data.splits`, {our split: its name or path at the
-    source, or a separate path}; folder: the folder to which a relative source path is joined; folders: {split: the
-    folder to which the path of this split in `splits` is joined}."""
+    Attributes:
+        format: `data.format`, or None to go by the files' names.
+        splits: `data.splits`, {our split: its name or path at the source, or a separate path}.
+        folder: the folder to which a relative source path is joined.
+        folders: {split: the folder to which the path of this split in `splits` is joined}.
+    """
 
     format: str | None
     splits: dict[str, str]
@@ -78,8 +81,12 @@ def choose_files(source: str, found: list[DataFile], settings: FileSettings) -> 
 def files_source(entries: list[Meta], locations: list[Meta], note: str) -> Source:
     """Make the `Source` of a list of data files. Its identity holds splits, formats and digests, but no names or paths.
 
-    entries: from `SplitFile.entry`; locations: for each file `path` and, for a local file, its `stamp`, and path and
-    stamp of the `zip` that it came from; note: shown to the user, such as "last resolution"."""
+    Args:
+        entries: what `SplitFile.entry` returned for each file.
+        locations: for each file `path` and, for a local file, its `stamp`, and path and stamp of the `zip` that it came
+            from.
+        note: shown to the user, such as "last resolution".
+    """
     identity = {"files": [{key: entry[key] for key in ("split", "format", "digest")} for entry in entries]}
     location = {"files": [{**entry, **place} for entry, place in zip(entries, locations, strict=True)]}
     return Source("data", identity, location, note)

@@ -37,9 +37,14 @@ def unzipped(
 ) -> tuple[list[DataFile], ZipOf]:
     """Replace the zips among a source's files by the data files in them.
 
-    source: the text of `data.source`, for errors; found: all files of the source; local: returns a zip's path on this
-    machine. Returns the data files, and {path of an unpacked file: its zip}. Returns `found` and {} if there is no zip,
-    or if there is other data beside the zips."""
+    Args:
+        source: the text of `data.source`, for errors.
+        found: all files of the source.
+        local: returns a zip's path on this machine.
+
+    Returns the data files, and {path of an unpacked file: its zip}. Returns `found` and {} if there is no zip, or if
+    there is other data beside the zips.
+    """
     zips = [file for file in found if file.name.lower().endswith(".zip")]
     if not zips or any(format_of(file.name) for file in found):
         return found, {}
@@ -89,13 +94,14 @@ def _checked(archive: zipfile.ZipFile, path: Path, name: str, cache: Path) -> li
     for info in infos:
         if PurePosixPath(info.filename).is_absolute() or ".." in PurePosixPath(info.filename).parts:
             raise DataError(
-                f"data.source: {name} names a file outside itself: {info.filename}", "don't trust this file"
+                f"data.source: {name} names a file outside itself: {info.filename}",
+                "such a zip may be an attack: use another file",
             )
     data = [info for info in infos if format_of(info.filename) and not _is_link_or_macos(info)]
     total = sum(info.file_size for info in data)
     if len(data) > MOST_FILES or (total > ALWAYS_UNPACKED and total > MOST_GROWTH * path.stat().st_size):
         raise DataError(
-            f"data.source: {name} would swell from {path.stat().st_size:,} bytes to {total:,} in {len(data):,} files",
+            f"data.source: {name} would grow from {path.stat().st_size:,} bytes to {total:,} in {len(data):,} files",
             "if it is what it should be, unpack it yourself and give the folder",
         )
     if any(info.flag_bits & 1 for info in data):

@@ -50,7 +50,8 @@ class Backend(Protocol):
         succeeds; readers never see a part of the file."""
 
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Write a file, replacing an older one. durable: return only when the file would outlive a power cut."""
+        """Write a file, replacing an older one. durable: return only when the file is on disk and would survive a power
+        cut."""
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, or None when there is no such file."""
@@ -73,8 +74,8 @@ class Backend(Protocol):
         """Return the names of the folders directly below a folder, sorted."""
 
     def remove_empty(self, prefix: str, *, unfinished: bool = False) -> None:
-        """Remove a folder if it is empty. unfinished: also when it holds only unfinished files of killed writers, which are
-        removed too."""
+        """Remove a folder if it is empty. unfinished: also remove a folder that contains only unfinished files of
+        killed writers, and these files."""
 
     def move(self, name: str, to: str) -> None:
         """Rename a file of the store. A file that has the new name already is replaced."""
@@ -83,15 +84,16 @@ class Backend(Protocol):
         """Remove a file, or a folder with everything below it. Do nothing if there is none."""
 
     def sync(self) -> None:
-        """Wait until everything written so far would outlive a power cut."""
+        """Wait until everything written so far is on disk and would survive a power cut."""
 
 
 @contextlib.contextmanager
 def storage_errors(root: str, name: str, doing: str) -> Iterator[None]:
-    """Return a context manager that turns exceptions of a filesystem into StoreError, except FileNotFoundError.
+    """Context that turns exceptions of a filesystem, except FileNotFoundError, into StoreError.
 
-    All subclasses of Exception are turned, since libraries of object stores raise more types than OSError, such as for a
-    lost connection. root, name: the store and the file, for the message; doing: what was tried, such as `reading`.
+    All subclasses of Exception are turned, since libraries of object stores raise other types than OSError, for example
+    for a lost connection. root, name: the store and the file, for the message; doing: what the caller was doing, such
+    as `reading`.
     """
     try:
         yield

@@ -1,7 +1,8 @@
-"""The store as stage runners use it: artifacts, and the records, attempts and runs that refer to them.
+"""`Store`: the content store with all operations that a run needs, on artifacts and on the records, attempts and runs
+that refer to them.
 
 A result is written in this order: blobs, manifest, sync, attempt, record. A crash therefore leaves only blobs that nothing
-refers to. To find a result (a hit) costs the reading of one record and one manifest.
+refers to. Finding a result (a hit) costs one read of a record and one of a manifest.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Store(Artifacts):
         try:
             exclusive = not (self._backend.create("FORMAT.json", data) and self._backend.create("FORMAT.json", data))
         except FileNotFoundError as error:
-            fix = "make the bucket, or name another: --store, TRNFLOW_STORE, store.root"
-            raise StoreError(f"there is no place for the store {self.root}: {error}", fix) from error
+            fix = "create the bucket, or name another: --store, TRNFLOW_STORE, store.root"
+            raise StoreError(f"the store {self.root} can't be created: {error}", fix) from error
         if not exclusive:
             raise StoreError(
                 f"the store {self.root} does not create files exclusively: two runs could overwrite each other's results",
@@ -77,8 +78,8 @@ class Store(Artifacts):
         return True
 
     def record(self, stage: str, key: str) -> Meta | None:
-        """Return the record of a stage's key, or None when there is none. A damaged record is moved to quarantine and
-        counts as none."""
+        """Return the record of a stage's key, or None when there is none. A damaged record is moved to quarantine, and
+        None is returned."""
         name = record_name(stage, key)
         try:
             return checked_record(name, self._backend.read(name))
@@ -127,15 +128,15 @@ class Store(Artifacts):
         return {}
 
     def write_run(self, run: str, document: Meta) -> None:
-        """Write the document of a run, which protects the run's results from garbage collection. Results that were
-        collected just before are brought back."""
+        """Write the document of a run, which protects the run's results from garbage collection. Results that garbage
+        collection moved to the trash just before are moved back."""
         self._backend.replace(f"runs/{run}.json", _pretty(document))
-        with contextlib.suppress(BlobLost):  # what is lost is made anew by the next run
+        with contextlib.suppress(BlobLost):  # the next run makes lost results again
             self.secure([stage for stage in document.get("stages", []) if stage.get("artifact")])
 
     def secure(self, held: list[Meta], artifact: Artifact | None = None) -> None:
-        """Bring back from the trash what a document needs, if garbage collection took it just before the document was
-        written.
+        """Move the records and files that a document names back from the trash, if garbage collection moved them there
+        just before the document was written.
 
         held: the records that the document names, each as {"stage", "key"}; artifact: an artifact that it names. Costs one
         request for each record and file. BlobLost when something is neither in place nor in the trash.
@@ -168,8 +169,12 @@ class Store(Artifacts):
             sweep_leases(self._backend)
 
     def check_space(self, needed: int, reserve: int) -> None:
-        """Raise StoreError unless the disk of the store (of a remote store, of the home folder) has `needed` + `reserve`
-        bytes free."""
+        """Raise StoreError unless enough disk space is free: on the store's disk or, for a remote store, on the disk of
+        the home folder.
+
+        needed: the expected bytes of the stage's files; reserve: the bytes that must stay free besides
+        (`store.min_free_gb`).
+        """
         place = self._backend.local or self.home
         while not place.exists():
             place = place.parent

@@ -18,7 +18,7 @@ def files_below(folder: Path) -> list[str]:
     """
     return sorted(
         _files(str(folder), ""), key=lambda path: path.replace("/", "\0")
-    )  # "\0" sorts before all characters of a name
+    )  # "\0" sorts before every character that a name may have
 
 
 def _files(folder: str, prefix: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The names of files in a store, and the parsing and checking of manifests and records."""
+"""Build the names of files in a store; parse and check manifests and records."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def read_object(data: bytes) -> Meta:
 
 
 def checked_record(name: str, data: bytes) -> Meta:
-    """Parse and check a record. name: of its file. ValueError when it is malformed, lacks a field, or does not belong to
-    the stage and key in `name`."""
+    """Parse and check a record. name: the name of its file. ValueError when it is malformed, lacks a field, or does not
+    belong to the stage and key in `name`."""
     record = read_object(data)
     try:
         if record_name(record["stage"], record["key"]) != name:

@@ -1,12 +1,13 @@
-"""Leases, by which of several runs that need one key a single run makes it: fencing numbers over any backend.
+"""Leases: when several runs need the result of one key, the run with the lease makes it and the others wait. Works with
+fencing numbers on any backend.
 
 <root>/leases/<key>/<fence>.json     create-only: owner, since, ttl
 <root>/leases/<key>/<fence>.<token>  its heartbeat, rewritten every ttl/3
 
-The lease with the highest fencing number is valid. It ends when its holder releases it, when the process of its holder is
-seen dead on its own machine, or when a waiter saw no heartbeat for its ttl by the waiter's monotonic clock. The run that then
-creates the next number has the lease. A holder that was paused finds the newer number when it checks. Released leases are
-removed.
+The lease with the highest fencing number is valid. A lease ends when its holder releases it, when a run on the same
+machine finds the holder's process dead, or when a waiter has seen no heartbeat for the lease's ttl (by the waiter's
+monotonic clock). The run that then creates the next number has the lease. A holder that was paused finds the newer
+number when it checks. Released leases are removed.
 
 No locks, compare-and-swap or common clock are needed. Results do not depend on leases: if two runs hold one at once, work is done
 twice, and the create-only record decides. Taking and releasing costs four small requests, each look of a waiter three.
@@ -44,7 +45,7 @@ class LeaseLost(Exception):
 
 @dataclass(frozen=True)
 class Holder:
-    """A lease as it is written in the store: who makes the result of a key.
+    """A lease as it is written in the store: which run makes the result of a key.
 
     Attributes:
         fence: the fencing number; of several leases of a key the highest is valid.
@@ -69,8 +70,8 @@ class Holder:
 
     @property
     def is_over(self) -> bool:
-        """Whether the lease has certainly ended: the processes of its run and its stage are dead, or its last heartbeat is
-        a day old."""
+        """Whether the lease has certainly ended: the processes of its run and its stage are dead, or its last heartbeat
+        is a day old. False if unknown."""
         return (self.process.is_dead() and not lives_on(self.attempt)) or self._is_forgotten()
 
     def _is_forgotten(self) -> bool:
@@ -109,11 +110,11 @@ class Waiter:
         mine = Holder(fence, uuid.uuid4().hex[:12], this_process(), self._run, self._attempt, now(), self._ttl)
         if not self._backend.create(_name(self._key, fence), _to_json(mine)):
             winner = _holder(self._backend, self._key, fence)
-            if winner is None or winner.token != mine.token:  # else it was this one, whose answer was lost on the way
+            if winner is None or winner.token != mine.token:  # otherwise this call created it
                 return None
         lease = Lease(self._backend, self._key, mine)
         if newest is not None and _holder(self._backend, self._key, newest.fence) != _without_beat(newest):
-            lease.release()  # it was taken over and released in between, so numbers start anew: so does this
+            lease.release()  # another run took and released the lease in between: try again
             return None
         return lease
 
@@ -141,7 +142,7 @@ class Lease:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with contextlib.suppress(StoreError, FileNotFoundError):  # what stays behind runs out by itself
+        with contextlib.suppress(StoreError, FileNotFoundError):  # a lease that is not removed expires
             self.release()
 
     @property
@@ -194,7 +195,7 @@ class Lease:
                 self._backend.replace(_beat_name(self._key, self._mine), beat, durable=False)
             except LeaseLost:
                 return
-            except Exception:  # whatever went wrong, the next beat may pass; `check` decides what counts
+            except Exception:  # the next heartbeat may succeed; `check` finds a lost lease
                 continue
 
 
@@ -204,7 +205,7 @@ def newest_holder(backend: Backend, key: str) -> Holder | None:
     names = backend.names(_folder(key))
     for fence in sorted(_fences(names), reverse=True):
         holder = _holder(backend, key, fence)
-        if holder is not None:  # else released since it was listed
+        if holder is not None:  # otherwise it was released since the listing
             beat = _beat_name(key, holder)
             found = _read(backend, beat) if beat in names else None
             return replace(holder, beat=found.get("beat", 0), at=str(found.get("at", ""))) if found else holder
@@ -235,7 +236,7 @@ def now() -> str:
 
 
 def _holder(backend: Backend, key: str, fence: int) -> Holder | None:
-    """The lease of a fencing number, without its heartbeat; None when there is none."""
+    """Return the lease with a fencing number, without its heartbeat; None when there is none."""
     found = _read(backend, _name(key, fence))
     if found is None:
         return None
@@ -244,7 +245,7 @@ def _holder(backend: Backend, key: str, fence: int) -> Holder | None:
         token, run, attempt, since = (str(found[name]) for name in ("token", "run", "attempt", "since"))
         return Holder(fence, token, process, run, attempt, since, float(found["ttl"]))
     except (KeyError, TypeError, ValueError):
-        return Holder(fence, "", NOBODY, "?", "?", "?", FALLBACK_TTL)  # damaged: it ends like any other
+        return Holder(fence, "", NOBODY, "?", "?", "?", FALLBACK_TTL)  # damaged: it expires like any other
 
 
 def _without_beat(holder: Holder) -> Holder:
@@ -257,7 +258,7 @@ def _to_json(holder: Holder) -> bytes:
 
 
 def _read(backend: Backend, name: str) -> dict[str, Any] | None:
-    """The object under a name; empty when it is no JSON object, None when there is nothing."""
+    """Return the JSON object in a file; {} when the file has no JSON object, None when there is no file."""
     try:
         found = json.loads(backend.read(name))
     except FileNotFoundError:

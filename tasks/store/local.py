@@ -14,12 +14,12 @@ from pathlib import Path
 from tasks.store.backend import Backend, CountBytes, Entry, count_nothing, storage_errors
 
 ATTEMPTS = 16
-"""How often a write is tried while other processes remove the empty folder that the file belongs in."""
+"""How often a write is tried, because other processes may remove the file's folder while it is empty."""
 
 
 class LocalBackend(Backend):
-    """The file operations on a store in a local folder (see `Backend`). Files are written under a hidden name and then
-    linked (`create`) or renamed to their own, so that readers never see a part of a file."""
+    """The file operations on a store in a local folder (see `Backend`). A file is written under a hidden name, then
+    linked (`create`) or renamed to its final name, so that readers never see a part of a file."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -66,7 +66,8 @@ class LocalBackend(Backend):
         os.replace(aside, target)
 
     def _rename(self, path: str | Path, target: str) -> None:
-        """Rename, and make the target's folder where it is missing: another process may remove it while it is empty."""
+        """Rename a file. If the target's folder is missing, create it: another process may have removed it while it was
+        empty."""
         for attempt in range(ATTEMPTS):
             try:
                 return os.replace(path, target)
@@ -121,7 +122,7 @@ class LocalBackend(Backend):
         with storage_errors(self.root, prefix, "removing"):
             path = self._folder / prefix
             while path.is_dir():
-                with contextlib.suppress(FileNotFoundError):  # another removes it too
+                with contextlib.suppress(FileNotFoundError):  # another process removes it, too
                     shutil.rmtree(path)
             path.unlink(missing_ok=True)
 
@@ -139,7 +140,8 @@ class LocalBackend(Backend):
                 os.close(handle)
 
     def _place(self, name: str, data: bytes, put: Callable[[Path, Path], bool], *, durable: bool = True) -> bool:
-        """Write under a hidden name, then `put`; try again where another process removed the empty folder."""
+        """Write a file under a hidden name, then call `put` to give it its final name. Try again if another process
+        removed the empty folder."""
         target = self._folder / name
         for attempt in range(ATTEMPTS):
             aside = target.with_name(f".{uuid.uuid4().hex}")
@@ -158,14 +160,14 @@ class LocalBackend(Backend):
 def _copied(path: str | Path, aside: str) -> str:
     try:
         shutil.copyfile(path, aside)
-    except OSError:  # a full disk is not left fuller
+    except OSError:  # leave no partial file on a full disk
         Path(aside).unlink(missing_ok=True)
         raise
     return aside
 
 
 def _finish(path: str | Path) -> None:
-    """Make a file read-only, and now the time of its last write: its age in the store counts from now."""
+    """Make a file read-only and set the time of its last write to now, because its age in the store counts from now."""
     os.utime(path)
     os.chmod(path, 0o444)
 
@@ -179,7 +181,7 @@ def _write(path: Path, data: bytes, *, durable: bool) -> None:
 
 
 def _linked(aside: Path, target: Path) -> bool:
-    """Give the file its name; False when the name is taken."""
+    """Give the file its final name; return False when the name is taken."""
     try:
         os.link(aside, target)
     except FileExistsError:
@@ -196,6 +198,6 @@ def _walk(folder: Path) -> Iterator[tuple[str, int, float]]:
     for inside, _, files in os.walk(folder):
         for file in files:
             path = f"{inside}/{file}"
-            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+            with contextlib.suppress(FileNotFoundError):  # removed since the listing
                 found = os.stat(path, follow_symlinks=False)
                 yield path, found.st_size, found.st_mtime

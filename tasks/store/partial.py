@@ -4,8 +4,8 @@
 A step is complete when its file COMMIT exists. COMMIT is written last and holds the digests of the other files. When the
 files of a step do not have these digests, the step is moved to quarantine, and the step before it is used. In a local store
 the folder of a step is moved in by a rename. To a remote store it is uploaded, and it is read through a local cache. An
-incomplete step is removed: at once after a full disk or a lost connection, after a kill by the next training with the same
-key.
+incomplete step is removed: at once if writing failed (a full disk, a lost connection); if training was killed, by the
+next training with the same key.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class PartialState:
         """Return (step, folder) of the newest complete and undamaged step, None when there is none. Training resumes from
         that step.
 
-        warn: called with a message for each damaged step; upto: the last step that is of use. Later steps and incomplete
-        steps are removed, so no other process may write states of this key meanwhile.
+        warn: called with a message for each damaged step; upto: the last step that may be returned, None for any. Later
+        steps and incomplete steps are removed, so no other process may write states of this key at the same time.
         """
         self._sweep()
         for step in self.steps():
@@ -79,7 +79,7 @@ class PartialState:
         the step stays, and the error is raised."""
         target = self._folder(step)
         if self._committed(step):
-            shutil.rmtree(folder)  # the same key and step: the same state
+            shutil.rmtree(folder)  # the same key and step have the same state
             return
         known = digests or {}
         unknown = [name for name in files_below(folder) if name not in known]
@@ -102,7 +102,8 @@ class PartialState:
         return self._backend.size(f"{self._folder(step)}/COMMIT") is not None
 
     def _damaged(self, step: int, folder: Path) -> str | None:
-        """What is wrong with a step's files, or None. All files are read: they are about to be loaded."""
+        """Return what is wrong with a step's files, or None. All files are read and hashed; they are about to be loaded
+        anyway."""
         try:
             digests = read_object(self._backend.read(f"{self._folder(step)}/COMMIT"))
             found = sha256_files([folder / name for name in digests])
@@ -113,14 +114,15 @@ class PartialState:
         return next((name for name, digest in zip(digests, found, strict=True) if digest != digests[name]), None)
 
     def _quarantine(self, step: int) -> None:
-        """Move a step to quarantine, COMMIT first, so that half a step is no step."""
+        """Move a step to quarantine. COMMIT is moved first, so that a partly moved step does not count as complete."""
         folder = self._folder(step)
         for name in [f"{folder}/COMMIT", *self._backend.names(folder)]:
             with contextlib.suppress(FileNotFoundError):
                 self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
 
     def _move_in(self, folder: Path, destination: Path) -> None:
-        """Rename the whole folder at once, so that neither a kill nor another writer leaves a mixture of two steps."""
+        """Rename the whole folder at once, so that no mixture of two states can remain after a kill or with another
+        writer."""
         destination.parent.mkdir(parents=True, exist_ok=True)
         aside = destination.with_name(f".{uuid.uuid4().hex}")
         try:
@@ -151,12 +153,13 @@ class PartialState:
             shutil.rmtree(self._cache, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
-        """Remove a step, COMMIT first, so that half a step is no step."""
+        """Remove a step. COMMIT is removed first, so that a partly removed step does not count as complete."""
         self._backend.remove(f"{self._folder(step)}/COMMIT")
         self._backend.remove(self._folder(step))
 
     def _sweep(self) -> None:
-        """Remove folders that are no complete step: without COMMIT, or not yet renamed to their step."""
+        """Remove folders of incomplete steps: those without COMMIT, and those that were not renamed to their final
+        name."""
         complete = {f"step-{step:09d}" for step in self.steps()}
         for name in set(self._backend.folders(self._prefix)) - complete:
             self._backend.remove(f"{self._prefix}/{name}")
@@ -200,4 +203,4 @@ def _renamed(aside: Path, destination: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        shutil.rmtree(destination, ignore_errors=True)  # an incomplete one, of an earlier kill
+        shutil.rmtree(destination, ignore_errors=True)  # an incomplete copy, left by a kill

@@ -48,7 +48,7 @@ class _Counter:
         self._lock = threading.Lock()
 
     def count(self, size: int) -> None:
-        """Add bytes; InterruptedError once the calling thread was interrupted."""
+        """Add a number of bytes to the progress. Raises InterruptedError after the calling thread was interrupted."""
         if self.is_ended:
             raise InterruptedError("nobody waits for this file any longer")
         with self._lock:

@@ -106,12 +106,14 @@ class RemoteBackend(Backend):
 
 
 def _is_file(info: dict[str, Any]) -> bool:
-    """Whether an fsspec listing entry is a file: s3fs lists the prefix itself, as a folder, when it was empty before."""
+    """Return whether an entry of an fsspec listing is a file. (s3fs lists the prefix itself as a folder if it was empty
+    before.)"""
     return bool(info["type"] == "file")
 
 
 def _written(info: dict[str, Any], root: str) -> float:
-    """The time of an object's last write, in seconds since 1970; filesystems name the entry differently."""
+    """Return the time of an object's last write, in seconds since 1970. Each filesystem has its own name for this
+    entry."""
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
         value = info.get(name)
         if value is not None:
@@ -122,7 +124,7 @@ def _written(info: dict[str, Any], root: str) -> float:
 
 
 def _counting(count: CountBytes) -> Any:
-    """An fsspec callback that passes the bytes of a transfer on to `count`."""
+    """Return an fsspec callback that passes the number of transferred bytes on to `count`."""
     from fsspec.callbacks import Callback
 
     class Counting(Callback):  # type: ignore[misc]

@@ -2,8 +2,8 @@
 
 All bytes of the store are read, in parallel. Blobs of a remote store are downloaded to a temporary folder. With `repair`,
 damaged files, and records whose artifact can't be read, are moved to quarantine, so that the next run makes their results
-again; missing blobs that are in the trash are brought back. Blobs that nothing refers to are counted but are no problem:
-garbage collection removes them.
+again; missing blobs that are in the trash are brought back. Blobs that nothing refers to are counted, but not as
+problems, since garbage collection removes them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Verifier:
         return self._found
 
     def _documents(self, kind: str) -> Iterator[tuple[str, Meta]]:
-        """Yield the documents that can be read; the others become problems."""
+        """Yield (name, document) of all valid documents of a kind, and add a problem for each other one."""
         names = [entry.name for entry in _named(self._backend.entries(kind))]
         self._found.checked[kind] = len(names)
         with ThreadPoolExecutor(THREADS) as pool:
@@ -135,7 +135,7 @@ class _Verifier:
                     yield name, json.loads(data)
 
     def _hash(self, entries: list[Entry]) -> None:
-        """Hash all blobs and put the sound ones into `_blobs`."""
+        """Hash all blobs. Undamaged ones are added to `_blobs`, others become problems."""
         self._found.checked["blobs"] = len(entries)
         with tempfile.TemporaryDirectory() as folder:
             workers = (os.cpu_count() or 1) if self._backend.local else THREADS
@@ -149,7 +149,7 @@ class _Verifier:
                         self._corrupt(entry.name, f"its bytes are {digest[:19]}")
 
     def _digest(self, name: str, folder: Path) -> str | None:
-        """The digest of a blob's bytes; None when the blob was removed since it was listed."""
+        """Return the digest of a blob's bytes; None when the blob was removed since the listing."""
         try:
             if self._backend.local is not None:
                 return sha256_file(self._backend.local / name)
@@ -165,12 +165,13 @@ class _Verifier:
 
     def _record(self, name: str, document: Meta) -> None:
         why = self._lacks(document["artifact"]) or self._is_another_kind(document)
-        if why and self._backend.size(name) is not None:  # not collected while this was reading
+        if why and self._backend.size(name) is not None:  # unless it was collected in the meantime
             repaired = self._repair and self._quarantine(name)
             self._found.problems.append(Problem("unusable", name, why, repaired))
 
     def _root(self, name: str, document: Meta) -> None:
-        """A root is never repaired: only the person who made it knows what it should keep."""
+        """Check a root. A damaged root is never repaired, because only the person who made it knows what it should
+        keep."""
         for kind, value in references(document):
             if kind == "run" and self._backend.size(f"runs/{value}.json") is None:
                 self._found.problems.append(Problem("unusable", name, f"there is no run {value}"))
@@ -179,7 +180,7 @@ class _Verifier:
                 self._found.problems.append(Problem("unusable", name, why))
 
     def _lacks(self, artifact: str) -> str:
-        """What is wrong with an artifact, or ""; marks its blobs as reached."""
+        """Return what is wrong with an artifact, or "". Its blobs are marked as referenced."""
         manifest = self._manifest(artifact)
         if manifest is None:
             return f"its manifest {artifact[:19]} is missing, corrupt or forged"
@@ -204,7 +205,8 @@ class _Verifier:
         return self._manifests[artifact]
 
     def _blob(self, digest: str) -> int | None:
-        """The size of a sound blob in bytes, or None; with `repair` a blob in the trash is brought back first."""
+        """Return the size in bytes of an undamaged blob, or None. With `repair`, a blob that is in the trash is first
+        moved back."""
         name = blob_name(digest)
         if name not in self._reached:
             self._reached.add(name)
@@ -225,7 +227,7 @@ class _Verifier:
         self._found.problems.append(Problem("corrupt", name, detail, repaired))
 
     def _quarantine(self, name: str) -> bool:
-        with contextlib.suppress(FileNotFoundError):  # a run was faster
+        with contextlib.suppress(FileNotFoundError):  # a run has moved it back
             self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
         return True
 
@@ -237,7 +239,7 @@ class _Verifier:
 
 
 def _fault(name: str, data: bytes) -> str:
-    """Why the bytes are no document of this name, or ""."""
+    """Return why the bytes are not a valid document for this file name, or ""."""
     try:
         checked_record(name, data) if name.startswith("records/") else read_object(data)
     except ValueError as error:

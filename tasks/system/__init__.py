@@ -1,4 +1,5 @@
-"""The machine: the home folder, private files, threads, processes, compiler flags, and secrets in texts.
+"""Access to the machine: the home folder, private files, threads, processes and compiler flags; and the removal of
+secrets from texts.
 
 Imports nothing of this project but `tasks.errors`.
 """

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 FLAGS = ("XLA_FLAGS", "NEURON_CC_FLAGS")
 PLACES = ("--cache_dir", "--xla_dump_to")
-"""Flags that only name folders for files; they are part of no key."""
+"""Flags that only name folders for files. They are not part of keys."""
 
 
 def flags_around(names: tuple[str, ...] = FLAGS) -> dict[str, list[str]]:
-    """Return {environment variable: its compiler flags in canonical form} of this process. Variables without flags are
-    left out.
+    """Return {environment variable: its compiler flags in canonical form} from the environment of this process.
+    Variables without flags are left out.
 
     names: the variables to read."""
     given = {name: canonical_flags(os.environ.get(name, "")) for name in names}

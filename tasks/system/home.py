@@ -1,9 +1,9 @@
 """Find the home: the folder with a project's local state, `.trnflow`.
 
-It is the folder in TRNFLOW_HOME, else `.trnflow` in the working directory or the nearest folder above it, else a new
-`.trnflow` in the working directory. Commands trust the files in a home (the address of the local server, digests of
-files). Therefore a home is not searched for in $HOME and above, in folders that everybody may write, or in folders that
-belong to other users.
+The home is the folder in TRNFLOW_HOME, else the folder `.trnflow` in the working directory or in the nearest folder
+above it that has one, else a new `.trnflow` in the working directory. Commands trust the files in a home (the address
+of the local server, digests of files). Therefore a home is not searched for in $HOME and above, in folders that
+everybody may write, or in folders that belong to other users.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def home_folder() -> Path:
 
 
 def _above(here: Path) -> list[Path]:
-    """The folders above `here` and below $HOME, the nearest first; all of them where `here` is elsewhere."""
+    """Return the folders above `here`, the nearest first: those below $HOME if `here` is in $HOME, else all."""
     try:
         user = Path.home().resolve()
-    except RuntimeError:  # no $HOME, and nobody by this number
+    except RuntimeError:  # no $HOME, and the user id has no name
         return list(here.parents)
     return [folder for folder in here.parents if folder != user and folder not in user.parents]
 

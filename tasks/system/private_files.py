@@ -32,7 +32,7 @@ def make_home(home: Path) -> None:
 
 
 def is_private(home: Path) -> bool:
-    """Whether the file mode of the home gives other users no access."""
+    """Return whether the file mode of the home gives other users no access."""
     return not stat.S_IMODE(home.stat().st_mode) & OTHERS
 
 
@@ -43,13 +43,14 @@ def lookup_name(home: Path, text: str) -> str:
 
 
 def is_lookup_name(text: str) -> bool:
-    """Whether a text looks like a result of `lookup_name`: 64 hexadecimal digits. Earlier versions stored the looked-up
-    text itself."""
+    """Return whether a text has the form of a result of `lookup_name`: 64 hexadecimal digits. Earlier versions stored
+    the looked-up text itself."""
     return _NAME.fullmatch(text) is not None
 
 
 def _secret(home: Path) -> bytes:
-    """The home's secret. Two processes that make it at once get the same one."""
+    """Return the home's secret; create it if it is missing. Two processes that create it at the same time get the same
+    secret."""
     file = home / "secret"
     with contextlib.suppress(FileNotFoundError):
         return file.read_bytes()

@@ -13,20 +13,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 ATTEMPT = "TRNFLOW_ATTEMPT"
-"""The environment variable that marks the processes of a stage; they may run on for a grace period after a run is killed."""
+"""The environment variable that marks the processes of a stage's attempt, which may run on for a grace period after a
+run is killed."""
 
 NAMELESS = ("", "localhost")
 
 EXEC_LOOKS, EXEC_SECONDS = 20, 0.005
-"""How often, and with how many seconds between, an empty environment is read again: the process may be in the middle of
-an exec."""
+"""How often an empty environment is read again, and the seconds in between: the environment of a process in the middle
+of an exec is empty."""
 
 
 class Process(NamedTuple):
     """A process on this or another machine, identified so that a later process with the same pid is not mistaken for it.
 
-    host: the machine's name; boot: id of the kernel's boot, "" if unknown; space: id of the pid namespace, "" if unknown;
-    pid: the process id; start: when it started, in clock ticks since boot, 0 if unknown."""
+    Attributes:
+        host: the machine's name.
+        boot: id of the kernel's boot, "" if unknown.
+        space: id of the pid namespace, "" if unknown.
+        pid: the process id.
+        start: when it started, in clock ticks since boot, 0 if unknown.
+    """
 
     host: str
     boot: str
@@ -40,7 +46,7 @@ class Process(NamedTuple):
         return "_".join(str(part).replace("/", "-") for part in self)
 
     def is_dead(self) -> bool:
-        """Whether the process has certainly ended: it no longer runs on this machine, or its machine was booted again
+        """True if the process has certainly ended: it no longer runs on this machine, or its machine was booted again
         since. False if unknown."""
         here = this_process()
         if self._is_seen_by(here):
@@ -75,33 +81,33 @@ def read_tag(tag: str) -> Process | None:
 
 
 def lives_on(attempt: str) -> bool:
-    """Whether any process of a stage's attempt still runs on this machine. attempt: the value of the environment variable
-    ATTEMPT in the stage's processes. Reads the environment of every process (10 ms)."""
+    """Return whether any process of a stage's attempt still runs on this machine. attempt: the value of the environment
+    variable ATTEMPT in the stage's processes. Reads the environment of every process (10 ms)."""
     mark = f"{ATTEMPT}={attempt}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone, or another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if mark in _environ(folder).split(b"\0"):
                 return True
     return False
 
 
 def _environ(folder: Path) -> bytes:
-    """The environment of a process by its folder below /proc; empty for processes of the kernel, which run no file.
+    """Return the environment of a process. folder: its folder below /proc. Empty for processes of the kernel.
 
-    It reads as empty also while the process is in the middle of an exec, and is then read again.
+    While a process is in the middle of an exec, its environment reads as empty, and is read again.
     """
     for _ in range(EXEC_LOOKS):
         found = (folder / "environ").read_bytes()
         if found:
             return found
-        os.readlink(folder / "exe")  # OSError: one of the kernel's, or a process that has ended
+        os.readlink(folder / "exe")  # OSError: a process of the kernel, or one that has ended
         time.sleep(EXEC_SECONDS)
     return b""
 
 
 def is_running(pid: int, start: int = 0) -> bool:
-    """Whether the process with this pid runs on this machine. start: its start in clock ticks since boot, so that a later
-    process that got the same pid does not count; 0 accepts any process with this pid."""
+    """Return whether the process with this pid runs on this machine. start: its start in clock ticks since boot, which
+    tells it from a later process with the same pid; 0 accepts any process with this pid."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -113,7 +119,7 @@ def is_running(pid: int, start: int = 0) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """(state, start in clock ticks) of a process; ("", 0) where that can't be seen."""
+    """Return (state, start in clock ticks since boot) of a process; ("", 0) if there is no such process or no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

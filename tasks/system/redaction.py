@@ -29,17 +29,17 @@ LEAST = 6
 """The length of the shortest secret that `scrub` replaces in any text: a shorter one may be part of other words."""
 
 LONG_USER = 12
-"""The length from which the user name in a URL is taken for a token even if a password follows."""
+"""A user name in a URL that has at least this many characters is treated as a token, even if a password follows."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERENCES = r"(?:\$\{[A-Za-z_][A-Za-z0-9_]*\})+"
 _ONLY_REFERENCES = re.compile(_REFERENCES)
 
 _USER = r"(?:[^/?#\s]*|[^/?#\s:@\[]+:(?!\d+(?:[/?#\s]|$))[^\s@]{0,256})@"
-_ENDS = r"[:;,.)'\"`]{0,2}(?:[&#\s]|$)"  # of a value: in a sentence marks may follow it
+_ENDS = r"[:;,.)'\"`]{0,2}(?:[&#\s]|$)"  # the end of a value: in a sentence, punctuation may follow
 _CREDENTIAL = "token|sig|key|secret|pass|pwd|credential|auth|jwt|session|cookie"
 _SHAPES = (
-    # a user name before a password that is a reference, then the whole user part, then values of a query
+    # (1) a user name before a `${NAME}` password, (2) the user part of a URL, (3) values in its query
     (rf"(?<=://)(?!{_REFERENCES}:)[^/?#\s:@]+(?=:{_REFERENCES}@)", MASK),
     (rf"(?<=://)(?!(?:\*\*\*|{_REFERENCES})(?::{_REFERENCES})?@){_USER}", f"{MASK}@"),
     (
@@ -54,7 +54,7 @@ _QUERY_VALUE = re.compile(rf"(?<=[?&;#])[^?=&;#\s]*(?:{_CREDENTIAL})[^?=&;#\s]*=
 
 _SPECIAL = "".join(
     f"(?<!{kind}_)" for kind in ("pad", "eos", "bos", "unk", "cls", "sep", "mask")
-)  # pad_token: no secret
+)  # `pad_token` is not a secret
 _WORDS = (
     f"{_SPECIAL}token|secret|pass(word|wd|phrase)|credentials?|pat|environment|((api|access|private|secret)[._-]?)?key"
 )
@@ -62,16 +62,16 @@ _SECRET_NAME = re.compile(rf"(^|[._-])({_WORDS})($|[._-])", re.IGNORECASE)
 ENVIRONMENT = "environment"
 
 _known: dict[str, tuple[re.Pattern[str], str]] = {}
-"""{secret: (its pattern, the text shown instead)}. For the whole process, like logging: any thread may raise an exception of a
-library that got the value."""
+"""{secret: (its pattern, the text shown instead)}, for the whole process: any thread may raise an exception of a
+library that was given the secret."""
 
 
-# By shape
+# Secrets found by the form of a setting
 
 
 def hide(value: Any) -> Any:
-    """Return settings (any JSON value) with `***` instead of credentials in URLs and of the values of `environment`.
-    `${NAME}` stays."""
+    """Return settings (any JSON value) in which credentials in URLs, and all values of `environment`, are replaced by
+    `***`. `${NAME}` is kept."""
     if isinstance(value, dict):
         return {name: _masked(item) if name == ENVIRONMENT else hide(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -80,8 +80,8 @@ def hide(value: Any) -> Any:
 
 
 def redact(value: Any) -> Any:
-    """Return settings for a tracking server: like `hide`, and without entries whose name suggests a secret, such as
-    `hf_token`."""
+    """Return settings for a tracking server: with secrets hidden as by `hide`, and without entries whose name suggests
+    a secret, such as `hf_token`."""
     if isinstance(value, dict):
         return {name: redact(item) for name, item in value.items() if not _SECRET_NAME.search(str(name))}
     if isinstance(value, list | tuple):
@@ -99,7 +99,7 @@ def hide_override(text: str) -> str:
 
 
 def _masked(value: Any) -> Any:
-    """Replace every value by `***`, except texts of `${NAME}` alone."""
+    """Replace every value by `***`, except texts that are only a `${NAME}`."""
     if isinstance(value, dict):
         return {name: _masked(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -114,7 +114,7 @@ def _hidden(text: str) -> str:
     return text
 
 
-# By value
+# Secrets found by their value
 
 
 def fill(text: str, setting: str) -> str:
@@ -178,7 +178,7 @@ def substitutions() -> list[list[str]]:
 
 
 def scrub_all(value: Any) -> Any:
-    """Apply `scrub` to every text in a JSON value except the names of objects' entries, and return the result."""
+    """Return a JSON value with `scrub` applied to each text in it, except the keys of objects."""
     if isinstance(value, dict):
         return {name: scrub_all(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -199,8 +199,8 @@ def scrubbed(error: TrnflowError) -> TrnflowError:
 
 
 def raisable(error: Exception) -> Exception:
-    """Return an error that may be raised into another program's log: the same one if its traceback holds no secret, else
-    one with the secrets removed."""
+    """Return an error that is safe to raise where another program logs it: the same error if its traceback contains no
+    secret, else an error with the secrets removed."""
     if isinstance(error, TrnflowError):
         return scrubbed(error)
     trace = "".join(traceback.format_exception(error))
@@ -236,7 +236,7 @@ def scrub_logs() -> None:
         entry = made(*arguments, **named)
         try:
             entry.msg, entry.args = scrub(entry.getMessage()), ()
-        except (TypeError, ValueError):  # arguments that don't fit the format: logging says so itself
+        except (TypeError, ValueError):  # arguments do not fit the format: logging reports this itself
             return entry
         if entry.exc_info and entry.exc_info[0] is not None:
             entry.exc_text = scrub("".join(traceback.format_exception(*entry.exc_info))).rstrip("\n")
@@ -247,7 +247,7 @@ def scrub_logs() -> None:
 
 
 def _longest_first() -> Iterable[tuple[re.Pattern[str], str]]:
-    """The substitutions, longest secret first, since one secret may be part of another."""
+    """Return the substitutions, the longest secret first, because one secret may be part of another."""
     return [_known[secret] for secret in sorted([*_known], key=len, reverse=True)]
 
 
@@ -262,7 +262,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _in_urls(text: str) -> Iterator[str]:
-    """The secrets in the URLs of a text: users, passwords, both as an HTTP header encodes them, and query values."""
+    """Yield the secrets in the URLs of a text: user names, passwords, both together as an HTTP header encodes them, and
+    values in queries."""
     for url in _URL.findall(text):
         for found in _USER_PART.findall(url):
             user, colon, password = found[:-1].partition(":")
@@ -275,7 +276,8 @@ def _in_urls(text: str) -> Iterator[str]:
 
 
 def _pattern(secret: str) -> str:
-    """A regular expression for `secret` as it stands in texts, URLs, JSON and Python's representations."""
+    """Return a regular expression that matches `secret` plainly and as it is written in URLs, in JSON and by Python's
+    `repr`."""
     return "".join(map(_character, secret))
 
 

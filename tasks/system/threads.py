@@ -30,7 +30,7 @@ class ThreadPool:
     waits for all submitted work. If an exception ends the context, work that has not begun is cancelled, and threads
     that do not end within PATIENCE seconds are left running.
 
-    name: of the threads; on_start: called first in each thread."""
+    name: the name of the threads; on_start: a function that each thread calls first."""
 
     def __init__(self, count: int, name: str, on_start: Callable[[], object] = lambda: None) -> None:
         self._count, self._name, self._on_start = count, name, on_start
@@ -81,7 +81,7 @@ class ThreadPool:
                 future.set_exception(error)
             else:
                 future.set_result(value)
-            del work, future, function  # a waiting thread holds nothing of what it did
+            del work, future, function  # so that a waiting thread keeps no reference to finished work
 
 
 def call_in_thread(function: Callable[[], Value]) -> Value:
@@ -92,6 +92,6 @@ def call_in_thread(function: Callable[[], Value]) -> Value:
 
 
 def abandoned() -> bool:
-    """Whether a thread is still running that a pool did not wait for. A process with such a thread should not exit
-    normally: it may crash when the thread returns from its library while the interpreter shuts down."""
+    """Return whether a thread that a pool did not wait for is still running. A process with such a thread should not
+    exit normally: it may crash when the thread returns from its library while the interpreter shuts down."""
     return any(thread.is_alive() for thread in _abandoned)

@@ -25,17 +25,20 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 METRICS_A_CALL = 1000
-KIND = {"mlflow.experimentKind": "custom_model_development"}  # its page opens on models, not on GenAI traces
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # makes the experiment's page show runs, not GenAI traces
 ENTRIES_A_CALL = 100
 TAG_LENGTH = 5000
-DIGEST_LENGTH = 36  # of a data set, in MLflow
+DIGEST_LENGTH = 36  # MLflow's limit for the digest of a data set
 
 
 class MlflowRuns:
     """Write the events of one pipeline run to MLflow.
 
-    client: of the MLflow server; files: the run's spool, with its plots; state: the ids of the MLflow runs and whatever
-    else an upload that is restarted needs. `state` is changed in place, and the caller saves it.
+    Args:
+        client: the client of the MLflow server.
+        files: the run's spool, with its plots.
+        state: the ids of the MLflow runs, and all else that a restarted upload needs. `state` is changed in place, and
+            the caller saves it.
     """
 
     def __init__(self, client: MlflowClient, files: SpoolFiles, state: Meta) -> None:
@@ -110,7 +113,7 @@ class MlflowRuns:
 
     def _run_ended(self, event: Meta) -> None:
         self._state["ended"] = True
-        if "parent" not in self._state:  # killed before its first event
+        if "parent" not in self._state:  # the run was killed before its first event
             return
         for stage in self._state["stages"].values():
             if "run" in stage and "ended" not in stage and self._is_mine(stage["run"]):
@@ -122,7 +125,8 @@ class MlflowRuns:
         return str(found.experiment_id if found else self._client.create_experiment(name, artifacts, KIND))
 
     def _run(self, name: str, at: float, tags: Meta, stage: str) -> str:
-        """The id of the run with these tags, which is made if there is none. stage: "" for the parent run."""
+        """Return the id of the MLflow run with these tags; create the run if there is none. stage: "" for the parent
+        run."""
         own = tags["trnflow.run"]
         found = self._found(stage, f"tags.`trnflow.run` = '{own}'") or (
             self._found(stage, f"tags.`trnflow.runs` LIKE '%{own}%'") if stage else []
@@ -134,14 +138,15 @@ class MlflowRuns:
         return str(made.info.run_id)
 
     def _found(self, stage: str, wanted: str) -> list[Any]:
-        """The runs of a stage that match the MLflow filter `wanted`, newest first."""
+        """Return the MLflow runs of a stage that match the filter `wanted`, newest first."""
         wanted = f"tags.`trnflow.stage` = '{stage}' and {wanted}"
         order = ["attributes.start_time DESC"]
         return list(self._client.search_runs([self._state["experiment"]], wanted, max_results=100, order_by=order))
 
     def _join(self, stage: str, known: Meta) -> None:
-        """Share the nested run of this key with another pipeline run, if that one started the stage and did not finish it, or
-        started it later. The pipeline run that started the stage last becomes its parent."""
+        """Use the nested run that another pipeline run created for this key, if that run started the stage without
+        finishing it, or started it later than this one. The pipeline run that started the stage last becomes the parent
+        of the nested run."""
         own, key = self._state["tags"]["trnflow.run"], known.get("key")
         for found in self._found(stage, f"tags.`trnflow.key` = '{key}'") if key else ():
             tags, began = found.data.tags, float(found.data.tags.get("trnflow.began", "inf"))
@@ -160,7 +165,7 @@ class MlflowRuns:
             return
 
     def _is_mine(self, run: str) -> bool:
-        """Whether a nested run still belongs to this pipeline run."""
+        """Return whether a nested run still belongs to this pipeline run."""
         return bool(self._client.get_run(run).data.tags.get("trnflow.run") == self._state["tags"]["trnflow.run"])
 
     def _nested_id(self, stage: str) -> str | None:
@@ -168,7 +173,7 @@ class MlflowRuns:
         return run
 
     def _nested(self, event: Meta) -> str:
-        """The id of the nested run of the event's stage, which is made when it is first needed."""
+        """Return the id of the nested run for the event's stage; create the nested run when it is first needed."""
         stage = event["stage"]
         known = self._state["stages"].setdefault(stage, {"time": event["time"], "settings": {}, "step": 0})
         if "run" not in known:

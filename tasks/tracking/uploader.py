@@ -24,10 +24,10 @@ PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 
 ADDRESS = "TRNFLOW_TRACKING_URI"
-"""The environment variable with the tracking server's address and credentials, which no spool holds."""
+"""The environment variable with the tracking server's address and credentials, which are never written to a spool."""
 
 RECORDED_ADDRESS = "TRNFLOW_TRACKING_RECORDED"
-"""The environment variable with the text that stands for that address in spools."""
+"""The environment variable with the text that spools contain in place of that address."""
 
 
 def follow_run(home: str, run: str) -> None:
@@ -36,7 +36,7 @@ def follow_run(home: str, run: str) -> None:
     os.nice(5)
     learn(os.environ.get(ADDRESS, ""))
     scrub_logs()
-    sys.stdout, sys.stderr = Scrubbed(sys.stdout), Scrubbed(sys.stderr)  # MLflow prints the address of a run's page
+    sys.stdout, sys.stderr = Scrubbed(sys.stdout), Scrubbed(sys.stderr)  # MLflow prints URLs
     files = SpoolFiles(Path(home), run)
     pause = PAUSE_SECONDS
     while files.has_writer():
@@ -84,7 +84,7 @@ def _upload_to_end(files: SpoolFiles) -> bool:
 
 
 def _try_upload(files: SpoolFiles) -> bool:
-    """Upload the events written by now. Return False on any failure, with a warning for the user on disk."""
+    """Upload the events written until now. On a failure, write a warning for the user to disk and return False."""
     try:
         _upload(files)
     except Exception as error:
@@ -126,7 +126,8 @@ def _client(address: str) -> MlflowClient:
 
 
 def _address(files: SpoolFiles) -> str:
-    """The address of the tracking server in the spool, with this process's credentials where they are for that server."""
+    """Return the address of the tracking server that the spool names; with credentials if this process's own address is
+    for the same server."""
     events, _ = files.read(0)
     spooled = next((str(event["uri"]) for event in events if event["event"] == "run_started"), "")
     given = os.environ.get(ADDRESS, "")

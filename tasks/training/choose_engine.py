@@ -15,7 +15,7 @@ from tasks.training.partition_specs import check_heads
 from tasks.training.ranks import ALONE, World
 from tasks.training.shared_types import Built
 
-if TYPE_CHECKING:  # the code that reads checkpoints must not be in precompile's key
+if TYPE_CHECKING:  # keeps the code that reads checkpoints out of precompile's key
     from tasks.training.checkpoint.shards import Reader
 
 
@@ -24,10 +24,15 @@ def make_engine(
 ) -> Engine:
     """Return the engine that `config` names, with the model placed on its devices.
 
-    built: the model; registry: checks each graph against precompile's list; stored: a checkpoint to start from, written
-    on any mesh, or None; world: the processes that train together. With a model on the "meta" device the engine only
-    traces: a step registers its graph and runs nothing. Raise ModelError when tensor parallelism does not divide the
-    model's heads."""
+    Args:
+        built: the model.
+        registry: checks each graph against precompile's list.
+        stored: a checkpoint to start from, written on any mesh, or None.
+        world: the processes that train together.
+
+    With a model on the "meta" device the engine only traces: a step registers its graph and runs nothing. Raise
+    ModelError when tensor parallelism does not divide the model's heads.
+    """
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
     if config.engine == "native":
         from tasks.training.native.engine import NativeEngine
@@ -56,7 +61,7 @@ def join_ranks(config: TrainConfig) -> Iterator[World]:
         )
     with _timeouts_explained(config):
         yield _join(config)
-        dist.destroy_process_group()  # not after an error: it may wait for a rank that is gone
+        dist.destroy_process_group()  # not called after an error: it could wait for a rank that has died
 
 
 def _join(config: TrainConfig) -> World:
@@ -71,7 +76,8 @@ def _join(config: TrainConfig) -> World:
 
 @contextmanager
 def _timeouts_explained(config: TrainConfig) -> Iterator[None]:
-    """Raise ProcessFailed for a timeout of gloo, which only the text of its RuntimeError shows."""
+    """Context that turns a timeout of gloo into ProcessFailed. A timeout is recognised by the text of gloo's
+    RuntimeError."""
     try:
         yield
     except RuntimeError as error:

@@ -23,7 +23,7 @@ from tasks.training.settings.parallel import ParallelSettings
 
 
 class TrainConfig(
-    SavingSettings,  # pydantic lists the fields of the last base first
+    SavingSettings,  # pydantic lists the fields of the last base class first
     EvaluationSettings,
     LossSettings,
     ScheduleSettings,
@@ -66,10 +66,11 @@ class TrainConfig(
 
     @property
     def shape_unit(self) -> tuple[int, int] | None:
-        """(rows, positions), to multiples of which a batch may be trimmed; None where compiled graphs fix the shape of
-        batches.
+        """The shape (rows, positions) to a multiple of which batches may be trimmed; None if compiled graphs need
+        batches of one fixed shape.
 
-        On cuda positions are a multiple of 8, because tensor cores work on positions by eights."""
+        On cuda the number of positions is a multiple of 8, because tensor cores process positions in groups of
+        eight."""
         if self.engine == "xla" or self.compile:
             return None
         positions = self.tensor_parallel_size if self.sequence_parallel else 1
@@ -94,7 +95,7 @@ class TrainConfig(
 
     @model_validator(mode="after")
     def _check_engine(self) -> TrainConfig:
-        """Refuse what the engine or the device does not do."""
+        """Raise ValueError for settings that the engine or the device does not support."""
         if self.engine == "native" and self.compile and self.devices > 1:
             raise ValueError("compile works on one device: set devices=1, or compile=false")
         if self.compile_cache and not self.compile:

@@ -1,5 +1,5 @@
-"""What results depend on besides settings and inputs, for the cache keys: compiler, flags, threads; and the environment
-variables of the process that trains.
+"""The parts of cache keys that describe the environment (compiler, flags, threads), and the environment variables of
+the process that trains.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ def environ(config: TrainConfig) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     variables = {**dict.fromkeys(names, threads), "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     if config.engine == "native":
-        # short spins: on a shared machine, spinning for a descheduled thread costs four times the work. And activations
-        # are allocated and freed by the megabyte: malloc keeps the pages, or every step would fault them in again
+        # Threads spin for a short time only: on a shared machine, spinning for a descheduled thread costs four times
+        # the work. Activations are allocated and freed by the megabyte: malloc is told to keep the pages, or each step
+        # would have to map them again.
         memory = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
         if config.device == "cuda" and config.deterministic:
-            memory["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS's results vary from run to run
+            memory["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without this, cuBLAS's results vary from run to run
         return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
     variables |= flags_added("NEURON_CC_FLAGS" if config.device == "neuron" else "XLA_FLAGS", config.compiler_flags)
     if config.device == "neuron":
@@ -56,7 +57,7 @@ def environ(config: TrainConfig) -> dict[str, str]:
         if config.stochastic_rounding:
             variables["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"
             variables["NEURON_RT_STOCHASTIC_ROUNDING_SEED"] = str(config.seed % 2**32)
-        # torch_xla gives each of several processes a core of its own, by LOCAL_RANK
+        # with several processes, torch_xla assigns cores by LOCAL_RANK
         return {**variables, "NEURON_RT_NUM_CORES": str(config.devices)} if ranks(config) == 1 else variables
     return {**variables, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(config.devices)}
 

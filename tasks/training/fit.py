@@ -1,4 +1,5 @@
-"""The train stage's work: build model, engine and schedule, resume from the newest checkpoint, train, write the result."""
+"""Run the stage `train`: build model, engine and schedule, resume from the newest checkpoint, train, and write the
+result."""
 
 from __future__ import annotations
 
@@ -34,8 +35,13 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
     """Run the stage `train`: train from the newest checkpoint in `out.partial`, or from the start, and write the result to
     `out`.
 
-    model: the model's source, perhaps with the weights of a warm start; packed: the packed rows; graphs: precompile's
-    artifact. Return the metadata of the artifact."""
+    Args:
+        model: the model's source, perhaps with the weights of a warm start.
+        packed: the packed rows.
+        graphs: precompile's artifact.
+
+    Return the metadata of the artifact.
+    """
     check_device(config)
     for text in cautions(config):
         out.warn(text)
@@ -71,7 +77,7 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
 
 
 def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Run:
-    """Build the model, read the newest state, and place both on the engine's devices."""
+    """Build the model, read the newest checkpoint, and place both on the engine's devices."""
     check_selection(config, packed.meta)
     train, validation = (Split(packed, name, config.shape_unit) for name in ("train", "validation"))
     schedule = make_schedule(config, packed.meta, train)
@@ -139,7 +145,7 @@ def _write_weights(run: Run) -> None:
         if found is None:
             raise StoreError(
                 f"the checkpoint of step {best}, whose evaluation was the best, could not be kept",
-                "make room, and run the same command again: it goes on from the newest checkpoint before that",
+                "free some disk space, and run again: training resumes from the newest checkpoint before that",
             )
         shards.write(out.path, _parameters(shards.Reader(found)), {})
 

@@ -34,10 +34,10 @@ class GraphRegistry:
     """Each registered graph: {"name", "length", "hash", "inputs"}."""
 
     compiled: int = 0
-    """Graphs compiled while steps ran."""
+    """The number of graphs compiled while steps were running."""
 
     counted: int | None = None
-    """The process's count of compilations after the newest execution; None before the first."""
+    """The number of compilations in this process after the latest execution of a graph; None before the first."""
 
     compile_seconds: float = 0.0
     """Seconds that the first execution of each graph took."""
@@ -55,8 +55,13 @@ class GraphRegistry:
         """Record a graph that this process has traced and not yet run. Raise CompileError unless precompile listed it with
         this hash.
 
-        name, length: see the module; digest: the graph's hash; inputs: {"shape", "dtype"} of each input. With
-        `allow_unlisted` the error becomes a warning."""
+        Args:
+            name, length: the graph's name and length, as the module describes them.
+            digest: the graph's hash.
+            inputs: {"shape", "dtype"} of each input.
+
+        With `allow_unlisted` the error becomes a warning.
+        """
         self.graphs[name, length] = {"name": name, "length": length, "hash": digest, "inputs": inputs}
         if self.expected is None or self.expected.get((name, length)) == digest:
             return

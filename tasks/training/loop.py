@@ -1,8 +1,8 @@
 """The training loop: step, log, evaluate and save; the same for every engine and mesh.
 
 The host waits for the device only when it logs, evaluates or saves: until then losses stay on the device, while a thread
-reads the next batch. The reported mean training loss does not depend on how often is logged, because it sums every
-step's loss in order. The device skips an update whose loss or gradient is not finite, so the weights stay as they were;
+reads the next batch. The reported mean training loss does not depend on `log_every`, because the losses of all steps
+are summed in order. The device skips an update whose loss or gradient is not finite, so the weights stay as they were;
 the host finds this when it next reads the losses, before anything is written.
 """
 
@@ -43,9 +43,14 @@ SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 class Progress:
     """The state of a training that a checkpoint holds besides tensors.
 
-    step: updates done, from which the position in the data follows; loss: the sum of the losses of all updates; before:
-    metrics of the evaluation before the first step; after: metrics of the newest evaluation; evaluated: the step of that
-    evaluation, -1 before the first; best: the best evaluation since the first step."""
+    Attributes:
+        step: the number of updates done, which also gives the position in the data.
+        loss: the sum of the losses of all updates.
+        before: metrics of the evaluation before the first step.
+        after: metrics of the newest evaluation.
+        evaluated: the step of that evaluation, -1 before the first.
+        best: the best evaluation since the first step.
+    """
 
     step: int = 0
     loss: float = 0.0
@@ -80,9 +85,9 @@ class Run:
     def __post_init__(self) -> None:
         self.meters = Meters()
         self.total = self.config.updates(self.schedule.steps_per_epoch)
-        self.pending: list[tuple[int, Handle]] = []  # steps whose numbers are still on the device
+        self.pending: list[tuple[int, Handle]] = []  # steps whose loss is still on the device
         self.shown: dict[str, float] = {}  # the newest loss and gradient norm
-        self.saving = False  # before the first step there is no state to save
+        self.saving = False  # set after the first step: before it, there is nothing to save
         self.row_flops = cache(partial(flops_per_row, self.built))
         self.passes = forward_passes(self.built)
 
@@ -107,7 +112,7 @@ class Run:
         self.report()
 
     def steps(self, batches: Iterator[Batch], stopped: list[int]) -> None:
-        """Run the steps on `batches`; log, evaluate, save and stop after a step where each is due."""
+        """Run the steps on `batches`. After each step, log, evaluate, save or stop if that is due."""
         at, config = self.progress, self.config
         while at.step < self.total and not at.best.exhausted(config):
             self.step(batches)
@@ -151,7 +156,7 @@ class Run:
             batch, scalars(self.config, at.step, self.total, targets), self.config.seed * SEED_STRIDE + at.step
         )
         compiling = self.registry.compile_seconds - compiled
-        if compiling:  # the rates leave out steps that compile
+        if compiling:  # steps that compile are not counted in the rates
             self.meters.add_elsewhere(compiling)
         else:
             rows, positions = batch.input_ids.shape
@@ -211,7 +216,7 @@ class Run:
         at, kept = self.progress.step, self.saver.kept
         saved = (
             kept == at or self.out.partial is None or self.world.rank
-        )  # only rank 0 knows, and only its error is reported
+        )  # only rank 0 knows the step, and only its error is reported
         lost = "" if saved else f", and its state is that of step {kept or 0}"
         return Interrupted(
             f"training was stopped at step {at} of {self.total}{lost}", "run the same command again to go on"
@@ -249,7 +254,7 @@ class Run:
 
     def summary(self) -> Meta:
         """Return the metrics of the artifact: training loss and evaluations. They contain no times and do not depend on
-        how often is logged."""
+        `log_every`."""
         at = self.progress
         before = {f"{name}_before": value for name, value in at.before.items()}
         found = at.best.metrics if self.config.keeps_best and at.best.metrics else at.after

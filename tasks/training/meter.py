@@ -16,9 +16,15 @@ from tasks.training.batches.sampler import Batch
 class Meter:
     """Counts of the steps since `start`. Steps that compiled a graph are not counted.
 
-    samples: rows; supervised: targets; real: tokens that are not padding; padded: all positions, padding included;
-    flops: of forward and backward passes; waited: seconds spent waiting for data; elsewhere: seconds spent evaluating,
-    saving and compiling."""
+    Attributes:
+        samples: number of rows.
+        supervised: number of targets.
+        real: number of tokens without padding.
+        padded: number of positions, padding included.
+        flops: floating-point operations of forward and backward passes.
+        waited: seconds spent waiting for data.
+        elsewhere: seconds spent evaluating, saving and compiling.
+    """
 
     start: float = field(default_factory=time.perf_counter)
     steps: int = 0

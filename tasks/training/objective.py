@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
     """Return the cross entropy summed over all targets (a scalar), as `torch.nn.functional.cross_entropy` computes it.
 
-    logits: [..., classes]; targets: [...], -100 for no target; weights: fp32 [classes], the weight of each class, or
-    None; smoothing: the share of the probability spread over all classes. Smoothing is computed here, because PyTorch's
-    smoothing would bring float64 into the graph."""
+    Args:
+        logits: [..., classes].
+        targets: [...], -100 for no target.
+        weights: fp32 [classes], the weight of each class, or None.
+        smoothing: the share of the probability spread over all classes.
+
+    Smoothing is computed here, because PyTorch's smoothing would bring float64 into the graph.
+    """
     import torch
 
     scores, wanted = logits.flatten(0, -2), targets.flatten().long()
@@ -37,7 +42,8 @@ def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smo
 
 
 def correct(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return how many targets have the largest logit, as a float32 scalar. Shapes as in `loss_sum`."""
+    """Return the number of targets for which the largest logit is that of the target, as a float32 scalar. Shapes as in
+    `loss_sum`."""
     return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
 
 

@@ -1,9 +1,9 @@
-"""Partition specs: which mesh axis splits which dimension of a tensor. Pure functions without torch.
+"""Compute partition specs: which mesh axis splits which dimension of a tensor. Pure functions without torch.
 
 A *spec* has one entry for each dimension of a tensor: the name of the mesh axis ("data" or "model") over which the
 dimension is split, or None. `parameter_specs` computes specs from a tensor parallel plan, which maps a pattern of module
-names to a style such as "colwise". A parameter that the plan does not name is replicated, and so is a vocabulary whose
-size the number of devices does not divide. An unknown style is an error.
+names to a style such as "colwise". A parameter that the plan does not name is replicated. So is an embedding whose
+vocabulary size is not a multiple of the number of devices. An unknown style is an error.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Shape = tuple[int, ...]
 Spec = tuple[str | None, ...]
 
 SHARED = (
-    "shared"  # the style of LoRA's A below a layer split by columns: replicated, read by all parts. Not for recipes
+    "shared"  # the style of LoRA's A in a layer split by columns: replicated, used by all parts. Not allowed in recipes
 )
-# style -> (sharded dimension of a weight, of a bias); None: replicated
+# {style: (split dimension of a weight, of a bias)}; None: replicated
 STYLES: dict[str, tuple[int | None, int | None]] = {
     "colwise": (0, 0),
     "colwise_rep": (0, 0),
@@ -32,7 +32,7 @@ STYLES: dict[str, tuple[int | None, int | None]] = {
     SHARED: (None, None),
 }
 HEADS = (("num_attention_heads", "n_heads", "n_head"), ("num_key_value_heads",))  # names in models' configs
-# styles of vocabularies, whose size is arbitrary: replicated where the axis does not divide it
+# styles of embeddings and heads: replicated if the axis does not divide the vocabulary size
 VOCABULARY = ("embedding_rowwise", "colwise_gather_output", "colwise_rep")
 
 
@@ -48,9 +48,14 @@ class Mesh(NamedTuple):
 def parameter_specs(shapes: Mapping[str, Shape], tp_plan: Mapping[str, str], mesh: Mesh, model: str) -> dict[str, Spec]:
     """Return the partition spec of each parameter, by name.
 
-    shapes: whole shapes by parameter name; tp_plan: style by module pattern; model: the name of the model's class, for
-    error messages. With one device along "model" nothing is split. Raise ModelError when the plan is empty, a style is
-    unknown, or the number of devices does not divide a dimension."""
+    Args:
+        shapes: {parameter name: its whole shape}.
+        tp_plan: {module pattern: style}.
+        model: the name of the model's class, for error messages.
+
+    With one device along "model" nothing is split. Raise ModelError when the plan is empty, a style is unknown, or the
+    number of devices does not divide a dimension.
+    """
     if mesh.model == 1:
         return {name: (None,) * len(shape) for name, shape in shapes.items()}
     if not tp_plan:

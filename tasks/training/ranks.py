@@ -1,4 +1,4 @@
-"""The processes (ranks) that train together, and the small messages that they exchange on the host.
+"""`World`: the processes (ranks) that train together, and the small messages that they exchange on the host.
 
 Rank `d * model + m` is at (d, m) of the mesh (data, model). These messages go over gloo and do not wait for a device. A
 rank fails when it waits longer than `train.collective_timeout_seconds` for another. A single process is a `World` too,

@@ -24,9 +24,13 @@ ROW, COLUMN = "row/", "column/"
 class TensorSlice(NamedTuple):
     """A part of one tensor of a checkpoint, as one device writes it.
 
-    name: the tensor's name, with its prefix (`PARAMETER`, `FIRST`, `SECOND`, `ROW` or `COLUMN`); device: the number,
-    from 0, of the device that writes the part; start: the first index of the part in each dimension; whole: the shape of
-    the whole tensor; value: the part itself, on the CPU."""
+    Attributes:
+        name: the tensor's name, with its prefix (`PARAMETER`, `FIRST`, `SECOND`, `ROW` or `COLUMN`).
+        device: the number, from 0, of the device that writes the part.
+        start: the first index of the part in each dimension.
+        whole: the shape of the whole tensor.
+        value: the part itself, on the CPU.
+    """
 
     name: str
     device: int

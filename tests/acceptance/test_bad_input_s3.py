@@ -213,4 +213,4 @@ def test_the_command_line_says_it_in_a_line(proxy: Proxy, s3_root: str, trnflow:
     assert "can only be read" in trnflow.error(*run, "data.limit=5", code=1, **where)
     there_is_none = {**where, "TRNFLOW_STORE": "s3://no-bucket-of-this-name/store"}
     proxy.set()
-    assert "no place for the store" in trnflow.error(*run, code=1, **there_is_none)
+    assert "can't be created" in trnflow.error(*run, code=1, **there_is_none)

@@ -76,7 +76,7 @@ def test_what_the_cache_lost_or_broke_is_unpacked_again(bench, tmp_path):
         ({"../train.csv": CSV}, "names a file outside itself: ../train.csv"),
         ({"/etc/train.csv": CSV}, "names a file outside itself: /etc/train.csv"),
         ({"picture.png": b"png"}, "set.zip (.*) holds no data file"),
-        ({"train.csv": bytes(1 << 27)}, "would swell from .* to 134,217,728 in 1 files"),
+        ({"train.csv": bytes(1 << 27)}, "would grow from .* to 134,217,728 in 1 files"),
     ],
 )
 def test_no_honest_zip_of_data(bench, tmp_path, members, told):

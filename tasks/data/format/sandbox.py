@@ -118,5 +118,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson` without the HTML escapes of Jinja's own."""
+    """Write a value as JSON: a filter `tojson` that, unlike Jinja's own, does not escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

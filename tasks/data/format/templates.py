@@ -25,8 +25,13 @@ def no_limit(where: str) -> AbstractContextManager[None]:
 class RowTemplate:
     """A Jinja template over the columns of a row, such as `format.prompt_template`.
 
-    setting: the dotted setting that holds the template, for errors; source: the template's text; columns: the columns
-    that the rows have. Raises ConfigError for a syntax error."""
+    Args:
+        setting: the dotted setting that holds the template, for errors.
+        source: the template's text.
+        columns: the columns that the rows have.
+
+    Raises ConfigError for a syntax error.
+    """
 
     def __init__(self, setting: str, source: str, columns: list[str], limit: Limit = no_limit) -> None:
         from jinja2 import StrictUndefined, nodes
@@ -87,10 +92,14 @@ class ChatTemplate:
     def render(self, given: Row, where: str, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         """Return the text that the template makes of one row.
 
-        given: the template's variables, such as `messages`, `tools` and `documents`; where: names the row in errors;
-        add_generation_prompt: end the text with the beginning of an assistant's answer; marked: put the characters
-        `sandbox.MARKS` around the assistant's text. Raises the template's own exceptions; use `rendering` to turn them
-        into errors that name the row."""
+        Args:
+            given: the template's variables, such as `messages`, `tools` and `documents`.
+            where: names the row in errors.
+            add_generation_prompt: end the text with the beginning of an assistant's answer.
+            marked: put the characters `sandbox.MARKS` around the assistant's text.
+
+        Raises the template's own exceptions; use `rendering` to turn them into errors that name the row.
+        """
         from tasks.data.format.sandbox import render
 
         variables = {**self._variables, **given, "add_generation_prompt": add_generation_prompt}
@@ -106,7 +115,11 @@ class ChatTemplate:
 def rendering(where: str, what: str, fix: str) -> Iterator[None]:
     """Context that turns any exception raised while a template is rendered into a DataError.
 
-    where: names the row; what: the beginning of the message; fix: what the user can do."""
+    Args:
+        where: names the row.
+        what: the beginning of the message.
+        fix: what the user can do.
+    """
     try:
         yield
     except TrnflowError:

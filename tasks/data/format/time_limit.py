@@ -70,7 +70,8 @@ def _started(function: str, place: int) -> subprocess.Popen[str]:
 
 
 def serve(function: str, place: str) -> None:
-    """The process's main function: read arguments as JSON from stdin, call the function, write the answer as JSON to stdout."""
+    """Run the process: read arguments as JSON from stdin, call the function, write its result or error as JSON to
+    stdout."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     module, _, name = function.partition(":")

@@ -20,7 +20,8 @@ encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Whether the values of an Arrow type are lists, objects (structs, maps) or JSON text of Arrow's type `json`."""
+    """Return whether the values of an Arrow type are lists, objects (structs, maps) or JSON text of Arrow's type
+    `json`."""
     import pyarrow as pa
 
     return isinstance(kind, pa.JsonType) or pa.types.is_nested(kind)
@@ -56,8 +57,13 @@ def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 def to_type(values: pa.Array, kind: pa.DataType, name: str, where: str, before: int) -> pa.Array:
     """Convert values of a column to the type `kind`, which `plain_type` or `common_type` returned.
 
-    name: the column's name, for errors; where: the file's name, for errors; before: how many rows of the file precede
-    `values`. Raises DataError that names the row of the first value that the type can't hold."""
+    Args:
+        name: the column's name, for errors.
+        where: the file's name, for errors.
+        before: how many rows of the file precede `values`.
+
+    Raises DataError that names the row of the first value that the type can't hold.
+    """
     import pyarrow as pa
 
     problems = (pa.ArrowException, TypeError, ValueError)
@@ -91,8 +97,8 @@ def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _unpacker(kind: pa.DataType) -> Callable[[Any], Any]:
-    """A function that turns a Python value of this type, not None, into one that JSON can write. It raises TypeError or
-    ValueError."""
+    """Return a function that turns a Python value of this type (except None) into a value that JSON can represent. The
+    function raises TypeError or ValueError."""
     import pyarrow as pa
 
     if isinstance(kind, pa.JsonType):

@@ -28,10 +28,16 @@ class Columns(NamedTuple):
     """Which columns to read from a source, and what they are for. A column may have two names: `ours` in the artifact,
     `theirs` in the source.
 
-    kept: (ours, theirs) of each column to write, in order; text: names (ours) of the columns that hold the text; label:
-    name (theirs) of the label's column, or None; rule: the rule that makes labels of that column, or None; sibling: name
-    (theirs) of a column that holds the labels' names, or None; classes: label names that the source declares, or None;
-    named: names (theirs) of the columns that every file must have; labels: the setting `data.labels`."""
+    Attributes:
+        kept: (ours, theirs) of each column to write, in order.
+        text: names (ours) of the columns that hold the text.
+        label: name (theirs) of the label's column, or None.
+        rule: the rule that makes labels of that column, or None.
+        sibling: name (theirs) of a column that holds the labels' names, or None.
+        classes: label names that the source declares, or None.
+        named: names (theirs) of the columns that every file must have.
+        labels: the setting `data.labels`.
+    """
 
     kept: tuple[tuple[str, str], ...]
     text: tuple[str, ...]
@@ -157,10 +163,17 @@ def clean_batches(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Read a file's rows in batches, check them, and leave out the rows without text or label.
 
-    columns: what to read; schema: from `united`; split: its name, for errors; seen: the labels found are added to it;
-    nulls: `data.nulls`, whether rows without text or label are an error or are dropped; dropped: the counts of dropped
-    rows, by reason, are added to it. Yields for each batch the number of rows read, and the rows that remain: the columns
-    to write and, where there is a label, `label` as text. Raises DataError with file and row."""
+    Args:
+        columns: the columns to read.
+        schema: the schema that `united` returned for the split.
+        split: the name of the split, for errors.
+        seen: gets the labels that are found.
+        nulls: `data.nulls`, whether rows without text or label are an error or are dropped.
+        dropped: gets the numbers of dropped rows, by reason.
+
+    Yields for each batch the number of rows read, and the rows that remain: the columns to write and, where there is a
+    label, `label` as text. Raises DataError with file and row.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -198,8 +211,8 @@ def clean_batches(
 def _complete_rows(
     batch: pa.RecordBatch, columns: Columns, where: str, before: int, nulls: Nulls, dropped: Counter[str]
 ) -> pa.Array:
-    """bool [rows]: True for rows that have their text and their label. Raises DataError for the first other one where
-    `nulls` is error."""
+    """Return bool [rows]: True for rows that have text and label. If `nulls` is "error", raise DataError for the first
+    row that lacks one."""
     import numpy as np
     import pyarrow as pa
 

@@ -99,7 +99,7 @@ class DataConfig(SourceConfig):
             raise ValueError("the fractions of `split` leave nothing to train on: their sum must be below 1")
         labelled = self.label is not None or any(one.label for one in (self.mix or {}).values())
         if self.labels is not None and not labelled:
-            raise ValueError("`labels` names what `label` holds: set `label` too")
+            raise ValueError("`labels` is set without `label`: set `label` to the column of the labels")
         if self.stratify and not labelled:
             raise ValueError("`stratify` needs a label to go by: set `label`, or leave `stratify` out")
         return self
@@ -112,9 +112,11 @@ class DataConfig(SourceConfig):
             return self
         outside = [name for name in ("source", "name", "revision", "format", "splits") if getattr(self, name)]
         if outside:
-            raise ValueError(f"`{outside[0]}` is each source's own in a mixture: set it in `mix`, and to null here")
+            raise ValueError(
+                f"`{outside[0]}` can't be set for a whole mixture: set it for each source in `mix`, and to null here"
+            )
         if len(self.mix) < 2:
-            raise ValueError("`mix` needs two sources or more: one is `source`")
+            raise ValueError("`mix` needs two sources or more: for one, set `source` instead")
         strange = [name for name in self.mix if not _NAME.fullmatch(name)]
         if strange:
             raise ValueError(f"mix.{strange[0]}: names of sources are made of letters, digits, `_` and `-`")
@@ -144,7 +146,7 @@ class DataConfig(SourceConfig):
         if len(theirs) != len(texts):
             raise ConfigError(
                 f"data.mix.{name}.text names {len(theirs)} columns, data.text {len(texts)}",
-                "name each one's counterpart",
+                "name one column of this source for each column of data.text, in the same order",
             )
         renamed = {ours: column for ours, column in zip(texts, theirs, strict=True) if ours != column}
         filled = {"columns": {**self.columns, **one.columns, **renamed}, "text": texts, "label": label}

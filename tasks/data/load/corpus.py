@@ -184,7 +184,8 @@ def _root() -> Path:
 
 
 def _digest(root: Path, files: list[tuple[str, str]]) -> str:
-    """`sha256:<hex>` over the sorted relative paths and contents, without times or the folder's own path."""
+    """Return `sha256:<hex>` over the files' relative paths and contents, sorted by path. Times and the folder's own
+    path are not included."""
     digest = hashlib.sha256()
     for path, _ in files:
         digest.update(f"{path}\0{sha256_file(root / path)}\n".encode())

@@ -48,7 +48,7 @@ def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[li
 
 
 def _column_type(kinds: list[type]) -> pa.DataType:
-    """The type of a column with values of these Python types.
+    """Return the Arrow type of a column with values of these Python types.
 
     For conflicting types, return the type of the first value, or bool. Making the Arrow array then fails at the row
     that the error message has to name."""

@@ -26,8 +26,12 @@ def amounts(
 ) -> dict[str, int]:
     """Return {source: number of rows that it contributes}.
 
-    available: {source: rows that it has, above 0}; weights: {source: weight}, which need not sum to 1, or None to take
-    all rows once; strategy: see the module; limit: the largest sum of all numbers, or None for no limit."""
+    Args:
+        available: {source: rows that it has, above 0}.
+        weights: {source: weight}, which need not sum to 1, or None to take all rows once.
+        strategy: see the module.
+        limit: the largest sum of all numbers, or None for no limit.
+    """
     parts = {name: Fraction(repr(weights[name])) if weights else Fraction(count) for name, count in available.items()}
     shares = {name: part / sum(parts.values()) for name, part in parts.items()}
     totals = [available[name] / share for name, share in shares.items()]

@@ -30,8 +30,11 @@ BATCH = 4096
 class Rows:
     """An opened data file whose rows are not read yet.
 
-    name: the file's name, for errors; schema: of all its columns; batches: call this function with column names to read
-    those columns, in the given order."""
+    Attributes:
+        name: the file's name, for errors.
+        schema: the schema of all columns of the file.
+        batches: a function that takes column names and yields batches with these columns, in this order.
+    """
 
     name: str
     schema: pa.Schema
@@ -116,7 +119,7 @@ def _csv(path: Path, name: str, delimiter: str = ",") -> Rows:
 
 
 def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
-    """The cells of the header, then of each row; blank lines are skipped.
+    """Yield the cells of the header, then those of each row. Blank lines are skipped.
 
     Raises DataError with the line of a record that has more or fewer cells than the header, or wrong quotes: such a record
     may contain the records after it."""

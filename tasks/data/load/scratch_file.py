@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 class ReadSplit(NamedTuple):
     """One split of one source, copied into a scratch file.
 
-    path: the Arrow file, with the columns to write and, where there is a label, `label` as text; schema: of this file;
-    hashes: uint64 [rows], a hash of each row's text; seen: the labels that occur; dropped: {reason: rows left out while
-    reading}."""
+    Attributes:
+        path: the Arrow file, with the columns to write and, where there is a label, `label` as text.
+        schema: the schema of this file.
+        hashes: uint64 [rows], a hash of each row's text.
+        seen: the labels that occur in the split.
+        dropped: {reason: rows left out while reading}.
+    """
 
     path: Path
     schema: pa.Schema
@@ -43,9 +47,16 @@ class ReadSplit(NamedTuple):
 def read_split(split: str, files: list[Rows], columns: Columns, nulls: Nulls, path: Path, out: Workdir) -> ReadSplit:
     """Read the files of a split, check their rows and write the rows to a scratch file.
 
-    split: its name, for errors; files: at least one; columns: which to read; nulls: `data.nulls`, whether rows without
-    text or label are an error or are dropped; path: the new scratch file; out: shows the progress. Raises DataError for a
-    row that can't be used, for files whose types differ, and for an empty split."""
+    Args:
+        split: its name, for errors.
+        files: the files of the split, at least one.
+        columns: the columns to read.
+        nulls: `data.nulls`, whether rows without text or label are an error or are dropped.
+        path: the new scratch file.
+        out: shows the progress.
+
+    Raises DataError for a row that can't be used, for files whose types differ, and for an empty split.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -105,8 +116,11 @@ def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.
 def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of a scratch file that a mask picks, batch by batch, as tables with the given schema.
 
-    keep: bool [rows]; labels: converts label texts to ids, or None where there is no label; schema: its columns that the
-    file lacks are null."""
+    Args:
+        keep: bool [rows], True for the rows to yield.
+        labels: converts label texts to ids, or None where there is no label.
+        schema: the schema of the tables; columns that the file lacks are filled with null.
+    """
     import pyarrow as pa
 
     done = 0
@@ -130,8 +144,14 @@ def _column(rows: pa.RecordBatch, field: pa.Field, labels: LabelSet | None) -> p
 def common_schema(schemas: dict[str, pa.Schema], nested: Collection[str], labelled: bool, split: str) -> pa.Schema:
     """Return one schema for a split that comes from several sources: all their columns, in the order of the sources.
 
-    schemas: {source: its schema}; nested: columns that hold lists or objects in any split; labelled: whether to add the
-    column `label`; split: its name, for errors. Raises DataError for a column whose types differ."""
+    Args:
+        schemas: {source: its schema}.
+        nested: columns that hold lists or objects in any split.
+        labelled: whether to add the column `label`.
+        split: its name, for errors.
+
+    Raises DataError for a column whose types differ.
+    """
     import pyarrow as pa
 
     types: dict[str, tuple[pa.DataType, str]] = {}

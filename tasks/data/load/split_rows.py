@@ -41,9 +41,14 @@ if TYPE_CHECKING:
 class SourceRows(NamedTuple):
     """The rows that one source contributes to one split.
 
-    source: its name; read: the scratch file that holds the rows; labels: converts label texts to ids, or None without
-    labels; mask: bool [rows of `read`], which rows are used; times: how often each of them is written; more: bool [rows
-    of `read`], rows that are written once more, or None."""
+    Attributes:
+        source: its name.
+        read: the scratch file that holds the rows.
+        labels: converts label texts to ids, or None without labels.
+        mask: bool [rows of `read`], which rows are used.
+        times: how often each of these rows is written.
+        more: bool [rows of `read`], rows that are written once more, or None.
+    """
 
     source: str
     read: ReadSplit
@@ -88,8 +93,13 @@ def source_splits(
 ) -> dict[str, SourceRows]:
     """Assign all rows of a source to splits. Splits that the source does not have are made from its train split.
 
-    source: its name; read: {split: the source's rows}; labels: the source's label set, or None; split: {split: fraction
-    of train to make it from}; seed: of that choice; stratify: give the made splits the same share of each label as train.
+    Args:
+        source: its name.
+        read: {split: the source's rows}.
+        labels: the source's label set, or None.
+        split: {split: the fraction of train's rows that it gets}.
+        seed: the seed of the choice of rows.
+        stratify: give the made splits the same share of each label as train.
     """
     train = read["train"]
     fractions = {name: share for name, share in split.items() if name not in read}
@@ -114,9 +124,12 @@ def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
 class Dropped(NamedTuple):
     """Counts of rows that were dropped, and of texts that occur more than once.
 
-    rows: {reason: rows dropped}; leakage: {"train/test": rows of the first split whose text also occurs in the second};
-    overlap: {"a/b": train rows of source a whose text also occurs in train of source b}; duplicates: rows of train whose
-    text occurs in an earlier row of train."""
+    Attributes:
+        rows: {reason: rows dropped}.
+        leakage: {"train/test": rows of the first split whose text also occurs in the second}.
+        overlap: {"a/b": train rows of source a whose text also occurs in train of source b}.
+        duplicates: rows of train whose text occurs in an earlier row of train.
+    """
 
     rows: Meta
     leakage: Meta
@@ -159,9 +172,15 @@ def weighted_train(
 ) -> tuple[list[SourceRows], int]:
     """Choose the rows of train by the sources' weights (see `tasks.data.load.mixture`), at most `limit` rows in all.
 
-    shares: the rows that each source has; weights: None to use all rows once; limit: None for no limit; seed: of the
-    samples. Returns the chosen rows of each source, and how many rows the weights left out. Raises DataError for a source
-    without rows."""
+    Args:
+        shares: the rows that each source has.
+        weights: {source: its weight}, or None to use all rows once.
+        limit: the largest number of rows in all, or None for no limit.
+        seed: the seed of the samples.
+
+    Returns the chosen rows of each source, and how many rows the weights left out. Raises DataError for a source
+    without rows.
+    """
     there = {share.source: share.distinct for share in shares}
     for source, count in there.items():
         if count == 0:
@@ -185,8 +204,14 @@ def write_split(
     """Write a split as a parquet file. In train the rows of the sources are interleaved, in other splits one source
     follows another.
 
-    shares: the rows of each source; nested: columns that are written as JSON text; to: the new file; out: shows the
-    progress. Returns the number of rows, and {label name: rows} ({} without labels)."""
+    Args:
+        shares: the rows of each source.
+        nested: columns that are written as JSON text.
+        to: the new file.
+        out: shows the progress.
+
+    Returns the number of rows, and {label name: rows} ({} without labels).
+    """
     import pyarrow as pa
 
     labels = shares[0].labels

@@ -50,8 +50,12 @@ def fill(layout: Layout, length: int, ids: Array, mask: Array | None, pad_id: in
     """Compute the columns of a layout's chunks, each int32 [chunks, length]: input_ids, segment_ids, position_ids and, if
     there is a mask, labels.
 
-    length: tokens of a chunk; ids: int32 [tokens], all token ids of the split; mask: uint8 [tokens], 1 where trained on,
-    or None (classification); pad_id: the token id in the positions that no piece fills."""
+    Args:
+        length: tokens of a chunk.
+        ids: int32 [tokens], all token ids of the split.
+        mask: uint8 [tokens], 1 where trained on, or None (classification).
+        pad_id: the token id in the positions that no piece fills.
+    """
     import numpy as np
 
     size, chunk = layout.pieces.size, layout.chunk

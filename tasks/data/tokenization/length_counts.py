@@ -26,7 +26,11 @@ WORDS = 60
 class Example(NamedTuple):
     """A row that was cut, dropped, or encoded otherwise than its text looks, as an example for messages.
 
-    row: its number, from 1; what: what happened to it, in words; text: the beginning of its text."""
+    Attributes:
+        row: its number, from 1.
+        what: what happened to it, in words.
+        text: the beginning of its text.
+    """
 
     row: int
     what: str
@@ -50,9 +54,15 @@ class Example(NamedTuple):
 class Count:
     """Counts of what tokenising did to the rows of a shard or a split.
 
-    read: source rows; rows, tokens: in the result; longest: tokens of the longest row; overlong: source rows longer than
-    `max_length`; forged: source rows whose text spells a special token; dropped: {reason: rows}; first: {"overlong" or
-    "forged": the first such row}."""
+    Attributes:
+        read: number of source rows.
+        rows, tokens: numbers of rows and tokens in the result.
+        longest: number of tokens in the longest row.
+        overlong: number of source rows longer than `max_length`.
+        forged: number of source rows whose text spells a special token.
+        dropped: {reason: rows}.
+        first: {"overlong" or "forged": the first such row}.
+    """
 
     read: int = 0
     rows: int = 0
@@ -91,8 +101,14 @@ def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
 def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Meta, out: Workdir) -> Meta:
     """Print how many rows were cut, dropped, or encoded otherwise than their text looks, each with an example.
 
-    max_length, overlong: the settings; counts: {split: counts}; dropped: {reason: rows}; out: prints the messages.
-    Returns {kind: example} for the artifact's metadata."""
+    Args:
+        max_length, overlong: the settings.
+        counts: {split: counts}.
+        dropped: {reason: rows}.
+        out: prints the messages.
+
+    Returns {kind: example} for the artifact's metadata.
+    """
     examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
     if too_long:

@@ -65,10 +65,15 @@ class Texts(NamedTuple):
     """The texts of a table, joined into one array of bytes. A row of a language model may have several parts; a
     classified text is one part.
 
-    data: all texts in UTF-8; array: the same as uint8 [bytes]; rows: int64 [rows + 1], the byte where each row begins;
-    parts: int64 [parts + 1], the byte where each part begins; first: int64 [rows + 1], the index of each row's first
-    part; train: bool [parts], whether a part is trained on; plain: bool [parts], whether special tokens spelled in a part
-    are ordinary text."""
+    Attributes:
+        data: all texts in UTF-8.
+        array: the same bytes as a uint8 array.
+        rows: int64 [rows + 1], the byte where each row begins.
+        parts: int64 [parts + 1], the byte where each part begins.
+        first: int64 [rows + 1], the index of each row's first part.
+        train: bool [parts], whether a part is trained on.
+        plain: bool [parts], whether special tokens spelled in a part are ordinary text.
+    """
 
     data: bytes
     array: Array

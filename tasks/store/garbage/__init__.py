@@ -1,2 +1,2 @@
-"""Garbage collection of a store: find the files that are still needed, move the others to the trash, and pin what must
-stay."""
+"""Garbage collection of a store: find the files that are still needed, move all others to the trash, and let users pin
+artifacts and runs that must be kept."""

@@ -77,7 +77,7 @@ class Collected:
 
 @dataclass
 class Survey:
-    """The work that one listing of the store shows to be necessary.
+    """The files to move or delete, computed from one listing of the store.
 
     Attributes:
         kept: (kind of root that needs the file, file) of each file that stays.
@@ -127,20 +127,21 @@ class _Collector:
         swept = self._sweep([entry for entry in first.sweep if not entry.name.startswith("blobs/")], now)
         second = self._look(now)
         done.restored += self._restore(second)
-        # what was no garbage at first is left to the next collection, so that a dry run tells what is done
+        # files that became garbage since the first listing are left to the next collection, so that a dry run reports
+        # the same
         first_names = {entry.name for entry in first.sweep}
         swept |= self._sweep([e for e in second.sweep if e.name.startswith("blobs/") and e.name in first_names], now)
         done.restored += self._restore(self._look(now))
         return {name: entry for name, entry in swept.items() if name not in done.restored}
 
     def _now(self) -> float:
-        """The time by the clock of the store's machine: clocks of hosts may be hours apart."""
+        """Return the time by the clock of the store's machine, because the clocks of hosts may differ by hours."""
         self._backend.replace(CLOCK, b"")
         return next(entry.time for entry in self._backend.entries(TRASH) if entry.name == CLOCK)
 
     def _look(self, now: float) -> Survey:
         for _ in range(LOOKS):
-            with contextlib.suppress(FileNotFoundError):  # another collection moved what was listed: look again
+            with contextlib.suppress(FileNotFoundError):  # another collection moved a listed file: list again
                 return self._survey(now)
         raise StoreError("the store changes too fast to see what it holds", "let one garbage collection run at a time")
 
@@ -164,7 +165,7 @@ class _Collector:
         )
 
     def _view(self) -> View:
-        # the trash first: what comes back meanwhile is then seen twice, not missed
+        # The trash is listed first: a file that is moved back in the meantime is then listed twice and not missed.
         trashed = read_trash(self._listed(TRASH))
         present = {entry.name: entry for kind in (*KINDS, "roots", "leases") for entry in self._listed(kind)}
         for name in present:
@@ -213,14 +214,12 @@ class _Collector:
         if self._backend.local is not None:
             for batch in {entry.name.split("/")[1] for entry in entries if entry.name.startswith(f"{TRASH}/")}:
                 if batch.isdigit():
-                    with contextlib.suppress(
-                        FileNotFoundError
-                    ):  # its empty folders; another collection may do the same
+                    with contextlib.suppress(FileNotFoundError):  # empty folders
                         self._backend.remove(f"{TRASH}/{batch}")
 
 
 def _kind(name: str) -> str:
-    """The kind of a file that may be collected, or "" for one that never is."""
+    """Return the kind of a file that garbage collection may remove, or "" for a file that it never removes."""
     top = name.split("/")[0]
     if top not in KINDS:
         return ""
@@ -228,7 +227,7 @@ def _kind(name: str) -> str:
 
 
 def _since(entry: Entry) -> float:
-    """The time at which a file was moved to trash or quarantine, in seconds since 1970, from its name."""
+    """Return when a file was moved to trash or quarantine, in seconds since 1970. The time is part of its name."""
     batch = entry.name.split("/")[1]
     if batch.isdigit():
         return int(batch) / 1000

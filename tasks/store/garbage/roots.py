@@ -31,7 +31,8 @@ KINDS = ("records", "attempts", "runs", "partial", "blobs")
 """The kinds of files that are collected, in this order: a record is removed before its blobs, and brought back after them."""
 
 LEASE_SECONDS = 600.0
-"""A lease keeps its key at least this long after its last heartbeat, however short the grace period is."""
+"""A lease protects its key for at least this many seconds after its last heartbeat, even if the grace period is
+shorter."""
 
 _ASIDE = ("document", "resolved")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -42,9 +43,9 @@ class Policy:
     """What garbage collection keeps besides pins.
 
     Attributes:
-        keep_last: the number of newest runs of each recipe; runs with the same keys count once.
-        keep_days: runs younger than this many days.
-        grace: files written within this many seconds; also how long files stay in the trash.
+        keep_last: how many of the newest runs of each recipe are kept; runs with the same keys count once.
+        keep_days: runs younger than this many days are kept.
+        grace: files written within this many seconds are kept; files stay in the trash for as long.
     """
 
     keep_last: int = 5
@@ -72,7 +73,7 @@ class View:
         self.by_key = defaultdict(list)
         for name in sorted(self.present.keys() | self.trashed.keys()):
             kind, *parts = name.split("/")
-            if is_unfinished(name):  # the file of a killed writer belongs to nothing
+            if is_unfinished(name):  # an unfinished file of a killed writer belongs to no key
                 continue
             if kind == "records" and len(parts) == 2:
                 self.by_key[parts[1].removesuffix(".json")].append(name)
@@ -156,7 +157,8 @@ class _Marker:
         self._follow(document, "roots")
 
     def _kept_runs(self) -> list[str]:
-        """The newest runs of each recipe and its newest completed runs: a week of failures removes no model."""
+        """Return the newest runs of each recipe, and its newest completed runs, so that many failed runs do not push
+        out the last good model."""
         by_recipe: dict[str, list[tuple[str, Meta]]] = defaultdict(list)
         for run in newest_runs(self._view.present[name] for name in self._view.below("runs")):
             document = self._document(name := f"runs/{run}.json")
@@ -170,7 +172,7 @@ class _Marker:
         return list(dict.fromkeys(kept))
 
     def _newest(self, runs: list[tuple[str, Meta]]) -> list[str]:
-        """The newest `keep_last` runs with different keys, and the runs between them with the same keys."""
+        """Return the newest runs up to `keep_last` different sets of keys. Runs with the same keys count once."""
         results: set[str] = set()
         kept = []
         for name, document in runs:
@@ -186,8 +188,8 @@ class _Marker:
             self._follow(self._document(name), why)
 
     def _attempt(self, name: str) -> None:
-        """An attempt that runs, has just ended or is part of a kept run keeps what it names; others only stay with their
-        record."""
+        """Mark the artifacts that an attempt names, if the attempt is running, has just ended or is part of a kept run.
+        Other attempts are kept only together with their record."""
         document = self._document(name)
         key = name.split("/")[1]
         is_running_now = key in self._leased or (document.get("outcome") == "running" and _lives_here(document))
@@ -196,7 +198,7 @@ class _Marker:
             self._keep_key(key)
 
     def _keep_key(self, key: str) -> None:
-        """Keep all of a key that is being made, or whose attempt a run keeps, with its partial state."""
+        """Mark all files of a key that is being made, or whose attempt a run keeps, including its partial state."""
         for name in self._view.by_key.get(key, ()):
             if not name.startswith("records/"):
                 self._keep(name, "attempts")
@@ -204,12 +206,12 @@ class _Marker:
 
     def _young(self, name: str) -> None:
         self._keep(name, "young")
-        if name.startswith("partial/"):  # one young file keeps all steps: none is of use without the others
+        if name.startswith("partial/"):  # one file within the grace period keeps all steps of the key
             for other in self._view.by_key[name.split("/")[1]]:
                 if other.startswith("partial/"):
                     self._keep(other, "young")
 
-    # What they lead to
+    # The files that roots lead to
 
     def _follow(self, document: Meta, why: str) -> None:
         for kind, value in references(document):
@@ -228,7 +230,7 @@ class _Marker:
     def _artifact(self, digest: str, why: str) -> None:
         name = blob_name(digest)
         if name not in self._view or digest in self._artifacts:
-            return  # a lost one is a miss already; what it was made of must not stop the rest
+            return  # its result is lost anyway; that must not stop the collection
         self._artifacts.add(digest)
         self._keep(name, why)
         manifest = read_manifest(self._view.read(name), digest)

@@ -2,9 +2,9 @@
 name>`.
 
 Runs and garbage collection need no lock between them, because each writes first and checks afterwards. A run writes the
-document that names a result (an attempt, a record), then checks that the result is in place (`secure`). Garbage collection
-moves files to the trash, then checks whether a document names them by now. Whichever of the two checks last brings the
-files back. Nothing is deleted from the trash within the grace period.
+document that names a result (an attempt, a record), then checks that the result is in place (`secure`). Garbage
+collection moves files to the trash, then checks whether a document now names them. Whichever check comes last finds the
+conflict and moves the files back. Nothing is deleted from the trash within the grace period.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def bring_back(backend: Backend, names: Iterable[str]) -> list[str]:
         try:
             _move_back(backend, trashed[name].entry.name, name)
         except (KeyError, FileNotFoundError):
-            if backend.size(name) is None:  # else another was faster
+            if backend.size(name) is None:  # otherwise another process has moved it back
                 lost.append(name)
     return lost
 
 
 def _move_back(backend: Backend, trashed: str, name: str) -> None:
-    if name.startswith("records/"):  # never over one that was published meanwhile
+    if name.startswith("records/"):  # never replace a record that was published in the meantime
         backend.create(name, backend.read(trashed))
         backend.remove(trashed)
     else:
@@ -76,7 +76,7 @@ def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None)
     wanted = [blob_name(file.digest) for file in artifact.files] if artifact else []
     wanted += [blob_name(artifact.digest)] if artifact else []
     gone = absent(backend, wanted)
-    # a record is collected before its blobs and comes back after them: one that is there has them
+    # a record goes to the trash before its blobs and comes back after them, so a record in place has its blobs
     for name in absent(backend, [record_name(item["stage"], item["key"]) for item in held]):
         gone += [*absent(backend, _below(backend, name)), name]
     lost = bring_back(backend, dict.fromkeys(gone)) if gone else []
@@ -99,7 +99,7 @@ def absent(backend: Backend, names: list[str]) -> list[str]:
 
 
 def _below(backend: Backend, record: str) -> list[str]:
-    """The names of the blobs of a record that is in the trash, the manifest last."""
+    """Return the names of the blobs of a record that is in the trash, its manifest last."""
     trashed = read_trash(backend.entries(TRASH))
     try:
         digest = json.loads(backend.read(trashed[record].entry.name))["artifact"]

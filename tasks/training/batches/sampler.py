@@ -1,9 +1,10 @@
 """Choose the rows of each batch, and read batches from a packed artifact.
 
-The rows of a batch are a pure function of (seed, epoch, step in the epoch), so the state of the data is one integer: the
-number of steps done. All rows of a batch are padded to one length. Rows of a length that do not fill a batch go into a batch
-of the next longer length. Each row of a split occurs exactly once an epoch. The last rows of an epoch, if they do not fill a
-batch, are padded with masked rows or left out (`train.last_batch`). For engines without fixed shapes, batches are trimmed.
+The rows of a batch are a pure function of (seed, epoch, step in the epoch). A resumed training therefore needs one
+integer to continue with the right rows: the number of steps done. All rows of a batch are padded to one length. Rows of
+a length that do not fill a batch go into a batch of the next longer length. Each row of a split occurs exactly once an
+epoch. The last rows of an epoch, if they do not fill a batch, are padded with masked rows or left out
+(`train.last_batch`). For engines whose graphs have no fixed shapes, batches are trimmed.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ IGNORED = -100
 
 
 WINDOW = 50
-"""Batches, as many as are sorted by their rows' tokens together: enough to pad little, few enough to mix from epoch to epoch."""
+"""Number of batches in a window: `group_by_length` sorts the rows of one window by tokens. A larger window needs less
+padding; a smaller one mixes rows better from epoch to epoch."""
 
 
 class BatchAddress(NamedTuple):
     """Which rows make up one batch, before the rows are read.
 
-    length: the length in tokens to which all rows are padded. rows: int64 [batch], each the index of a row among the
-    packed rows of its own length; -1 stands for a masked row, which only fills up the batch. lengths: int64 [batch],
-    each row's own length; None where every row has `length`."""
+    Attributes:
+        length: the length in tokens to which all rows are padded.
+        rows: int64 [batch], each the index of a row among the packed rows of its own length; -1 stands for a masked
+            row, which only fills up the batch.
+        lengths: int64 [batch], each row's own length; None where every row has `length`.
+    """
 
     length: int
     rows: Rows
@@ -87,7 +92,8 @@ class Batch:
             yield Batch(self.length, *columns, samples=self.samples)
 
     def trimmed(self, rows: int, positions: int) -> Batch:
-        """Return the batch without trailing masked rows and without trailing positions that are padding in every row.
+        """Return the batch without masked rows at its end and without positions at the end that are padding in every
+        row.
 
         rows, positions: the result's shape is a multiple of these, at least one of each, and never larger than this
         batch."""
@@ -108,9 +114,13 @@ class Batch:
 class Split:
     """One split ("train", "validation") of a packed artifact, memory-mapped, from which batches are read.
 
-    packed: the artifact of `pack_chunks`; name: the split, which may be absent; unit: (rows, positions), to multiples of
-    which batches are trimmed, or None to leave batches in the shape of their address. Attribute `rows`: the number of
-    rows by length."""
+    Args:
+        packed: the artifact of `pack_chunks`.
+        name: the split, which the artifact may lack.
+        unit: (rows, positions): batches are trimmed to a multiple of this shape; None: batches are not trimmed.
+
+    Attribute `rows`: {length: number of rows}.
+    """
 
     def __init__(self, packed: Input, name: str, unit: tuple[int, int] | None = None) -> None:
         counts = packed.meta["rows"].get(name, {})
@@ -175,10 +185,16 @@ class Split:
 class Schedule:
     """Which rows each update trains on: a new random order in each epoch, computed from the seed.
 
-    rows: the number of rows by length; batch: rows per update; last_batch: what is done with the last rows of an epoch
-    when they do not fill a batch: "pad" adds masked rows, "drop" leaves them out; sizes: the number of tokens of each
-    row, by length, to put rows with about as many tokens into one batch, or None not to. Attribute `steps_per_epoch`:
-    updates in an epoch. Raise DataError when the rows do not make one batch."""
+    Args:
+        rows: {length: number of rows}.
+        batch: rows per update.
+        last_batch: what is done with the last rows of an epoch when they do not fill a batch: "pad" adds masked rows,
+            "drop" leaves them out.
+        sizes: {length: the number of tokens of each row}, used to put rows with about as many tokens into one batch,
+            or None for batches in random order.
+
+    Attribute `steps_per_epoch`: updates in an epoch. Raise DataError when there are too few rows for one batch.
+    """
 
     def __init__(
         self, rows: dict[int, int], batch: int, *, seed: int, last_batch: str, sizes: dict[int, Rows] | None = None

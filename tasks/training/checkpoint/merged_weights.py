@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """Interface: the weights of a whole model in fp32, by transformers' parameter names."""
+    """Interface that `CheckpointWeights` and `MergedWeights` implement: the weights of a whole model in fp32, by
+    transformers' parameter names."""
 
     @property
     def names(self) -> list[str]: ...
@@ -55,7 +56,11 @@ class MergedWeights:
     """The weights of a model of which a part was trained: the base model's, with trained parameters replaced and LoRA's
     updates added.
 
-    shards: the artifact of `train`; model: the base model; stored: the trained parameters in `shards`."""
+    Args:
+        shards: the artifact of `train`.
+        model: the base model.
+        stored: the trained parameters in `shards`.
+    """
 
     def __init__(self, shards: Input, model: Source, stored: CheckpointWeights) -> None:
         trained = _base_model(shards, model)
@@ -82,8 +87,12 @@ def write_adapter(folder: Path, shards: Input, model: Source, trained: Checkpoin
     """Write `adapter_model.safetensors` and `adapter_config.json` to the new `folder`, for
     `peft.PeftModel.from_pretrained`.
 
-    shards: the artifact of `train`; model: the base model, which the config names if the model comes from the hub;
-    trained: the trained parameters; dtype: the type to write, such as "float32"."""
+    Args:
+        shards: the artifact of `train`.
+        model: the base model, which the config names if the model comes from the hub.
+        trained: the trained parameters.
+        dtype: the type to write, such as "float32".
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -110,7 +119,7 @@ def _base_model(shards: Input, model: Source) -> Any:
         import peft
 
         settings = peft.LoraConfig.from_pretrained(str(shards.path))
-        settings.modules_to_save = None  # the head's weights are filled in place
+        settings.modules_to_save = None  # the head's weights are copied into the model's own head
         peft.inject_adapter_in_model(settings, found)
     return found
 

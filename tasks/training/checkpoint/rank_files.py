@@ -26,8 +26,11 @@ class RankFiles:
     """One exchange through files: each rank writes a JSON document, and reads those of the others. A rank that waits longer
     than `seconds` for another one raises ProcessFailed.
 
-    folder: the same path on all ranks, used for one exchange only; world: the ranks; seconds: the longest time that a
-    rank waits."""
+    Args:
+        folder: the same path on all ranks, used for one exchange only.
+        world: the ranks.
+        seconds: the longest time that a rank waits.
+    """
 
     def __init__(self, folder: Path, world: World, seconds: float) -> None:
         self._folder, self._world, self._seconds = folder, world, seconds
@@ -65,7 +68,7 @@ class RankFiles:
         return self._folder / f"rank-{rank}.json"
 
     def _leave(self, mine: Meta) -> None:
-        """Write this rank's document. Try again while the disk is full: another rank frees space when it fails."""
+        """Write this rank's document. If the disk is full, try again: another rank that fails frees space."""
 
         def left() -> bool:
             aside = self._folder / f"rank-{self._world.rank}.part"
@@ -76,7 +79,7 @@ class RankFiles:
             return False
 
         if not _until(left, self._seconds):
-            raise ProcessFailed(f"can't write below {self._folder}", "make room on the disk")
+            raise ProcessFailed(f"can't write below {self._folder}", "free some space on the disk")
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:

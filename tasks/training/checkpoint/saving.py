@@ -10,9 +10,9 @@ A full disk or a failing store does not end the training: a warning is given, ha
 checkpoints stay, and the next checkpoint is tried. Any other error ends the training at the next `save` or `check`, or at
 its end.
 
-With `keep_best` the result of training is the checkpoint of the best evaluation, so later checkpoints are useless
-without it. When that checkpoint cannot be written, its copy stays on the host and is written again before each later
-checkpoint; no later checkpoint is committed before it.
+With `keep_best` the result of training is the checkpoint of the best evaluation, so a later checkpoint is useless if
+the best one is missing. When that checkpoint cannot be written, its copy stays on the host and is written again before
+each later checkpoint; no later checkpoint is committed before it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,13 @@ if TYPE_CHECKING:
 
 
 class StateCopy(NamedTuple):
-    """A copy of the training state on the host. step: updates done; slices: this rank's tensors; state: the progress, as
-    JSON."""
+    """A copy of the training state on the host.
+
+    Attributes:
+        step: the number of updates done.
+        slices: this rank's tensors.
+        state: the progress, as JSON.
+    """
 
     step: int
     slices: list[TensorSlice]
@@ -59,7 +64,7 @@ class Saver:
         self._out, self._world, self._keep, self._timeout = out, world, keep, timeout_seconds
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._inflight: Future[None] | None = None
-        self._best: StateCopy | None = None  # held until all ranks know that it is kept
+        self._best: StateCopy | None = None  # kept in memory until all ranks know that it was written
         self._why = ""
         self.kept = kept
         self.figures = {"checkpoints": 0.0, "checkpoint_bytes": 0.0, "checkpoint_stall_seconds": 0.0}
@@ -68,14 +73,18 @@ class Saver:
         """Copy the state of step `step` now and write it in the background. Wait first for an earlier checkpoint that is
         being written.
 
-        slices: this rank's tensors; state: the progress, as JSON; best: the step of the best evaluation so far, 0 for
-        none. The checkpoint of step `best` is never removed, and no later checkpoint is committed before it."""
+        Args:
+            slices: this rank's tensors. state: the progress, as JSON. best: the step of the best evaluation so far, 0
+                for none.
+
+        The checkpoint of step `best` is never removed, and no later checkpoint is committed before it.
+        """
         if self._out.partial is None:
             return
         begun = time.perf_counter()
         self.wait()
         if best == step or self._has_best(best):
-            self._best = None  # free the old copy before making the next
+            self._best = None  # frees the old copy before the next is made
             copy = StateCopy(step, [*slices], state)
             self._best = copy if best == step else None
             self._start(self._out.partial, copy, best)
@@ -91,13 +100,13 @@ class Saver:
             begin = "trains from the start" if self.kept is None else f"goes on from step {self.kept}"
             raise StoreError(
                 f"the checkpoint of step {best}, whose evaluation was the best, could not be kept: {self._why}",
-                f"make room, and run the same command again: it {begin}",
+                f"free some disk space, and run the same command again: it {begin}",
             )
 
     def _has_best(self, best: int) -> bool:
         """Return, on every rank alike, whether the best step's checkpoint is kept. If it is not, write it again first."""
         copy = self._best
-        if copy is None or copy.step != best or self._out.partial is None:  # it was kept long ago, or there is none
+        if copy is None or copy.step != best or self._out.partial is None:  # already written, or there is none
             return True
         if not self._world.broadcast_flag(self.kept == best):
             self._start(self._out.partial, copy, best)
@@ -182,7 +191,7 @@ def _write_slices(folder: Path, slices: list[TensorSlice]) -> Meta:
     try:
         return shards.write_shards(folder, slices)
     except OSError as error:
-        for device in {part.device for part in slices}:  # an incomplete file; the other ranks may need its space
+        for device in {part.device for part in slices}:  # remove an incomplete file: the other ranks may need the space
             with suppress(OSError):
                 shards.shard_file(folder, device).unlink()
         return {"error": error.strerror or str(error)}

@@ -1,10 +1,12 @@
 """Write and read checkpoints: safetensors shards, an index of slices, and the training state.
 
-Each device that writes has one shard file; a replicated tensor is written once. `index.json` holds {"tensors": {name:
-{"shape", "slices": [{"file", "start"}]}}, "state": {...}}. A reader joins the slices, for any mesh that wrote them, one
-tensor in memory at a time. Equal tensors give the same bytes as safetensors' `save_file`. This writer releases Python's
-interpreter lock, so that training continues, and hashes each piece just before writing it, which takes half the work of
-writing a file and reading it again.
+Each device that writes has one shard file; a replicated tensor is written once. `index.json` contains {"tensors":
+{name: {"shape", "slices": [{"file", "start"}]}}, "state": {...}}. `Reader` joins the slices to whole tensors, one in
+memory at a time, on any mesh.
+
+The files have the same bytes as those of safetensors' `save_file`. This writer releases Python's interpreter lock, so
+that training continues, and hashes each piece just before writing it, which takes half the time of reading the file
+again to hash it.
 """
 
 from __future__ import annotations

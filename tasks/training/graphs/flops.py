@@ -8,9 +8,10 @@ from __future__ import annotations
 from tasks.artifact import Meta
 from tasks.training.shared_types import Built
 
-# FLOPs per second of a device at half precision (bf16; V100: fp16), dense, by a part of its name; the first that fits.
-# NVIDIA's data sheets of H200 (989, SXM and NVL 835), H100 (989 SXM, 835 NVL, 756 PCIe), A100 (312) and V100 (125 SXM2),
-# which quote sparse figures for Hopper, halved here; AWS Neuron's "Trainium Architecture": 190 a chip of two cores.
+# FLOPs per second of a device at half precision (bf16; V100: fp16), dense, by a part of its name; the first match
+# counts. NVIDIA's data sheets of H200 (989, SXM and NVL 835), H100 (989 SXM, 835 NVL, 756 PCIe), A100 (312) and V100
+# (125 SXM2), which quote sparse figures for Hopper, halved here; AWS Neuron's "Trainium Architecture": 190 a chip of
+# two cores.
 PEAKS = {
     "H200 NVL": 835e12,
     "H200": 989e12,
@@ -30,7 +31,7 @@ def flops_per_row(built: Built, length: int) -> int:
     embeddings = {id(module.weight) for module in built.model.modules() if type(module).__name__ == "Embedding"}
     head = built.model.get_output_embeddings()
     weights = sum(p.numel() for p in built.parameters().values() if id(p) not in embeddings)
-    if head is not None and id(head.weight) in embeddings:  # a tied head multiplies too
+    if head is not None and id(head.weight) in embeddings:  # a tied head also has a product
         weights += head.weight.numel()
     return int(length * (2 * weights + 4 * layers * width * length))
 

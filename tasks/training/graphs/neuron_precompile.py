@@ -64,7 +64,7 @@ def trial_command(config: TrainConfig, spec: Path) -> list[str]:
     module = ["-m", "tasks.training.graphs.neuron_precompile", str(spec)]
     if ranks(config) == 1:
         return [sys.executable, *module]
-    launcher = ["--standalone", "--local_addr=127.0.0.1", f"--nproc_per_node={ranks(config)}"]  # on a free port
+    launcher = ["--standalone", "--local_addr=127.0.0.1", f"--nproc_per_node={ranks(config)}"]  # a free port
     return [sys.executable, "-m", "torch.distributed.run", *launcher, *module]
 
 

@@ -1,1 +1,1 @@
-"""Which part of each parameter, and of its optimizer state, a rank holds."""
+"""Compute which part of each parameter, and of its optimizer state, each rank holds."""

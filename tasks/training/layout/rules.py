@@ -43,7 +43,7 @@ RULES: dict[str, dict[str, str]] = {
     "roberta": _as_bert("roberta"),
     "distilbert": DISTILBERT,
 }
-"""By `model_type`."""
+"""{model_type: its tensor parallel plan}."""
 
 
 def tp_rules(model: Any, shapes: Mapping[str, Shape], given: Mapping[str, str]) -> dict[str, str]:

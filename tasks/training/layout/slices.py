@@ -1,4 +1,4 @@
-"""Which part of each tensor a rank holds, computed from partition specs and the mesh. Makes no tensors and moves none."""
+"""Compute from partition specs and the mesh which part of each tensor a rank holds. No tensor is created or copied."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ class Layout:
     """The partition specs of a model's parameters: how each parameter is split over the mesh. All mappings are by parameter
     name.
 
-    model: the name of the model's class; shapes: whole shapes; tp: specs in the forward and backward pass, split over
-    "model" only; specs: specs between steps, which with FSDP are also split over "data"; states: specs of the fp32
-    master and the moments, for trained parameters only; styles: by module name, the style of the plan."""
+    Attributes:
+        model: the name of the model's class.
+        shapes: the shapes of the whole parameters.
+        tp: specs in the forward and backward pass, split over "model" only.
+        specs: specs between steps, which with FSDP are also split over "data".
+        states: specs of the fp32 master and the moments, for trained parameters only.
+        styles: {module name: its style in the plan}.
+    """
 
     model: str
     mesh: Mesh
@@ -51,8 +56,12 @@ def lay_out(
 ) -> Layout:
     """Return the layout of parameters, from their shapes and names only.
 
-    model: the name of the model's class; shapes: whole shapes by parameter name; plan: tensor parallel style by module
-    pattern; trained: names of the parameters that are trained."""
+    Args:
+        model: the name of the model's class.
+        shapes: whole shapes by parameter name.
+        plan: tensor parallel style by module pattern.
+        trained: names of the parameters that are trained.
+    """
     mesh = config.mesh
     tp = parameter_specs(shapes, plan, mesh, model)
     states = {name: state_spec(shapes[name], tp[name], mesh, config.zero1 or config.fsdp) for name in shapes}
@@ -83,8 +92,8 @@ def piece_start(shape: Shape, spec: Spec, world: World) -> tuple[int, ...]:
 
 
 def writes_piece(spec: Spec, world: World) -> bool:
-    """Return whether this rank writes its part of a tensor to a checkpoint: of the ranks that hold the same part the
-    first one does."""
+    """Return whether this rank writes its part of a tensor to a checkpoint: the first of all ranks that hold the same
+    part writes it."""
     return all(axis in spec or getattr(world, axis) == 0 for axis in ("data", "model"))
 
 

@@ -45,8 +45,8 @@ def fit_to_device(config: TrainConfig, model: Source, packed: Input, out: Workdi
 
 
 def _start_xla(config: TrainConfig) -> None:
-    """Start XLA's virtual devices. They must exist before the first backward pass in this process, or XLA's later ones fail. Not
-    Neuron's: another process traces its graphs."""
+    """Start XLA's virtual devices on the CPU. They must exist before the first backward pass in this process, or later
+    backward passes on XLA fail. Does nothing for device neuron, whose graphs another process traces."""
     if config.engine == "xla" and config.device == "cpu":
         from tasks.training.xla.engine import start_devices
 

@@ -1,11 +1,10 @@
 """Estimate the peak memory of training on one device, from a traced pass and from the layout of parameters and optimizer
 state.
 
-Pure functions without torch. Two moments can be the peak: the turn from the forward to the backward pass, when all
-activations exist, and the update, when all gradients exist. The buffers of engine native are counted; engine xla is
-counted in the same way, without XLA's fusions. On the CPU the process's heap also keeps freed memory: a process may use
-a third more than the estimate, with remat more than half (measure it by `python -m tests.bench.bench_train_memory
---heap`).
+Pure functions without torch. The peak is at one of two moments: the end of the forward pass, when all activations
+exist, or the update, when all gradients exist. The buffers of engine native are counted; engine xla is counted in the
+same way, without XLA's fusions. On the CPU the process's heap also keeps freed memory: a process may use a third more
+than the estimate, with remat more than half (measure it by `python -m tests.bench.bench_train_memory --heap`).
 """
 
 from __future__ import annotations
@@ -25,16 +24,20 @@ from tasks.training.partition_specs import Spec
 GIB = 1 << 30
 FP32 = 4
 RUNTIME = {"cpu": 0.7 * GIB, "cuda": 0.6 * GIB, "neuron": 1.0 * GIB}
-"""Bytes a process uses before the model is built. cpu: torch and transformers (0.73 GiB measured on Linux); cuda: CUDA's context
-and cuBLAS's workspaces; neuron: Neuron's runtime on a core. The last two are rules of thumb, not measured here."""
+"""Bytes that a process uses before the model is built. cpu: torch and transformers (0.73 GiB measured on Linux); cuda:
+CUDA's context and cuBLAS's workspaces; neuron: Neuron's runtime on a core. The last two are rules of thumb, not
+measured here."""
 
 
 class PassMemory(NamedTuple):
     """Bytes that one forward and backward pass over a micro batch allocates on one device, without the parameters
     themselves.
 
-    activations: the peak of everything but the parameters' gradients; peak: the peak with the gradients, when there were
-    none before the pass; gradients: how many bytes of `peak` are gradients."""
+    Attributes:
+        activations: the peak of everything but the parameters' gradients.
+        peak: the peak with the gradients, when there were none before the pass.
+        gradients: how many bytes of `peak` are gradients.
+    """
 
     activations: int
     peak: int
@@ -45,10 +48,15 @@ class PassMemory(NamedTuple):
 class Memory:
     """The peak memory of training on one device, in bytes by use.
 
-    parameters: the weights that compute, and fp32 master weights if there are any; gradients: all gradients and the
-    buffers that exchange them; optimizer: the optimizer's state; activations: those of one micro batch; runtime: the
-    process before the model is built; at: the moment of the peak, "the backward pass" or "the update"; best: the copy of
-    the best checkpoint that waits to be written, counted only where the device's memory is the host's."""
+    Attributes:
+        parameters: the model's weights, and fp32 master weights if there are any.
+        gradients: all gradients and the buffers that exchange them.
+        optimizer: the optimizer's state.
+        activations: the activations of one micro batch.
+        runtime: what the process takes before the model is built.
+        at: the moment of the peak, "the backward pass" or "the update".
+        best: the copy of the best checkpoint until it is written; counted only if the device uses the host's memory.
+    """
 
     parameters: int
     gradients: int
@@ -96,7 +104,7 @@ def estimate(config: TrainConfig, layout: Layout, traced: PassMemory) -> Memory:
     updating = _gradients_at_update(config, layout, trained, copy)
     sharing = (
         config.devices if config.device == "cpu" and config.engine == "xla" else 1
-    )  # virtual devices of one process
+    )  # the virtual devices of one process share its memory
     runtime = int(RUNTIME[config.device]) // sharing
     best = masters + optimizer if config.keeps_best and config.device == "cpu" else 0
     passing = accumulated + traced.activations if accumulated else traced.peak
@@ -153,9 +161,9 @@ def _gradients_during_pass(config: TrainConfig, layout: Layout, traced: PassMemo
         return FP32 * _numbers(layout, layout.tp, layout.states) if several else 0
     parts = (FP32 if several else copy) * _numbers(layout, layout.specs, layout.states)
     outside, layer = _fsdp_units(layout, layout.states)
-    message = copy + FP32  # as the backward pass made the gradient, and as it is sent
-    in_layer = copy * outside + message * layer  # the head's gradient waits for the end of the pass
-    at_end = parts + max(in_layer, message * outside) - traced.activations  # when no activation is left
+    message = copy + FP32  # bytes of an element: in the dtype of the backward pass, and in fp32 to be sent
+    in_layer = copy * outside + message * layer  # the head's gradient exists until the end of the pass
+    at_end = parts + max(in_layer, message * outside) - traced.activations  # after the last activation
     return max(in_layer + (parts if several else 0), at_end)
 
 
@@ -172,7 +180,7 @@ def _gradients_at_update(config: TrainConfig, layout: Layout, trained: list[str]
     """Return the bytes of all gradients at the update: as the passes left them, in fp32, and in the messages that sum them over
     the axis "data"."""
     wide = FP32 * _numbers(layout, layout.specs, trained)
-    summed = config.engine == "native" and config.accumulation > 1  # in fp32 from the start
+    summed = config.engine == "native" and config.accumulation > 1  # already in fp32
     found = wide if copy == FP32 or summed else wide + copy * _numbers(layout, layout.specs, trained)
     if config.engine == "xla":
         return found + FP32 * _numbers(layout, layout.states, trained)

@@ -30,7 +30,7 @@ def largest_fitting(
 
     Args:
         memory_of: returns the estimate for a candidate, or None where there is none; then `runs` alone decides.
-        limit: bytes of memory of a device, or None where not known; then `runs` alone decides.
+        limit: bytes of memory of a device, or None if unknown; then `runs` alone decides.
         runs: returns whether a candidate really runs; called only for candidates whose estimate fits."""
     if config.micro_batch != "auto":
         return config

@@ -17,7 +17,7 @@ from tasks.stage import Workdir, read_json, write_json
 from tasks.training.config import TrainConfig
 
 UPDATES = 2
-NO_MEMORY = "can't allocate memory"  # in the message of torch's CPU allocator
+NO_MEMORY = "can't allocate memory"  # part of the message of torch's CPU allocator
 
 
 def can_probe(config: TrainConfig) -> bool:
@@ -71,7 +71,7 @@ def _update(config: TrainConfig, model: Source, packed: Input) -> None:
     from tasks.training.model.build import build
     from tasks.training.optim.optimizer import scalars
 
-    # two passes allocate as much as any number of them
+    # more than two passes do not allocate more
     short = config.model_copy(update={"global_batch": min(config.accumulation, 2) * config.micro_rows})
     built = prepared(short, build(model, packed, seed=0, weights=True), packed.meta)
     engine = make_engine(short, built, GraphRegistry())

@@ -1,6 +1,8 @@
-"""Trace training's memory from a program that must not import torch: in a child process, and under a key for a cache.
+"""Trace the memory of training in a child process, for programs that must not import torch; and compute the key under
+which the result is cached.
 
-A child that is started anew imports torch and transformers (3 s on two quiet cores); one that a warm parent forks has them.
+A newly started child imports torch and transformers (3 s on two quiet cores); a child that is forked from a warm parent
+has them already.
 """
 
 from __future__ import annotations
@@ -23,13 +25,20 @@ from tasks.training.memory.micro_batch import largest_fitting
 from tasks.training.memory.traced_memory import Untraceable, trace_memory
 
 PLAIN = {"USE_TORCH_XLA": "0", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
-"""Variables of a child that is started for the trace alone: transformers would import torch_xla."""
+"""Environment variables of a child that is started for the trace alone. They keep transformers from importing
+torch_xla."""
 
 SCHEMA = 1
 
 
 class Traced(NamedTuple):
-    """micro_batch: sequences per replica and pass (`auto` resolved); memory: None where the model can't be traced, and `why`."""
+    """The result of a trace.
+
+    Attributes:
+        micro_batch: rows per replica and forward pass, with `auto` replaced by a number.
+        memory: the memory that training takes on one device, or None if the model can't be traced.
+        why: the reason in that case, else empty.
+    """
 
     micro_batch: int
     memory: Memory | None
@@ -45,10 +54,10 @@ class Traced(NamedTuple):
 
 
 def trace_key(config: TrainConfig, model: Source, rows: Meta, limit: int | None, memo: Memo) -> str:
-    """Return the digest of all that a traced figure depends on: code, versions, architecture, rows and settings; for `auto` also
-    the device's memory."""
+    """Return the cache key of a trace: a digest of code, versions, architecture, rows and settings; for `micro_batch:
+    auto` also of the device's memory."""
     code, versions = closure(traced_memory.__name__, memo)
-    memo.save()  # the analysed modules, for the next plan
+    memo.save()  # keeps the hashes of modules for the next plan
     return digest_of(
         {
             "schema": SCHEMA,
@@ -73,8 +82,9 @@ def trace_in_process(
     """Trace in a child process, under a guard. Raises the child's own ModelError.
 
     Args:
-        limit: bytes of a device, which decides `auto`.
-        environ, preload: variables and modules of the warm parent to fork from (see `JobSpec`); a plain start by default.
+        limit: bytes of memory of a device, by which `micro_batch: auto` is resolved.
+        environ, preload: the environment variables and modules of the warm parent to fork from (see `JobSpec`). By
+            default a new interpreter is started.
     """
     import tempfile
 
@@ -91,7 +101,8 @@ def trace_in_process(
 
 
 def traced(config: TrainConfig, model: Source, rows: Input, out: Workdir) -> Meta:
-    """The job: trace, and return a `Traced` as JSON. rows.meta: metadata of the rows, and `limit`."""
+    """Trace in this process and return a `Traced` as JSON: the function that the child process calls. rows.meta:
+    metadata of the rows, and `limit`."""
     return _trace(config, model, rows.meta, rows.meta["limit"]).to_json()
 
 

@@ -1,5 +1,5 @@
-"""The memory of a training, from one pass on "meta" tensors (sizes without values): needs no weights and no data, and
-takes about a millisecond an operation.
+"""Find the memory that a training takes from one pass on "meta" tensors, which have sizes and no values. Needs no
+weights and no data; takes about a millisecond for each operation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from tasks.training.partition_specs import check_heads
 
 
 class Untraceable(ModelError):
-    """The memory of a model cannot be traced, because its code needs the values of tensors, which "meta" tensors lack."""
+    """Raised when the memory of a model can't be traced, because its code needs the values of tensors, which "meta"
+    tensors lack."""
 
 
 def trace_memory(config: TrainConfig, model: Source, rows: Meta) -> Memory:

@@ -121,7 +121,8 @@ class _Storages:
 
 
 def _storage(tensor: Any) -> Any:
-    """Return the tensor's storage; of a DTensor, or of a collective's pending result, that of the tensor inside."""
+    """Return the tensor's storage. For a DTensor, or the pending result of a collective, return the storage of the
+    tensor inside."""
     for wrapped in ("_local_tensor", "elem"):
         tensor = getattr(tensor, wrapped, tensor)
     return tensor.untyped_storage()
@@ -151,7 +152,8 @@ def _layers_split(config: TrainConfig, built: Built, layout: Layout) -> Iterator
 
 @contextmanager
 def _device_kernels(config: TrainConfig) -> Iterator[None]:
-    """Replace attention and dropout by the device's variants: on "meta" PyTorch takes those that store attention's weights."""
+    """Replace attention and dropout by the device's variants. For "meta" tensors PyTorch would choose variants that
+    store attention's weights."""
     import torch.nn.functional as functional
 
     if config.engine == "xla":
@@ -168,7 +170,8 @@ def _device_kernels(config: TrainConfig) -> Iterator[None]:
 
 
 def _flash(otherwise: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """Return attention that allocates what flash attention does, on the CPU (where it has no dropout) and on a GPU."""
+    """Return an attention function that allocates what flash attention does, on the CPU (where flash attention has no
+    dropout) and on a GPU."""
     import torch
 
     def attention(
@@ -185,7 +188,7 @@ def _flash(otherwise: Callable[..., Any], device: str) -> Callable[..., Any]:
 
 
 def _masked(otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Return dropout that allocates as the GPU's does: a mask of one byte a number."""
+    """Return a dropout function that allocates what the GPU's does: a mask with one byte for each element."""
     import torch
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:

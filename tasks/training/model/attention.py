@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
-"""Families that hand on what they are called with to their attention, and attend as `documents` does."""
+"""Model families that pass keyword arguments on to their attention, and whose attention is the one that `documents`
+computes."""
 
 
 def with_attention(config: TrainConfig, built: Built) -> Built:
@@ -99,9 +100,14 @@ def attend_documents(
 ) -> tuple[Tensor, None]:
     """Compute causal attention within each document, as an attention function of transformers.
 
-    query: [rows, heads, length, width]; key, value: the same, perhaps with fewer heads; documents: the tokens of each
-    document, from `document_lengths`. Return ([rows, length, heads, width], None). Raise ModelError when the model does
-    not pass `documents` on to its attention."""
+    Args:
+        query: [rows, heads, length, width].
+        key, value: the same shape, perhaps with fewer heads.
+        documents: the number of tokens of each document, from `document_lengths`.
+
+    Return ([rows, length, heads, width], None). Raise ModelError when the model does not pass `documents` on to its
+    attention.
+    """
     import torch
 
     if documents is None:
@@ -111,7 +117,7 @@ def attend_documents(
     groups = query.shape[1] // key.shape[1]
     whole = [query, *(tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in (key, value))]
     rows, heads, length, width = query.shape
-    # the backward passes of split and cat touch each element once; indexing's fills a whole tensor for each document
+    # split and cat are fast in the backward pass; indexing would fill a whole tensor for each document
     flat = [tensor.transpose(1, 2).reshape(rows * length, heads, width) for tensor in whole]
     parts = zip(*(torch.split(tensor, documents) for tensor in flat), strict=True)
     return torch.cat([_attend_document(q, k, v, dropout, scaling) for q, k, v in parts]).view(
@@ -187,7 +193,7 @@ def use_attend_heads(model: Any) -> None:
 
 
 def _is_plain(others: Mapping[str, Any]) -> bool:
-    """Return whether the call has no argument that only transformers' own attention handles."""
+    """Return whether the call has none of the arguments that only transformers' own attention handles."""
     return all(others.get(name) is None for name in ("position_bias", "softcap"))
 
 

@@ -77,13 +77,14 @@ def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids
     import torch
 
     positions = position_ids + built.first_position
-    if built.first_position:  # RoBERTa's padding has the pad id as its position
+    if built.first_position:  # for RoBERTa, the position of padding is the pad id
         positions = torch.where(segment_ids != 0, positions, built.first_position - 1)
     return {"input_ids": input_ids.long(), "position_ids": positions.long(), **_attention_inputs(built, segment_ids)}
 
 
 def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
-    """Return the arguments that keep segments apart: a mask, the lengths of documents, or a block mask."""
+    """Return the keyword arguments for `forward` that keep segments apart: a mask, the lengths of documents, or a block
+    mask."""
     if built.attention == "sdpa":
         config, dtype = built.model.config, next(built.model.parameters()).dtype
         if built.task == "classification" and pools_positions(config):
@@ -143,7 +144,7 @@ def _config(fields: Meta, overrides: Meta) -> Any:
         if not hasattr(known, name):
             near = difflib.get_close_matches(name, vars(known), n=1)
             raise ModelError(f"model.config.{name}: {model_type} has no such field", f"use {near[0]}" if near else "")
-    fields.pop("auto_map", None)  # it names code beside the weights, which trnflow neither runs nor publishes
+    fields.pop("auto_map", None)  # names code beside the weights, which trnflow neither runs nor publishes
     return AutoConfig.for_model(**fields)
 
 

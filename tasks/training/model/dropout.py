@@ -31,7 +31,8 @@ def fast_dropout(module: torch.nn.Dropout, hidden: Tensor) -> Tensor:
 
 
 def dropout_mask(like: Tensor, probability: float) -> Tensor:
-    """Return a tensor of the shape and dtype of `like`: 0 with `probability`, else the number that keeps the mean at 1.
+    """Return a random tensor of the shape and dtype of `like`. Each element is 0 with this probability, else 1 / (1 -
+    probability), so that the mean is 1.
 
     Draws from torch's default generator."""
     import torch
@@ -39,6 +40,6 @@ def dropout_mask(like: Tensor, probability: float) -> Tensor:
     lost = min(round(probability * LEVELS), LEVELS - 1)
     draws = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
     bits = draws.view(torch.int16)[: like.numel()].view(like.shape).float()
-    # clamping whole numbers to 0 and 1 is several times as fast as comparing them with the level
+    # clamping integers to 0 and 1 is several times as fast as a comparison
     kept = bits.sub_(lost - LEVELS // 2 - 1).clamp_(0, 1)
     return kept.mul_(LEVELS / (LEVELS - lost)).to(like.dtype)

@@ -1,4 +1,5 @@
-"""Which layers LoRA adapts, how they are named and how they are split over devices. Works on names alone, without torch.
+"""Decide which layers LoRA adapts, how they are named and how they are split over devices. Uses only names, without
+torch.
 
 An adapted layer computes W x + alpha / rank * B A dropout(x). W [out, in] is frozen. A [rank, in] starts at random and B
 [out, rank] at zero, so that training starts from the original model. peft makes the layers and chooses the names: the
@@ -17,7 +18,7 @@ from tasks.training.settings.lora import ALL_LINEAR
 BASE, A, B = ".base_layer", ".lora_A.default", ".lora_B.default"
 CONFIG = "adapter_config.json"
 
-# style of a layer -> styles of its A and B; None: replicated. A has the layer's input, B has its output
+# {style of a layer: (style of A, style of B)}; None: replicated. A takes the layer's input, B gives its output
 STYLES_BELOW: dict[str, tuple[str | None, str | None]] = {
     **dict.fromkeys(STYLES, (None, None)),
     "colwise": ("shared", "colwise"),

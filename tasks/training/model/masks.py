@@ -1,8 +1,9 @@
 """Attention masks: which positions of a row each position attends to, for each kind of layer of the model.
 
-Some models attend to less than the row: Mistral to the last `sliding_window` positions in all layers; Gemma 3 and ModernBERT
-in some layers (`config.layer_types`), which take one mask for each kind of layer. A mask is computed from segment ids alone,
-without waiting for the device, and keeps packed documents apart. transformers' own masks do neither.
+Some models do not attend to the whole row: Mistral attends to the last `sliding_window` positions in all layers, Gemma
+3 and ModernBERT in some layers (`config.layer_types`); the latter take one mask for each kind of layer. Masks are
+computed here, not by transformers, whose functions wait for the device and do not keep packed documents apart. The only
+input is the segment ids.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"  # transformers' names
-PACKING = ("bfd", "concat")  # values of pack.strategy that put several documents into a row
+PACKING = ("bfd", "concat")  # values of pack.strategy with which a row may have several documents
 
 
 def attention_masks(config: Any, segment_ids: Tensor, *, causal: bool, dtype: Any) -> Tensor | dict[str, Tensor]:

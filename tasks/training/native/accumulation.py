@@ -25,7 +25,7 @@ class GradientSums:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._sums: list[Tensor | None] = [None] * len(parameters)
         for number, parameter in enumerate(parameters):
-            # FSDP calls these hooks itself, once it has reduced the gradient
+            # FSDP calls these hooks after it has reduced the gradient
             parameter.register_post_accumulate_grad_hook(partial(self._add, number))  # type: ignore[no-untyped-call]
 
     def take(self) -> list[Tensor | None]:

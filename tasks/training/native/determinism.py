@@ -21,7 +21,7 @@ def choose_kernels(config: TrainConfig) -> None:
     import torch
 
     torch.use_deterministic_algorithms(config.deterministic)
-    # no code here reads uninitialised memory
+    # not needed: no code here reads uninitialised memory
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 COLUMNS, ROWS = ("colwise",), ("rowwise", "rowwise_rep")
-"""Styles of the layers behind which features or heads are split, and of those that read them."""
+"""Styles of the layers whose output is split by features or heads, and styles of the layers that take such an input."""
 
 LORA_DROPOUT = ".lora_dropout."
 
@@ -55,9 +55,7 @@ class GeneratorSwitch:
             return
         self._own = True
         generator = self._generator()
-        if (
-            self._device.type == "cuda"
-        ):  # changes the seed on the host, without waiting for the device; the offset continues
+        if self._device.type == "cuda":  # only changes the seed on the host; does not wait for the device
             self._shared = generator.initial_seed()
             _reseed(generator, self._derived(self._shared))
             return
@@ -130,13 +128,13 @@ def split_dropout(config: TrainConfig, built: Built, layout: Layout, world: Worl
             module.register_forward_pre_hook(partial(_whole, streams))
     for name, module in built.model.named_modules():
         layer, dropout, _ = name.partition(LORA_DROPOUT)
-        if dropout:  # A's input is split if the layer is split by rows
+        if dropout:  # the input of A is split if the layer is split by rows
             own = layout.styles.get(layer + BASE) in ROWS
             module.forward = partial(_dropped, streams, own, module.forward)
 
 
 def _enter(streams: GeneratorSwitch, split: bool, layer: Module, arguments: Any) -> None:
-    """At the start of a layer: draw own numbers if the residual stream is split by positions."""
+    """Hook at the start of a layer: use this rank's own random numbers if the residual stream is split by positions."""
     if layer.training and split:
         streams.own()
 
@@ -174,7 +172,7 @@ def _drawn(generator: Any) -> Tensor:
 
 
 def _reseed(generator: Any, seed: int) -> None:
-    """Set the seed of a GPU's generator and keep its offset: its numbers are a function of both."""
+    """Set the seed of a GPU's generator without changing its offset. The generator's numbers are a function of both."""
     offset = generator.get_offset()
     generator.manual_seed(seed)
     generator.set_offset(offset)

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
     from tasks.training.checkpoint.shards import Reader
 
-MOST_GRAPHS = 64  # more lengths than this are an error of the recipe
+MOST_GRAPHS = 64  # a recipe with more lengths than this is refused
 
 
 class NativeEngine:
-    """The engine native; implements the interface `tasks.training.engine.Engine`.
+    """Engine native: implements the interface `tasks.training.engine.Engine` with eager PyTorch.
 
     stored: a checkpoint to start from, or None; world: the processes that train together. With a model on the "meta"
     device it registers graphs and runs nothing."""
@@ -135,7 +135,7 @@ class NativeEngine:
             copies = [self._piece(name, p.detach().float()) for name, p in built.trained().items()] if masters else []
             self._state = make_update(config.optimizer, self._layout, self._world, self._device, stored)
             if config.dtype == "bfloat16":
-                for one in built.parameters().values():  # not the buffers: rotary frequencies need fp32
+                for one in built.parameters().values():  # buffers stay as they are: rotary frequencies need fp32
                     one.data = one.data.to(torch.bfloat16)
         return copies
 
@@ -182,7 +182,7 @@ class NativeEngine:
         return MeshExchange(layout, self._world, partial)
 
     def _locals(self) -> list[Tensor]:
-        """Return the parameters; of a DTensor this rank's part."""
+        """Return the parameters; for a DTensor, this rank's part."""
         if self._world.groups is None:
             return self._parameters
         from tasks.training.native.sharding import local_tensor
@@ -190,7 +190,8 @@ class NativeEngine:
         return [local_tensor(parameter) for parameter in self._parameters]
 
     def _places(self) -> list[Tensor]:
-        """Return, of each parameter, the part that this rank updates: all that it holds, or with ZeRO-1 a part of that."""
+        """Return the part of each parameter that this rank updates: all of what it holds, or with ZeRO-1 a part of
+        that."""
         states, specs = self._layout.states, self._layout.specs
         beyond = [[a if a != b else None for a, b in zip(states[n], specs[n], strict=True)] for n in states]
         return [
@@ -205,12 +206,12 @@ class NativeEngine:
         mine = slice(size * self._world.data, size * (self._world.data + 1))
         columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
         host = [torch.from_numpy(column[mine]) for column in columns]
-        if self._device.type == "cuda":  # a copy from other memory would wait for the steps before
+        if self._device.type == "cuda":  # a copy from memory that is not pinned would wait for earlier steps
             host = [column.pin_memory() for column in host]
         return [column.to(self._device, non_blocking=True) for column in host]
 
     def _update(self, loss: Tensor, at: Scalars, seed: int) -> Tensor:
-        """Clip, gate and apply the gradients. They are divided by `ratio`."""
+        """Clip the gradients and apply the update, unless the loss or the gradient norm is not finite."""
         import torch
 
         draws = RandomBits(seed, self._world, self._device) if self._config.stochastic_rounding else None
@@ -235,7 +236,7 @@ class NativeEngine:
             return
         check_length(self._config, batch.length)
         rows = self._config.global_batch if name == "train" else self._config.micro_rows
-        ids = [rows, batch.length]  # the untrimmed shape
+        ids = [rows, batch.length]  # the shape before trimming
         inputs = [{"shape": shape, "dtype": "int32"} for shape in (ids, ids[: batch.targets.ndim])]
         self._registry.register(name, batch.length, _signature(name, inputs, self._config, self._layout), inputs)
 
@@ -284,8 +285,8 @@ def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positi
 
 
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compile a function, with one graph for each length. PyTorch would run eagerly beyond its limit of graphs; here that is
-    an error."""
+    """Return the function compiled by torch.compile, with one graph for each length. When PyTorch's limit of graphs is
+    exceeded, it fails instead of running eagerly."""
     import torch
 
     torch._dynamo.config.recompile_limit = MOST_GRAPHS
@@ -297,7 +298,7 @@ def _configure_torch(config: TrainConfig) -> None:
     import torch
 
     choose_kernels(config)
-    # moments of unused embedding rows decay into denormal numbers, which are slow
+    # flush denormals to zero: moments of unused embedding rows decay to denormal numbers, which are slow
     torch.set_flush_denormal(True)
     torch.set_num_threads(config.resolved_threads)
 

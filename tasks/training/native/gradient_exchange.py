@@ -1,4 +1,5 @@
-"""What the ranks of engine native exchange around an update: gradients, loss and gradient norm, new weights.
+"""Exchange gradients, loss, gradient norm and new weights between the ranks of engine native, before and after an
+update.
 
 Each rank has gradients of its own rows. Once an update, gradients of replicated parameters are summed over the ranks in
 fp32 (all-reduce, with ZeRO-1 reduce-scatter), after those of all accumulated passes are added up. FSDP has already
@@ -67,7 +68,7 @@ class MeshExchange(SingleProcess):
         self._partial = [i for i, name in enumerate(names) if name in partial]
         self._copies = [piece_copies(layout.states[name], layout.mesh) for name in names]
         self._once: Tensor | None = None
-        # the gradients that are scattered, and those that stay whole over data
+        # the indices of gradients that are reduce-scattered over "data", and of those that stay whole
         self._split = [i for i, n in enumerate(names) if layout.states[n] != layout.specs[n]]
         self._whole = [i for i, n in enumerate(names) if "data" not in layout.states[n]]
         self._dimensions = [layout.states[names[i]].index("data") for i in self._split]
@@ -89,7 +90,7 @@ class MeshExchange(SingleProcess):
         import torch.distributed as dist
 
         squares = torch.stack(torch._foreach_norm(list(gradients))).square()
-        if self._once is None:  # copied to the device once, because a copy may wait for the device
+        if self._once is None:  # copied once, because a copy may wait for the device
             self._once = torch.tensor(self._copies, dtype=squares.dtype).reciprocal().to(squares.device)
         total = torch.stack([loss / self._world.mesh.model, (squares * self._once).sum()])
         dist.all_reduce(total)

@@ -13,7 +13,7 @@ from tasks.training.config import TrainConfig
 from tasks.training.ranks import World
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""torch.distributed's backend by device."""
+"""{device: torch.distributed's backend}."""
 
 
 def join_processes(config: TrainConfig) -> World:

@@ -65,7 +65,7 @@ def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World
         for other, other_leaf in others:
             other._parameters[other_leaf] = module._parameters[leaf]
     named = built.parameters()
-    for name in built.frozen:  # the styles have made new parameters
+    for name in built.frozen:  # the styles have replaced the parameters
         named[name].requires_grad_(False)
     for name in {
         base_layer(name).rpartition(".")[0]

@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 
 
 class StateTensor(NamedTuple):
-    """A tensor of a checkpoint, as this rank holds it. name: the parameter's name with a prefix such as "first/"; whole:
-    the shape of the whole tensor; spec: its partition spec; value: this rank's part."""
+    """A tensor of a checkpoint, as this rank holds it.
+
+    Attributes:
+        name: the parameter's name with a prefix such as "first/".
+        whole: the shape of the whole tensor.
+        spec: the tensor's partition spec.
+        value: this rank's part.
+    """
 
     name: str
     whole: Shape
@@ -54,9 +60,12 @@ class Update(Protocol):
     ) -> None:
         """Update `weights` in place, from the gradients divided by `ratio`.
 
-        ratio: a scalar tensor; above 1 where gradients are clipped. good: a scalar bool tensor; if it is false (a loss or
-        gradient is not finite), nothing changes. at: the learning rate and the other numbers of the update. draws: random
-        bits for rounding bf16 weights; None for fp32 weights."""
+        Args:
+            ratio: a scalar tensor; above 1 where gradients are clipped.
+            good: a scalar bool tensor; if it is false (a loss or gradient is not finite), nothing changes.
+            at: the learning rate and the other numbers of the update.
+            draws: random bits for rounding bf16 weights; None for fp32 weights.
+        """
 
 
 def make_update(optimizer: str, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> Update:
@@ -123,12 +132,12 @@ class FusedAdamW:
                 _round_back(group, flat, draws)
 
     def _fused(self, some: Sequence[WeightPart], wide: list[Tensor], ratio: Tensor, skip: Tensor, at: Scalars) -> None:
-        """Run the kernel. wide: the weights in fp32, which it changes."""
+        """Run the kernel. wide: the weights in fp32, which the kernel changes in place."""
         import torch
 
         if not some:
             return
-        step = torch.full((), at.t, dtype=torch.float32, device=self._device)  # filled on the device: a copy would wait
+        step = torch.full((), at.t, dtype=torch.float32, device=self._device)  # a copy from the host would wait
         torch._fused_adamw_(
             wide,
             [one.gradient for one in some],
@@ -150,8 +159,13 @@ class FusedAdamW:
 
 @dataclass(frozen=True)
 class FactoredState:
-    """Adafactor's state of one parameter. whole, spec: the parameter's whole shape and partition spec; share: 1 / the
-    number of ranks that hold the same part of it; state: the whole tensors of the state, by name prefix."""
+    """Adafactor's state of one parameter.
+
+    Attributes:
+        whole, spec: the parameter's whole shape and partition spec.
+        share: 1 / the number of ranks that hold the same part of the parameter.
+        state: the whole tensors of the state, by name prefix.
+    """
 
     name: str
     whole: Shape
@@ -161,7 +175,7 @@ class FactoredState:
 
     @property
     def specs(self) -> list[Spec]:
-        """For each tensor of the state, the partition spec of the part that belongs to this rank's part of the
+        """The partition spec of each tensor of the state: which part of it belongs to this rank's part of the
         parameter."""
         return [self.spec[:-1], (*self.spec[:-2], self.spec[-1])] if len(self.spec) > 1 else [self.spec]
 
@@ -217,7 +231,7 @@ class Adafactor:
 
     def _direction(self, one: FactoredState, gradient: Tensor) -> Tensor:
         parts = [piece(value, spec, self._world) for value, spec in zip(one.state.values(), one.specs, strict=True)]
-        level = parts[0]  # unused for one dimension
+        level = parts[0]  # not used for parameters of one dimension
         if ROW in one.state:
             level = piece(one.state[ROW].mean(-1, keepdim=True), (*one.spec[:-2], None), self._world)
         found: Tensor = update_direction(parts, level, gradient)
@@ -236,7 +250,7 @@ class Adafactor:
         return [*placed, size * one.share]
 
     def _together(self, found: list[list[Tensor]]) -> list[list[Tensor]]:
-        """Return each value summed over all ranks."""
+        """Return the values, each summed over all ranks. All values are sent together."""
         if self._world.groups is None:
             return found
         from tasks.training.native.collectives import all_reduce

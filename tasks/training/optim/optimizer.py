@@ -25,9 +25,15 @@ INFINITE_NORM = 3e38  # stands for "no clipping": the norm is divided by it, so 
 class Scalars(NamedTuple):
     """The numbers that one update needs: hyperparameters, and what varies from step to step.
 
-    lr: the learning rate; t: the update's number, from 1; fresh1, fresh2: 1 - beta1, 1 - beta2; max_norm: the gradient
-    norm above which gradients are clipped; correction1: 1 - beta1^t; correction2: sqrt(1 - beta2^t); scale: 1 / the
-    number of targets of the global batch, or 1 / the sum of their class weights."""
+    Attributes:
+        lr: the learning rate.
+        t: the update's number, from 1.
+        fresh1, fresh2: 1 - beta1, 1 - beta2.
+        max_norm: the gradient norm above which gradients are clipped.
+        correction1: 1 - beta1^t.
+        correction2: sqrt(1 - beta2^t).
+        scale: 1 / the number of targets of the global batch, or 1 / the sum of their class weights.
+    """
 
     lr: float
     t: float
@@ -99,7 +105,8 @@ SCHEDULES: dict[str, Callable[[float, float], float]] = {
     "cosine": lambda done, decay: (1 + math.cos(math.pi * done)) / 2,
     "warmup_stable_decay": _stable_then_decay,
 }
-"""The share of the peak that is left when a share `done` of the steps after warm-up is done."""
+"""{schedule: function}. The function returns the learning rate as a share of the peak. Its arguments: the share of the
+steps after warm-up that is done, and `decay_ratio`."""
 
 
 def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:

@@ -22,7 +22,8 @@ LARGEST = 0x7F7F0000  # the bit pattern of bf16's largest number
 MAGNITUDE, LACKING = 0x7FFFFFFF, 0xFFFF  # masks of a bit pattern: all bits but the sign; the bits that bf16 lacks
 
 CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Weights that are wide at a time: few enough for a processor's cache, as many as keep a GPU busy."""
+"""{device: number of weights that are converted to fp32 at once}: few enough for a processor's cache, enough to keep a
+GPU busy."""
 
 
 def _view(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -39,7 +40,7 @@ def round_stochastically(value: Tensor, bits: Tensor, bitcast: Callable[[Tensor,
     import torch
 
     pattern = bitcast(value, torch.int32)
-    # the bits that may be added: all 16, fewer next to bf16's largest number, none beyond it
+    # the random bits to add: all 16, fewer next to bf16's largest number, none beyond it
     room = (pattern & MAGNITUDE).neg_().add_(LARGEST).clamp_(0, LACKING)
     moved = (bits & room).add_(pattern).bitwise_and_(room.bitwise_not_())
     return bitcast(moved, torch.float32).to(torch.bfloat16)
@@ -67,7 +68,8 @@ class RandomBits:
         return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
     def _of(self, spec: Spec) -> _Generators:
-        """Return the generators of a kind of spec, seeded by this rank's position along the axes that split it."""
+        """Return the generators for tensors with this spec, seeded by this rank's position along the axes that split
+        them."""
         place = tuple(getattr(self._world, axis) if axis in spec else None for axis in ("data", "model"))
         if place not in self._lanes:
             digest = hashlib.blake2b(repr((self._seed, place)).encode(), digest_size=8).digest()
@@ -78,8 +80,8 @@ class RandomBits:
 class _Generators:
     """Many small generators side by side (xorshift64, Marsaglia 2003), seeded by torch's generator.
 
-    On the CPU, drawing each number from torch's generator takes longer than the update itself. size: the most numbers of one
-    draw."""
+    On the CPU, drawing each number from torch's generator takes longer than the update itself. size: the largest number
+    of values in one draw."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         import torch
@@ -95,7 +97,7 @@ class _Generators:
 
         state = self._state[: -(-count // 4)]
         state.bitwise_xor_(state << 13)
-        state.bitwise_xor_((state >> 7).bitwise_and_((1 << 57) - 1))  # a shift of an unsigned number
+        state.bitwise_xor_((state >> 7).bitwise_and_((1 << 57) - 1))  # masks the sign: an unsigned shift
         state.bitwise_xor_(state << 17)
         return state.view(torch.int16)[:count].int()
 

@@ -24,8 +24,8 @@ class ComputationSettings(Group):
 
     stochastic_rounding: Annotated[bool, GRAPH] = False
     """With dtype=bfloat16: keep no fp32 weights. Compute each update in fp32 and round it to bfloat16 up or down at random, so
-    that small updates are not lost on average. Saves 4 bytes a trained parameter. On Neuron the device rounds; never run
-    there."""
+    that small updates are not lost on average. Saves 4 bytes a trained parameter. On Neuron the device does the
+    rounding; this has never run there."""
 
     remat: Annotated[bool | PositiveCount, GRAPH] = False
     """Activation checkpointing: compute activations again in the backward pass, of no layer (false), of each (true), or of
@@ -50,7 +50,7 @@ class ComputationSettings(Group):
     """Engine native: use only kernels whose results do not vary from run to run, and fail where the device has none. They cost
     time on cuda. Without them a resumed training may differ in the last bits."""
 
-    # not keyed: it decides `micro_batch: auto`, whose result is keyed
+    # not part of the key: it only affects `micro_batch: auto`, whose result is part of the key
     device_memory_gib: Annotated[Positive | None, NOT_KEYED] = None
     """Memory of each device in GiB (2^30 bytes). Default: the hardware's `memory_gib`, else what is found."""
 

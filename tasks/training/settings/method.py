@@ -26,7 +26,7 @@ class MethodSettings(Group):
     lora: Annotated[LoraConfig | None, GRAPH] = None
     """LoRA's settings, for method=lora alone."""
 
-    warm_start_from: Annotated[str | None, NOT_KEYED] = None  # the artifact it names is an input
+    warm_start_from: Annotated[str | None, NOT_KEYED] = None  # the named artifact is an input
     """Begin with the weights of an earlier model in the store instead of `model.source`'s: the digest of an artifact of
     consolidate or train, or a recipe's name, which stands for the model of its newest completed run. The architecture must be
     the same."""

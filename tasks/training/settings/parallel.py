@@ -47,11 +47,11 @@ class ParallelSettings(Group):
     """Split parameters, gradients and optimizer state over the data parallel replicas, and gather the parameters one layer at a
     time (engine native)."""
 
-    xla_processes: Annotated[Processes | None, GRAPH] = None  # never None once it is checked
+    xla_processes: Annotated[Processes | None, GRAPH] = None  # never None after validation
     """Engine xla: one: one process drives all devices (SPMD). per_device: one process a device, data parallel only, as torchrun
     starts them on Trainium. Default: per_device on device neuron, where SPMD is experimental; else one."""
 
-    threads: Annotated[Parallel | None, NOT_KEYED] = None  # its resolved value is keyed, through `accelerator`
+    threads: Annotated[Parallel | None, NOT_KEYED] = None  # `accelerator` puts the resolved value into the key
     """CPU threads of each process. Another number changes the last bit of results. Default: the available cores, divided by the
     number of processes."""
 
@@ -80,8 +80,8 @@ class ParallelSettings(Group):
     @field_validator("xla_processes")
     @classmethod
     def _choose_processes(cls, value: Processes | None, info: ValidationInfo) -> Processes | None:
-        """Fill in the default, which depends on the fields above: the filled-in value is keyed."""
-        known = info.data  # without the fields that were refused
+        """Fill in the default, which depends on the fields above, so that the key contains the value that is used."""
+        known = info.data  # lacks the fields that failed validation
         if value is None and {"engine", "device", "tensor_parallel_size"} <= known.keys():
             return default_processes(known["engine"], known["device"], known["tensor_parallel_size"])
         return value

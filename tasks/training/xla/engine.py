@@ -48,7 +48,7 @@ UPDATES: dict[str, Callable[..., tuple[Tensor, ...]]] = {"adamw": adamw, "adafac
 
 
 class XlaEngine:
-    """The engine xla; implements the interface `tasks.training.engine.Engine`.
+    """Engine xla: implements the interface `tasks.training.engine.Engine` with torch_xla's compiled graphs.
 
     stored: a checkpoint to start from, or None; world: the processes that train together. With a model on the "meta"
     device it traces and registers graphs and runs nothing."""
@@ -85,7 +85,7 @@ class XlaEngine:
             self._sums = {name: self._zeros(*self._leaves.summed(name)) for name in self._summed()}
         self._lay_out(plan)
         if config.remat and config.method != "head":
-            if built.frozen:  # torch_xla's checkpoint runs backward only where a layer's input has a gradient
+            if built.frozen:  # torch_xla's checkpoint computes gradients only if a layer's input has one
                 built.model.enable_input_require_grads()
             _recompute(built.model, int(config.remat))
         built.model.train()
@@ -190,13 +190,14 @@ class XlaEngine:
         if self._masters is self._parameters:
             stored = self._rounded(weight, specs[0]) if self._config.stochastic_rounding else weight
             return [(self._parameters[name], stored, self._specs[name]), *writes]
-        # laid out as the state first, so that ZeRO-1 gathers bf16
+        # split like the state first, so that ZeRO-1 gathers bf16
         narrow = self._mark(weight.to(self._parameters[name].dtype), specs[0]).clone()
         computing = (self._parameters[name], narrow, self._specs[name])
         return [computing, (self._masters[name], weight, specs[0]), *writes]
 
     def _rounded(self, weight: Tensor, spec: Spec) -> Tensor:
-        """Round fp32 to bf16. One draw covers the whole tensor and each device uses its part, so that copies stay equal."""
+        """Return the fp32 weight rounded to bf16. Random bits are drawn for the whole tensor and each device uses its
+        part, so that copies stay equal."""
         import torch
 
         if self._config.device == "neuron":
@@ -254,9 +255,11 @@ class XlaEngine:
         return tensor
 
     def _place_parameters(self, stored: Reader | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return (the weights that are updated, the parameters that compute), of what is trained.
+        """Return (the weights that are updated, the parameters that the model computes with), by name, for all trained
+        parameters.
 
-        They are the same tensors, unless the first are fp32 masters of bf16 parameters, or a replica's parts of them."""
+        Both are the same tensors, unless the first are fp32 masters of bf16 parameters, or the parts of masters that a
+        replica holds."""
         import torch
 
         placed: dict[str, Tensor] = {}
@@ -272,7 +275,7 @@ class XlaEngine:
             placed[name] = self._parameter(value.to(torch.bfloat16) if half else value, name, trained=name in trained)
         for module in self._built.model.modules():
             for leaf, old in module._parameters.items():
-                if old is not None:  # a tied parameter has the first one's name
+                if old is not None:  # a tied parameter has the name of its first occurrence
                     module._parameters[leaf] = placed[names[id(old)]]
         parameters = {name: placed[name] for name in trained}
         return masters if apart else parameters, parameters
@@ -310,8 +313,8 @@ class XlaEngine:
         return list(self._state_specs) if self._config.accumulation > 1 else []
 
     def _shares(self) -> int:
-        """Return for how many replicas gradients are kept separate; 1 where GSPMD's own reduction is as good: once an update
-        and in fp32."""
+        """Return the number of replicas whose gradients are kept separate until the update; 1 if GSPMD itself sums them
+        only once an update and in fp32."""
         often = self._config.accumulation > 1 or self._config.dtype == "bfloat16"
         return self._mesh.data if self._devices is not None and often else 1
 

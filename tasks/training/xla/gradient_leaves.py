@@ -47,9 +47,14 @@ class ParameterUse(NamedTuple):
 class GradientLeaves:
     """Puts leaves into a model before each pass, and takes their gradients after it.
 
-    parameters: the trained parameters in `model`, by name; specs: their partition specs; states: the specs of their
-    gradients once summed over the replicas; mark: annotates a tensor with a spec; shares: the number of replicas whose
-    gradients are computed separately (1: the parameters themselves are the leaves)."""
+    Args:
+        parameters: the trained parameters in `model`, by name.
+        specs: the partition specs of the parameters.
+        states: the specs of their gradients once summed over the replicas.
+        mark: a function that annotates a tensor with a spec.
+        shares: the number of replicas whose gradients are computed separately (1: the parameters themselves are the
+            leaves).
+    """
 
     def __init__(
         self,
@@ -115,7 +120,7 @@ class GradientLeaves:
 
     def _part(self, use: ParameterUse, gradient: Tensor) -> Tensor:
         parameter = self._parameters[use.name]
-        if use.kind == "linear" and parameter.grad is not None:  # the model also uses the parameter outside its layer
+        if use.kind == "linear" and parameter.grad is not None:  # the model uses the parameter also outside its layer
             gradient = gradient + _gradient(parameter) / self._shares
         if use.name in self._apart:
             return gradient

@@ -61,7 +61,7 @@ def annotate(model: Any, rules: Mapping[str, str], mark: Mark, *, sequence_paral
         elif style == "embedding_rowwise":
             _after(module, lambda found: lay(lay(found, WHOLE, WHOLE), stream, WHOLE))
     for name, module in model.named_modules():
-        if name in entered:  # several layers read one gathered tensor
+        if name in entered:  # several layers share one gathered input
             _before(module, gathered)
 
 

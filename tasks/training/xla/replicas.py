@@ -200,14 +200,14 @@ def join_processes(config: TrainConfig) -> World:
     torchrun or trnflow started them. Messages between the hosts go over a gloo group of their own, so that they never
     wait for a device. Raise ModelError when XLA does not see all processes as one world."""
     import torch.distributed as dist
-    import torch_xla.distributed.xla_backend  # noqa: F401  # registers "xla"
+    import torch_xla.distributed.xla_backend  # noqa: F401  # registers the backend "xla"
     import torch_xla.runtime as xr
 
     _check("devices in all", xr.global_device_count(), config.devices)
     dist.init_process_group("xla", init_method="xla://")
     _check("replicas", xr.world_size(), config.devices)
     rank = int(os.environ["RANK"])
-    if xr.global_ordinal() != rank:  # replicas take their parts by this number
+    if xr.global_ordinal() != rank:  # a replica's part is chosen by this number
         raise ModelError(
             f"rank {rank} is replica {xr.global_ordinal()} to XLA",
             "unset NEURON_PJRT_PROCESS_INDEX and NEURON_RT_VISIBLE_CORES, which order the processes otherwise",

@@ -278,7 +278,7 @@ def test_settings_that_contradict_each_other(bench, tmp_path):
     tokens = tokens_of(tmp_path, "classification", train=[3])
     with pytest.raises(ConfigError, match=r"pack\.overlong"):
         bench.packed(tokens, strategy="pad", overlong="split")
-    with pytest.raises(ConfigError, match=r"pack\.lengths are buckets"):
+    with pytest.raises(ConfigError, match=r"pack\.lengths is for strategy bucket"):
         bench.packed(tokens, strategy="pad", lengths=[8])
     with pytest.raises(ConfigError, match=r"longer than pack\.chunk_length"):
         bench.packed(tokens, strategy="bucket", lengths=[8, 1024])

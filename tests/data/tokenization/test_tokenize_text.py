@@ -173,7 +173,7 @@ def test_neither_pad_nor_eos(bench, tmp_path):
 
 def test_folders_without_a_readable_tokenizer(bench, tmp_path):
     texts = instructions(bench, ("a", "b"))
-    with pytest.raises(ModelError, match="brings no tokenizer"):
+    with pytest.raises(ModelError, match="has no tokenizer"):
         bench.tokens(texts, SCRATCH)
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd/tokenizer.model").write_bytes(b"sentencepiece")

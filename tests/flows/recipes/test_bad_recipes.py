@@ -69,7 +69,7 @@ def test_a_file_that_stands_between_is_named(tmp_path: Path) -> None:
     [
         ("data.text=" + "[" * 60, "override data.text: mappings and lists are nested more than 50 deep"),
         ("data.text=&a [*a]", "override data.text: an alias (*name) is inside"),
-        (".".join(["model", "config", *["a"] * 5_000]) + "=1", "there is no setting so deep"),
+        (".".join(["model", "config", *["a"] * 5_000]) + "=1", "there is no such setting"),
         ("train.epochs=!!int x", "override train.epochs: not valid YAML: the value is not of its type"),
         ("extends=5", "override extends: extends is not a setting"),
         ("data.name=\udce9", "override data.name: the value is not UTF-8"),
