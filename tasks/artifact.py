@@ -25,7 +25,11 @@ _NO_NAMES = frozenset(("", ".", ".."))
 class File(NamedTuple):
     """A file of an artifact, as its manifest lists it.
 
-    path: relative to the artifact, normalised, with `/`; size: bytes; digest: `sha256:<hex>` of its bytes."""
+    Attributes:
+        path: the path in the artifact's folder, normalised, with `/`.
+        size: the number of bytes.
+        digest: `sha256:<hex>` of the file's bytes.
+    """
 
     path: str
     size: int
@@ -37,10 +41,9 @@ class Artifact:
     """An artifact in the store: what a stage made.
 
     Attributes:
-        digest: `sha256:<hex>` of its manifest.
-        kind: such as "rows".
+        digest: `sha256:<hex>` of its manifest. kind: such as "rows".
         meta: the metadata that the stage returned.
-        files: sorted by path.
+        files: its files, sorted by path.
     """
 
     digest: str

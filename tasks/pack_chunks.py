@@ -167,8 +167,12 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
 class Fitting(NamedTuple):
     """The rows of a split after the overlong ones were cut or dropped.
 
-    pieces: the pieces of rows to pack; tokens: number of tokens of all rows that were not dropped, including pieces
-    that are left out because nothing in them is trained on; cut, dropped: numbers of rows."""
+    Attributes:
+        pieces: the pieces of rows to pack.
+        tokens: number of tokens of all rows that were not dropped, including pieces that are left out because nothing
+            in them is trained on.
+        cut, dropped: numbers of rows.
+    """
 
     pieces: Pieces
     tokens: int

@@ -21,8 +21,10 @@ from tasks.errors import ConfigError
 def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.ArgumentParser) -> None:
     """Add `config`, `recipes`, `settings` and `schema` to the parser.
 
-    sub: argparse's collection of commands; common: the arguments of all commands; recipe: the arguments of commands that
-    take a recipe.
+    Args:
+        sub: argparse's collection of commands.
+        common: the arguments of all commands.
+        recipe: the arguments of commands that take a recipe.
     """
     resolved = sub.add_parser("config", parents=[recipe], help="print a recipe with every setting filled in")
     resolved.set_defaults(command=config)

@@ -33,9 +33,9 @@ class Recipes(NamedTuple):
     """A recipe that was read but failed validation.
 
     Attributes:
-        root: the config class.
+        root: the config class of recipes.
         name: the recipe as the user named it.
-        tree: its merged settings.
+        tree: the merged settings.
         origins: where each setting was written.
     """
 

@@ -49,8 +49,13 @@ def open_segments(packed: Input, split: str, length: int) -> NDArray[np.int64]:
 def shapes(task: str, chunks: int, length: int) -> dict[str, tuple[int, ...]]:
     """Return {column: shape} for a file of chunks, in the file's order.
 
-    task: "classification" or "causal_lm"; chunks: number of chunks; length: tokens of each. A shape is (chunks, length),
-    except (chunks,) for the labels of classification."""
+    Args:
+        task: "classification" or "causal_lm".
+        chunks: the number of chunks.
+        length: the number of tokens in each chunk.
+
+    A shape is (chunks, length), except (chunks,) for the labels of classification.
+    """
     labels = (chunks,) if task == "classification" else (chunks, length)
     return {name: labels if name == "labels" else (chunks, length) for name in COLUMNS}
 

@@ -13,8 +13,11 @@ from tasks.keys.key_document import PARTS
 class Change(NamedTuple):
     """A value that differs between two key documents.
 
-    part: code, params, inputs, env or accel; name: the value's dotted name below that part; before, after: the value in
-    each document, None where it does not exist."""
+    Attributes:
+        part: code, params, inputs, env or accel.
+        name: the value's dotted name below that part.
+        before, after: the value in each document, None where it does not exist.
+    """
 
     part: str
     name: str

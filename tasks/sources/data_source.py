@@ -30,8 +30,12 @@ def resolve_source(
 ) -> Source:
     """Resolve the dataset at `source` (a path, glob, URL or hub name) to exact bytes.
 
-    name: a hub dataset's configuration, or None; revision: its branch, tag or commit, or None; settings: how to find and
-    read its files. Returns a Source whose identity is `files [{split, format, digest}]`, or for a hub dataset its commit.
+    Args:
+        name: a hub dataset's configuration, or None.
+        revision: a hub dataset's branch, tag or commit, or None.
+        settings: how to find and read the files.
+
+    Returns a Source whose identity is `files [{split, format, digest}]`, or for a hub dataset its commit.
     """
     path = local_path(source)
     if path is None:

@@ -107,10 +107,15 @@ def _etag(info: Meta) -> str:
 
 
 def resolve_hub(repo: str, name: str | None, revision: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Resolve a dataset of the Hugging Face hub to the commit at which `revision` is now. repo: its hub name; name: its
-    configuration, or None; revision: a branch, tag or commit.
+    """Resolve a dataset of the Hugging Face hub to the commit at which `revision` is now.
 
-    Raises DataError (missing, gated, unreachable), ConfigError (no such split or configuration)."""
+    Args:
+        repo: the dataset's name on the hub.
+        name: the dataset's configuration, or None.
+        revision: a branch, tag or commit.
+
+    Raises DataError (missing, gated, unreachable), ConfigError (no such split or configuration).
+    """
     answer, note = resolver.remembered(f"hub/datasets/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     identity = {"hub": repo, "name": name, "commit": answer["commit"], "splits": dict(settings.splits)}
     return Source("data", identity, dict(identity), note)

@@ -81,8 +81,12 @@ def choose_files(source: str, found: list[DataFile], settings: FileSettings) -> 
 def files_source(entries: list[Meta], locations: list[Meta], note: str) -> Source:
     """Make the `Source` of a list of data files. Its identity holds splits, formats and digests, but no names or paths.
 
-    entries: from `SplitFile.entry`; locations: for each file `path` and, for a local file, its `stamp`, and path and
-    stamp of the `zip` that it came from; note: shown to the user, such as "last resolution"."""
+    Args:
+        entries: what `SplitFile.entry` returned for each file.
+        locations: for each file `path` and, for a local file, its `stamp`, and path and stamp of the `zip` that it came
+            from.
+        note: shown to the user, such as "last resolution".
+    """
     identity = {"files": [{key: entry[key] for key in ("split", "format", "digest")} for entry in entries]}
     location = {"files": [{**entry, **place} for entry, place in zip(entries, locations, strict=True)]}
     return Source("data", identity, location, note)

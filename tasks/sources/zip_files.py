@@ -37,9 +37,14 @@ def unzipped(
 ) -> tuple[list[DataFile], ZipOf]:
     """Replace the zips among a source's files by the data files in them.
 
-    source: the text of `data.source`, for errors; found: all files of the source; local: returns a zip's path on this
-    machine. Returns the data files, and {path of an unpacked file: its zip}. Returns `found` and {} if there is no zip,
-    or if there is other data beside the zips."""
+    Args:
+        source: the text of `data.source`, for errors.
+        found: all files of the source.
+        local: returns a zip's path on this machine.
+
+    Returns the data files, and {path of an unpacked file: its zip}. Returns `found` and {} if there is no zip, or if
+    there is other data beside the zips.
+    """
     zips = [file for file in found if file.name.lower().endswith(".zip")]
     if not zips or any(format_of(file.name) for file in found):
         return found, {}

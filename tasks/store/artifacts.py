@@ -39,8 +39,11 @@ class Seen(NamedTuple):
 class Artifacts:
     """The artifacts of a store, without the records that name them (see `Store`).
 
-    root: a folder or an fsspec URL; home: the project's local state (`.trnflow`), which holds the digests of files hashed
-    earlier and, for a remote store, copies of its blobs; memo: those digests, by default `memo.db` in `home`.
+    Args:
+        root: a folder or an fsspec URL.
+        home: the project's local state (`.trnflow`), which contains the hash cache and, for a remote store, copies of
+            its blobs.
+        memo: the hash cache, by default `memo.db` in `home`.
     """
 
     def __init__(self, root: str, home: Path, memo: Memo | None = None) -> None:

@@ -34,8 +34,11 @@ DIGEST_LENGTH = 36  # MLflow's limit for the digest of a data set
 class MlflowRuns:
     """Write the events of one pipeline run to MLflow.
 
-    client: the client of the MLflow server; files: the run's spool, with its plots; state: the ids of the MLflow runs,
-    and all else that a restarted upload needs. `state` is changed in place, and the caller saves it.
+    Args:
+        client: the client of the MLflow server.
+        files: the run's spool, with its plots.
+        state: the ids of the MLflow runs, and all else that a restarted upload needs. `state` is changed in place, and
+            the caller saves it.
     """
 
     def __init__(self, client: MlflowClient, files: SpoolFiles, state: Meta) -> None:

@@ -32,8 +32,8 @@ READ_BYTES = 1 << 20
 
 
 class Spool:
-    """Write the events of one run to its spool, for a later upload to MLflow. While it is open, its lock shows that the run
-    is alive.
+    """Write the events of one run to its spool, for a later upload to MLflow. While the spool is open, its lock shows
+    that the run is alive.
 
     lost: the number of events and plots that could not be written, such as on a full disk. A failed write raises no error,
     so that it never ends a run.
@@ -59,8 +59,10 @@ class Spool:
     ) -> None:
         """Write the first event of the run.
 
-        settings: the resolved recipe without secrets; uri: the text recorded as the server's address; artifacts: the URI
-        under which a new experiment stores files, None for the server's default.
+        Args:
+            settings: the resolved recipe without secrets.
+            uri: the text recorded as the server's address.
+            artifacts: the URI under which a new experiment stores files, None for the server's default.
         """
         self.append(
             "run_started",
@@ -69,8 +71,13 @@ class Spool:
         )  # fmt: skip
 
     def dataset(self, name: str, digest: str, note: str = "", context: str = "") -> None:
-        """Write that the run used a data set. digest: of the data or of the artifact made of it; note: where it came from;
-        context: what it was used for, such as `training`."""
+        """Write that the run used a data set.
+
+        Args:
+            digest: the digest of the data, or of the artifact made of it.
+            note: where the data came from.
+            context: what the data was used for, such as `training`.
+        """
         self.append("dataset", name=name, digest=digest, note=note, context=context)
 
     def stage_started(self, stage: str, key: str, settings: Meta | None = None) -> None:

@@ -27,8 +27,13 @@ class Engine(Protocol):
     def train(self, batch: Batch, at: Scalars, seed: int) -> Handle:
         """Enqueue one update. Return a handle of [mean loss, gradient norm, 1 if both are finite else 0].
 
-        batch: the rows of all replicas; at: the learning rate and the other numbers of the update; seed: the seed of the
-        update's dropout. An update whose loss or gradient norm is not finite changes nothing."""
+        Args:
+            batch: the rows of all replicas.
+            at: the learning rate and the other numbers of the update.
+            seed: the seed of the update's dropout.
+
+        An update whose loss or gradient norm is not finite changes nothing.
+        """
 
     def evaluate(self, batch: Batch) -> Handle:
         """Enqueue a forward pass over the rows of all replicas. Return a handle of [summed loss, number of correct

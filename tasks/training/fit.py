@@ -35,8 +35,13 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
     """Run the stage `train`: train from the newest checkpoint in `out.partial`, or from the start, and write the result to
     `out`.
 
-    model: the model's source, perhaps with the weights of a warm start; packed: the packed rows; graphs: precompile's
-    artifact. Return the metadata of the artifact."""
+    Args:
+        model: the model's source, perhaps with the weights of a warm start.
+        packed: the packed rows.
+        graphs: precompile's artifact.
+
+    Return the metadata of the artifact.
+    """
     check_device(config)
     for text in cautions(config):
         out.warn(text)

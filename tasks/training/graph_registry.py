@@ -55,8 +55,13 @@ class GraphRegistry:
         """Record a graph that this process has traced and not yet run. Raise CompileError unless precompile listed it with
         this hash.
 
-        name, length: see the module; digest: the graph's hash; inputs: {"shape", "dtype"} of each input. With
-        `allow_unlisted` the error becomes a warning."""
+        Args:
+            name, length: the graph's name and length, as the module describes them.
+            digest: the graph's hash.
+            inputs: {"shape", "dtype"} of each input.
+
+        With `allow_unlisted` the error becomes a warning.
+        """
         self.graphs[name, length] = {"name": name, "length": length, "hash": digest, "inputs": inputs}
         if self.expected is None or self.expected.get((name, length)) == digest:
             return

@@ -17,10 +17,10 @@ class Meter:
     """Counts of the steps since `start`. Steps that compiled a graph are not counted.
 
     Attributes:
-        samples: rows.
-        supervised: targets.
-        real: tokens without padding.
-        padded: all positions, padding included.
+        samples: number of rows.
+        supervised: number of targets.
+        real: number of tokens without padding.
+        padded: number of positions, padding included.
         flops: floating-point operations of forward and backward passes.
         waited: seconds spent waiting for data.
         elsewhere: seconds spent evaluating, saving and compiling.

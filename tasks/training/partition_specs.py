@@ -48,9 +48,14 @@ class Mesh(NamedTuple):
 def parameter_specs(shapes: Mapping[str, Shape], tp_plan: Mapping[str, str], mesh: Mesh, model: str) -> dict[str, Spec]:
     """Return the partition spec of each parameter, by name.
 
-    shapes: whole shapes by parameter name; tp_plan: style by module pattern; model: the name of the model's class, for
-    error messages. With one device along "model" nothing is split. Raise ModelError when the plan is empty, a style is
-    unknown, or the number of devices does not divide a dimension."""
+    Args:
+        shapes: {parameter name: its whole shape}.
+        tp_plan: {module pattern: style}.
+        model: the name of the model's class, for error messages.
+
+    With one device along "model" nothing is split. Raise ModelError when the plan is empty, a style is unknown, or the
+    number of devices does not divide a dimension.
+    """
     if mesh.model == 1:
         return {name: (None,) * len(shape) for name, shape in shapes.items()}
     if not tp_plan:

@@ -16,8 +16,13 @@ HIGHER_IS_BETTER = ("eval_accuracy",)
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far. step: the step after which it was made, 0 when there is none; metrics: all of its
-    metrics; stale: the number of evaluations since then."""
+    """The best evaluation so far.
+
+    Attributes:
+        step: the step after which this evaluation was made, 0 when there is none.
+        metrics: all of its metrics.
+        stale: the number of evaluations since then.
+    """
 
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)

@@ -72,9 +72,11 @@ class MemoryReport:
 class Rows(NamedTuple):
     """The rows that training is measured with.
 
-    meta: the metadata of packed rows that ROW_FIELDS names; packed: whether the rows are packed already; sure: whether
-    the real rows will be at least as long and the vocabulary at least as large, so that training certainly does not fit
-    if these rows do not fit.
+    Attributes:
+        meta: the metadata of packed rows that ROW_FIELDS names.
+        packed: whether the rows are packed already.
+        sure: whether the real rows will be at least as long and the vocabulary at least as large, so that training
+            certainly does not fit if these rows do not fit.
     """
 
     meta: Meta

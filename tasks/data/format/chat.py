@@ -49,8 +49,11 @@ before the answer."""
 class Conversation(NamedTuple):
     """One row's input to a chat template.
 
-    messages: dicts with `role`, `content` and other fields; tools, documents: lists of objects, or None where the row has
-    none; arguments: further variables for the template."""
+    Attributes:
+        messages: dicts with `role`, `content` and other fields.
+        tools, documents: lists of objects, or None where the row has none.
+        arguments: further variables for the template.
+    """
 
     messages: list[Row]
     tools: list[Any] | None = None
@@ -80,9 +83,11 @@ class Made(NamedTuple):
 class Turn(NamedTuple):
     """One turn of the assistant in a rendered conversation.
 
-    through: the rendered text from the conversation's start to this turn's end; start: the index in `through` of the
-    turn's first character; unlike_prompt: whether the prompt that a model gets at inference differs from the text before
-    the turn."""
+    Attributes:
+        through: the rendered text from the conversation's start to this turn's end.
+        start: the index in `through` of the turn's first character.
+        unlike_prompt: whether the prompt that a model gets at inference differs from the text before the turn.
+    """
 
     through: str
     start: int
@@ -136,10 +141,15 @@ def templated(
     """Render a conversation through a chat template into training examples. A conversation in which the assistant says
     nothing gives no example.
 
-    where: names the row in errors; last: train on the assistant's last turn only, not on all of its turns; special: the
-    pattern from `special_pattern`, whose matches in messages become parts marked `plain`; None marks nothing. Raises
-    DataError for a conversation that the template refuses or leaves words out of, ConfigError for a template in which
-    turns can't be told apart."""
+    Args:
+        where: names the row in errors.
+        last: train on the assistant's last turn only, not on all of its turns.
+        special: the pattern from `special_pattern`, whose matches in messages become parts marked `plain`; None marks
+            nothing.
+
+    Raises DataError for a conversation that the template refuses or leaves words out of, ConfigError for a template in
+    which turns can't be told apart.
+    """
     if not _trained(given.messages, last):
         return Made([])
     fix = "repair the row, or set format.chat_template to a template that takes it (`sections` takes any)"

@@ -27,8 +27,8 @@ class Row(NamedTuple):
 
     Attributes:
         number: its number in the split, from 1.
-        tokens: how many it has.
-        supervised: how many of them are trained on.
+        tokens: the number of its tokens.
+        supervised: the number of tokens that are trained on.
         spans: its text, in order.
         label: the label's name, or None for a language model's row.
     """

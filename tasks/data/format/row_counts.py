@@ -26,11 +26,11 @@ class Tally:
     """Counts of source rows and of the training examples that `format_prompts` made from them, for one part or split.
 
     Attributes:
-        read: source rows.
-        made: examples written.
-        empty: rows without an answer or text, which are dropped.
-        apart: examples made from rows that gave one example for each turn.
-        noted: {kind: (number of rows, name of the first of them)}, where a kind is BAD or a note of
+        read: number of source rows.
+        made: number of training examples written.
+        empty: number of rows without an answer or text, which are dropped.
+        apart: number of examples made from rows that gave one example for each turn.
+        noted: {kind: (number of rows, name of the first such row)}. A kind is BAD or a note of
             `tasks.data.format.chat`.
     """
 

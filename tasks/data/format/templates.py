@@ -25,8 +25,13 @@ def no_limit(where: str) -> AbstractContextManager[None]:
 class RowTemplate:
     """A Jinja template over the columns of a row, such as `format.prompt_template`.
 
-    setting: the dotted setting that holds the template, for errors; source: the template's text; columns: the columns
-    that the rows have. Raises ConfigError for a syntax error."""
+    Args:
+        setting: the dotted setting that holds the template, for errors.
+        source: the template's text.
+        columns: the columns that the rows have.
+
+    Raises ConfigError for a syntax error.
+    """
 
     def __init__(self, setting: str, source: str, columns: list[str], limit: Limit = no_limit) -> None:
         from jinja2 import StrictUndefined, nodes
@@ -110,7 +115,11 @@ class ChatTemplate:
 def rendering(where: str, what: str, fix: str) -> Iterator[None]:
     """Context that turns any exception raised while a template is rendered into a DataError.
 
-    where: names the row; what: the beginning of the message; fix: what the user can do."""
+    Args:
+        where: names the row.
+        what: the beginning of the message.
+        fix: what the user can do.
+    """
     try:
         yield
     except TrnflowError:

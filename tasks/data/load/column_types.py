@@ -57,8 +57,13 @@ def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 def to_type(values: pa.Array, kind: pa.DataType, name: str, where: str, before: int) -> pa.Array:
     """Convert values of a column to the type `kind`, which `plain_type` or `common_type` returned.
 
-    name: the column's name, for errors; where: the file's name, for errors; before: how many rows of the file precede
-    `values`. Raises DataError that names the row of the first value that the type can't hold."""
+    Args:
+        name: the column's name, for errors.
+        where: the file's name, for errors.
+        before: how many rows of the file precede `values`.
+
+    Raises DataError that names the row of the first value that the type can't hold.
+    """
     import pyarrow as pa
 
     problems = (pa.ArrowException, TypeError, ValueError)

@@ -164,12 +164,12 @@ def clean_batches(
     """Read a file's rows in batches, check them, and leave out the rows without text or label.
 
     Args:
-        columns: what to read.
-        schema: from `united`.
-        split: its name, for errors.
-        seen: the labels found are added to it.
+        columns: the columns to read.
+        schema: the schema that `united` returned for the split.
+        split: the name of the split, for errors.
+        seen: gets the labels that are found.
         nulls: `data.nulls`, whether rows without text or label are an error or are dropped.
-        dropped: the counts of dropped rows, by reason, are added to it.
+        dropped: gets the numbers of dropped rows, by reason.
 
     Yields for each batch the number of rows read, and the rows that remain: the columns to write and, where there is a
     label, `label` as text. Raises DataError with file and row.

@@ -30,7 +30,11 @@ _INTEGER = re.compile(r"-?\d+")
 class Rule:
     """A rule such as `rating >= 4` that makes two labels of a column: 1 where it holds, else 0.
 
-    column: its name in the source; operator: a comparison, such as `>=`; value: a number, or a text for == and !=."""
+    Attributes:
+        column: the name of the column in the source.
+        operator: a comparison, such as `>=`.
+        value: a number, or a text for == and !=.
+    """
 
     column: str
     operator: str
@@ -74,7 +78,7 @@ class SeenLabels:
         """Add the labels of a batch of rows.
 
         Args:
-            labels: strings.
+            labels: the labels as strings.
             siblings: the labels' names from the column `<label>_name`, or None.
             where: the file's name.
             numbers: int64 [rows], the rows' numbers in the file, from 1.
@@ -211,14 +215,14 @@ class LabelSet:
 def label_set(
     train: SeenLabels, given: tuple[str, ...] | None, classes: list[str] | None, rule: Rule | None
 ) -> LabelSet:
-    """Decide the labels of a source, their names and ids.
+    """Decide the names and ids of a source's labels. If all labels in train are integers, they are read as ids of the
+    given or declared names, unless those names are integers, too.
 
     Args:
-        train: the labels in its train split.
+        train: the labels in the source's train split.
         given: `data.labels`, or None.
         classes: the names that the file declares, or None.
-        rule: the rule that made the labels, or None. If all labels in train are integers, they are read as ids of the
-            given or declared names, unless those names are integers too.
+        rule: the rule that made the labels, or None.
     """
     declared = list(given) if given is not None else (rule.names if rule else classes)
     numbers = all(_INTEGER.fullmatch(label) for label in train.first)

@@ -30,8 +30,11 @@ BATCH = 4096
 class Rows:
     """An opened data file whose rows are not read yet.
 
-    name: the file's name, for errors; schema: of all its columns; batches: call this function with column names to read
-    those columns, in the given order."""
+    Attributes:
+        name: the file's name, for errors.
+        schema: the schema of all columns of the file.
+        batches: a function that takes column names and yields batches with these columns, in this order.
+    """
 
     name: str
     schema: pa.Schema

@@ -31,9 +31,9 @@ class ReadSplit(NamedTuple):
 
     Attributes:
         path: the Arrow file, with the columns to write and, where there is a label, `label` as text.
-        schema: of this file.
+        schema: the schema of this file.
         hashes: uint64 [rows], a hash of each row's text.
-        seen: the labels that occur.
+        seen: the labels that occur in the split.
         dropped: {reason: rows left out while reading}.
     """
 
@@ -49,8 +49,8 @@ def read_split(split: str, files: list[Rows], columns: Columns, nulls: Nulls, pa
 
     Args:
         split: its name, for errors.
-        files: at least one.
-        columns: which to read.
+        files: the files of the split, at least one.
+        columns: the columns to read.
         nulls: `data.nulls`, whether rows without text or label are an error or are dropped.
         path: the new scratch file.
         out: shows the progress.
@@ -116,8 +116,11 @@ def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.
 def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of a scratch file that a mask picks, batch by batch, as tables with the given schema.
 
-    keep: bool [rows]; labels: converts label texts to ids, or None where there is no label; schema: its columns that the
-    file lacks are null."""
+    Args:
+        keep: bool [rows], True for the rows to yield.
+        labels: converts label texts to ids, or None where there is no label.
+        schema: the schema of the tables; columns that the file lacks are filled with null.
+    """
     import pyarrow as pa
 
     done = 0

@@ -46,7 +46,7 @@ class SourceRows(NamedTuple):
         read: the scratch file that holds the rows.
         labels: converts label texts to ids, or None without labels.
         mask: bool [rows of `read`], which rows are used.
-        times: how often each of them is written.
+        times: how often each of these rows is written.
         more: bool [rows of `read`], rows that are written once more, or None.
     """
 
@@ -97,8 +97,8 @@ def source_splits(
         source: its name.
         read: {split: the source's rows}.
         labels: the source's label set, or None.
-        split: {split: fraction of train to make it from}.
-        seed: of that choice.
+        split: {split: the fraction of train's rows that it gets}.
+        seed: the seed of the choice of rows.
         stratify: give the made splits the same share of each label as train.
     """
     train = read["train"]
@@ -174,9 +174,9 @@ def weighted_train(
 
     Args:
         shares: the rows that each source has.
-        weights: None to use all rows once.
-        limit: None for no limit.
-        seed: of the samples.
+        weights: {source: its weight}, or None to use all rows once.
+        limit: the largest number of rows in all, or None for no limit.
+        seed: the seed of the samples.
 
     Returns the chosen rows of each source, and how many rows the weights left out. Raises DataError for a source
     without rows.

@@ -28,8 +28,11 @@ class Pieces(NamedTuple):
     """Pieces of token rows, each a whole row or a part of one, that are placed in chunks without being cut. All arrays
     are int64 [pieces].
 
-    row: the row's number in the split; start: the index of the piece's first token among all tokens of the split; size:
-    its number of tokens."""
+    Attributes:
+        row: the row's number in the split.
+        start: the index of the piece's first token among all tokens of the split.
+        size: its number of tokens.
+    """
 
     row: Counts
     start: Counts
@@ -43,8 +46,11 @@ class Pieces(NamedTuple):
 class Layout(NamedTuple):
     """The chunk and position of each piece, sorted by (chunk, offset).
 
-    chunk: int64 [pieces], the number of the piece's chunk; offset: int64 [pieces], the position in the chunk of the
-    piece's first token; chunks: the number of chunks."""
+    Attributes:
+        chunk: int64 [pieces], the number of the piece's chunk.
+        offset: int64 [pieces], the position in the chunk of the piece's first token.
+        chunks: the number of chunks.
+    """
 
     pieces: Pieces
     chunk: Counts

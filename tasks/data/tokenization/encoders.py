@@ -36,12 +36,12 @@ class Encoded(NamedTuple):
     """Token rows, made by an encoder from a table of texts. The arrays hold all rows, one after another.
 
     Attributes:
-        ids: int32 [tokens].
-        sizes: int64 [rows], tokens of each row.
+        ids: int32 [tokens], the token ids.
+        sizes: int64 [rows], the number of tokens in each row.
         extra: the loss mask of language models, uint8 [tokens], 1 where trained on, or the labels of classification,
             int32 [rows].
         row: int64 [rows], the source row that each row comes from.
-        lengths: int64 [source rows], tokens of each before anything was cut.
+        lengths: int64 [source rows], the number of tokens in each source row before anything was cut.
         forged: source rows whose text spells a special token.
         unsupervised: number of rows that `without_unsupervised` left out.
     """
@@ -59,8 +59,13 @@ class ClassEncoder:
     """Encodes texts for classification, with the special tokens that the tokenizer puts around a text ([CLS] text [SEP]).
     Truncation cuts the text and keeps these tokens.
 
-    loaded: the tokenizer; max_length: the most tokens of a row; overlong: the setting for longer rows. Attributes `extra`
-    and `extra_type`: name and dtype of the array written beside the ids."""
+    Args:
+        loaded: the tokenizer.
+        max_length: the most tokens of a row.
+        overlong: the setting for longer rows.
+
+    Attributes `extra` and `extra_type`: name and dtype of the array written beside the ids.
+    """
 
     extra, extra_type = "labels", "<i4"
 
@@ -101,8 +106,8 @@ class CausalEncoder:
         overlong: the setting for longer rows.
         add_eos: whether to append eos.
         framed: whether a chat template wrote the texts, and with them bos, eos and all special tokens.
-        templates: the recipe's templates. Only special tokens that a template wrote are encoded as such; elsewhere
-            their letters are ordinary text.
+        templates: the recipe's templates. A special token in a text is encoded as that token only if a template wrote
+            it; elsewhere its characters are ordinary text.
     """
 
     extra, extra_type = "loss_mask", "|u1"
@@ -230,10 +235,15 @@ def encoder_type(task: str) -> type[ClassEncoder] | type[CausalEncoder]:
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:
     """Compute the loss mask of one text, uint8 [count]: 1 for each token that contains a character to train on.
 
-    parts: the text's parts, dicts with `text` and `train`; count: the number of tokens; span_of: returns for a token
-    (first character, end) in the joined text. Only the tokens at the edges of parts are looked up, by bisection, because
-    fetching all spans takes as long as tokenising. A token without characters of its own (trimmed whitespace) gets the
-    flag of the character before it; if it is the first token, that of the character after it."""
+    Args:
+        parts: the text's parts, dicts with `text` and `train`.
+        count: the number of tokens.
+        span_of: a function that returns for a token its (first character, end) in the joined text. It is called only
+        for tokens at the edges of parts, found by bisection: fetching all spans takes as long as tokenising.
+
+    A token without characters of its own (trimmed whitespace) gets the flag of the character before it; if it is the
+    first token, that of the character after it.
+    """
     import numpy as np
 
     def start_of(token: int) -> int:

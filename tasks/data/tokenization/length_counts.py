@@ -26,7 +26,11 @@ WORDS = 60
 class Example(NamedTuple):
     """A row that was cut, dropped, or encoded otherwise than its text looks, as an example for messages.
 
-    row: its number, from 1; what: what happened to it, in words; text: the beginning of its text."""
+    Attributes:
+        row: its number, from 1.
+        what: what happened to it, in words.
+        text: the beginning of its text.
+    """
 
     row: int
     what: str
@@ -51,11 +55,11 @@ class Count:
     """Counts of what tokenising did to the rows of a shard or a split.
 
     Attributes:
-        read: source rows.
-        rows, tokens: in the result.
-        longest: tokens of the longest row.
-        overlong: source rows longer than `max_length`.
-        forged: source rows whose text spells a special token.
+        read: number of source rows.
+        rows, tokens: numbers of rows and tokens in the result.
+        longest: number of tokens in the longest row.
+        overlong: number of source rows longer than `max_length`.
+        forged: number of source rows whose text spells a special token.
         dropped: {reason: rows}.
         first: {"overlong" or "forged": the first such row}.
     """

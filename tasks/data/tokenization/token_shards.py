@@ -67,7 +67,7 @@ class Texts(NamedTuple):
 
     Attributes:
         data: all texts in UTF-8.
-        array: the same as uint8 [bytes].
+        array: the same bytes as a uint8 array.
         rows: int64 [rows + 1], the byte where each row begins.
         parts: int64 [parts + 1], the byte where each part begins.
         first: int64 [rows + 1], the index of each row's first part.

@@ -40,8 +40,11 @@ _USUAL = {
 class FastTokenizer:
     """A tokenizer with its special tokens.
 
-    tokenizer: the `tokenizers` library's object, with truncation and padding off; special: {role such as `pad_token`:
-    text}; name: the tokenizer's name in errors."""
+    Attributes:
+        tokenizer: the `tokenizers` library's object, with truncation and padding off.
+        special: {role such as `pad_token`: text}.
+        name: the tokenizer's name in errors.
+    """
 
     tokenizer: Tokenizer
     special: dict[str, str]

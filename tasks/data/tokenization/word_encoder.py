@@ -55,9 +55,9 @@ class CutRules(NamedTuple):
     tokenising.
 
     Attributes:
-        space: before a space that follows a visible ASCII character.
-        line: before a visible ASCII character that begins a line.
-        letter: between an ASCII letter and punctuation.
+        space: whether to cut before a space that follows a visible ASCII character.
+        line: whether to cut before a visible ASCII character that begins a line.
+        letter: whether to cut between an ASCII letter and punctuation.
         inner: a second tokenizer for pieces after the first one, needed if the tokenizer itself puts something before a
             text, else None.
         places_differ: whether the ids of a piece depend on its kind.
@@ -120,15 +120,23 @@ class WordEncoder:
     def find_added(self, data: bytes, rows: Longs, special: dict[str, int]) -> list[tuple[int, int]]:
         """Find the added tokens in texts. Returns (first byte, end) of each, with the blanks that belong to it.
 
-        data: all texts, one after another; rows: int64 [texts + 1], the byte where each text begins; special: {special
-        token: id} of the special tokens to look for, besides the ordinary added tokens."""
+        Args:
+            data: all texts, one after another.
+            rows: int64 [texts + 1], the byte where each text begins.
+            special: {special token: id} of the special tokens to look for, besides the ordinary added tokens.
+        """
         return find_all(
             data, rows, {name: self.blanks.get(name, (False, False)) for name in (*self._ordinary, *special)}
         )
 
     def pieces(self, data: Bytes, rows: Longs, added: list[tuple[int, int]]) -> Pieces:
-        """Cut texts into pieces. data: all texts, one after another, uint8 [bytes]; rows: int64 [texts + 1], the byte
-        where each text begins; added: the added tokens from `find_added`, which become pieces of their own."""
+        """Cut texts into pieces.
+
+        Args:
+            data: all texts, one after another, uint8 [bytes].
+            rows: int64 [texts + 1], the byte where each text begins.
+            added: the added tokens from `find_added`, which become pieces of their own.
+        """
         import numpy as np
 
         begins = np.zeros(len(data) + 1, dtype=bool)
@@ -223,8 +231,11 @@ def find_all(data: bytes, rows: Longs, names: dict[str, tuple[bool, bool]]) -> l
     """Find names in texts: returns (first byte, end) of each, from left to right. Where several begin at one place, the
     longest counts.
 
-    data: all texts, one after another; rows: int64 [texts + 1], the byte where each text begins; names: {name: (whether
-    the blanks before it belong to it, and those after it)}."""
+    Args:
+        data: all texts, one after another.
+        rows: int64 [texts + 1], the byte where each text begins.
+        names: {name: (whether the blanks before it belong to it, and those after it)}.
+    """
     if not names:
         return []
     ordered = sorted(((name.encode(), *sides) for name, sides in names.items()), key=lambda name: -len(name[0]))

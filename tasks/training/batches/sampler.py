@@ -38,9 +38,12 @@ padding; a smaller one mixes rows better from epoch to epoch."""
 class BatchAddress(NamedTuple):
     """Which rows make up one batch, before the rows are read.
 
-    length: the length in tokens to which all rows are padded. rows: int64 [batch], each the index of a row among the
-    packed rows of its own length; -1 stands for a masked row, which only fills up the batch. lengths: int64 [batch],
-    each row's own length; None where every row has `length`."""
+    Attributes:
+        length: the length in tokens to which all rows are padded.
+        rows: int64 [batch], each the index of a row among the packed rows of its own length; -1 stands for a masked
+            row, which only fills up the batch.
+        lengths: int64 [batch], each row's own length; None where every row has `length`.
+    """
 
     length: int
     rows: Rows
@@ -111,9 +114,13 @@ class Batch:
 class Split:
     """One split ("train", "validation") of a packed artifact, memory-mapped, from which batches are read.
 
-    packed: the artifact of `pack_chunks`; name: the split, which the artifact may lack; unit: (rows, positions):
-    batches are trimmed to a multiple of this shape; None: batches are not trimmed. Attribute `rows`: {length: number of
-    rows}."""
+    Args:
+        packed: the artifact of `pack_chunks`.
+        name: the split, which the artifact may lack.
+        unit: (rows, positions): batches are trimmed to a multiple of this shape; None: batches are not trimmed.
+
+    Attribute `rows`: {length: number of rows}.
+    """
 
     def __init__(self, packed: Input, name: str, unit: tuple[int, int] | None = None) -> None:
         counts = packed.meta["rows"].get(name, {})
@@ -179,11 +186,11 @@ class Schedule:
     """Which rows each update trains on: a new random order in each epoch, computed from the seed.
 
     Args:
-        rows: the number of rows by length.
+        rows: {length: number of rows}.
         batch: rows per update.
         last_batch: what is done with the last rows of an epoch when they do not fill a batch: "pad" adds masked rows,
             "drop" leaves them out.
-        sizes: the number of tokens of each row, by length, used to put rows with about as many tokens into one batch,
+        sizes: {length: the number of tokens of each row}, used to put rows with about as many tokens into one batch,
             or None for batches in random order.
 
     Attribute `steps_per_epoch`: updates in an epoch. Raise DataError when there are too few rows for one batch.

@@ -56,7 +56,11 @@ class MergedWeights:
     """The weights of a model of which a part was trained: the base model's, with trained parameters replaced and LoRA's
     updates added.
 
-    shards: the artifact of `train`; model: the base model; stored: the trained parameters in `shards`."""
+    Args:
+        shards: the artifact of `train`.
+        model: the base model.
+        stored: the trained parameters in `shards`.
+    """
 
     def __init__(self, shards: Input, model: Source, stored: CheckpointWeights) -> None:
         trained = _base_model(shards, model)

@@ -26,8 +26,11 @@ class RankFiles:
     """One exchange through files: each rank writes a JSON document, and reads those of the others. A rank that waits longer
     than `seconds` for another one raises ProcessFailed.
 
-    folder: the same path on all ranks, used for one exchange only; world: the ranks; seconds: the longest time that a
-    rank waits."""
+    Args:
+        folder: the same path on all ranks, used for one exchange only.
+        world: the ranks.
+        seconds: the longest time that a rank waits.
+    """
 
     def __init__(self, folder: Path, world: World, seconds: float) -> None:
         self._folder, self._world, self._seconds = folder, world, seconds

@@ -38,8 +38,13 @@ if TYPE_CHECKING:
 
 
 class StateCopy(NamedTuple):
-    """A copy of the training state on the host. step: updates done; slices: this rank's tensors; state: the progress, as
-    JSON."""
+    """A copy of the training state on the host.
+
+    Attributes:
+        step: the number of updates done.
+        slices: this rank's tensors.
+        state: the progress, as JSON.
+    """
 
     step: int
     slices: list[TensorSlice]
@@ -68,8 +73,12 @@ class Saver:
         """Copy the state of step `step` now and write it in the background. Wait first for an earlier checkpoint that is
         being written.
 
-        slices: this rank's tensors; state: the progress, as JSON; best: the step of the best evaluation so far, 0 for
-        none. The checkpoint of step `best` is never removed, and no later checkpoint is committed before it."""
+        Args:
+            slices: this rank's tensors. state: the progress, as JSON. best: the step of the best evaluation so far, 0
+                for none.
+
+        The checkpoint of step `best` is never removed, and no later checkpoint is committed before it.
+        """
         if self._out.partial is None:
             return
         begun = time.perf_counter()

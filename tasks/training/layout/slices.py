@@ -24,7 +24,7 @@ class Layout:
 
     Attributes:
         model: the name of the model's class.
-        shapes: whole shapes.
+        shapes: the shapes of the whole parameters.
         tp: specs in the forward and backward pass, split over "model" only.
         specs: specs between steps, which with FSDP are also split over "data".
         states: specs of the fp32 master and the moments, for trained parameters only.

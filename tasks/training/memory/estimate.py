@@ -33,8 +33,11 @@ class PassMemory(NamedTuple):
     """Bytes that one forward and backward pass over a micro batch allocates on one device, without the parameters
     themselves.
 
-    activations: the peak of everything but the parameters' gradients; peak: the peak with the gradients, when there were
-    none before the pass; gradients: how many bytes of `peak` are gradients."""
+    Attributes:
+        activations: the peak of everything but the parameters' gradients.
+        peak: the peak with the gradients, when there were none before the pass.
+        gradients: how many bytes of `peak` are gradients.
+    """
 
     activations: int
     peak: int
@@ -46,14 +49,13 @@ class Memory:
     """The peak memory of training on one device, in bytes by use.
 
     Attributes:
-        parameters: the weights that compute, and fp32 master weights if there are any.
+        parameters: the model's weights, and fp32 master weights if there are any.
         gradients: all gradients and the buffers that exchange them.
         optimizer: the optimizer's state.
-        activations: those of one micro batch.
-        runtime: the process before the model is built.
+        activations: the activations of one micro batch.
+        runtime: what the process takes before the model is built.
         at: the moment of the peak, "the backward pass" or "the update".
-        best: the copy of the best checkpoint that waits to be written, counted only where the device's memory is the
-            host's.
+        best: the copy of the best checkpoint until it is written; counted only if the device uses the host's memory.
     """
 
     parameters: int

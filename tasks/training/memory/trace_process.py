@@ -34,8 +34,10 @@ SCHEMA = 1
 class Traced(NamedTuple):
     """The result of a trace.
 
-    micro_batch: rows per replica and forward pass, with `auto` replaced by a number; memory: the memory that training
-    takes on one device, or None if the model can't be traced; why: the reason in that case, else empty.
+    Attributes:
+        micro_batch: rows per replica and forward pass, with `auto` replaced by a number.
+        memory: the memory that training takes on one device, or None if the model can't be traced.
+        why: the reason in that case, else empty.
     """
 
     micro_batch: int
@@ -82,7 +84,7 @@ def trace_in_process(
     Args:
         limit: bytes of memory of a device, by which `micro_batch: auto` is resolved.
         environ, preload: the environment variables and modules of the warm parent to fork from (see `JobSpec`). By
-        default a new interpreter is started.
+            default a new interpreter is started.
     """
     import tempfile
 

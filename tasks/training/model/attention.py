@@ -100,9 +100,14 @@ def attend_documents(
 ) -> tuple[Tensor, None]:
     """Compute causal attention within each document, as an attention function of transformers.
 
-    query: [rows, heads, length, width]; key, value: the same, perhaps with fewer heads; documents: the tokens of each
-    document, from `document_lengths`. Return ([rows, length, heads, width], None). Raise ModelError when the model does
-    not pass `documents` on to its attention."""
+    Args:
+        query: [rows, heads, length, width].
+        key, value: the same shape, perhaps with fewer heads.
+        documents: the number of tokens of each document, from `document_lengths`.
+
+    Return ([rows, length, heads, width], None). Raise ModelError when the model does not pass `documents` on to its
+    attention.
+    """
     import torch
 
     if documents is None:

@@ -33,7 +33,7 @@ class StateTensor(NamedTuple):
     Attributes:
         name: the parameter's name with a prefix such as "first/".
         whole: the shape of the whole tensor.
-        spec: its partition spec.
+        spec: the tensor's partition spec.
         value: this rank's part.
     """
 
@@ -159,8 +159,13 @@ class FusedAdamW:
 
 @dataclass(frozen=True)
 class FactoredState:
-    """Adafactor's state of one parameter. whole, spec: the parameter's whole shape and partition spec; share: 1 / the
-    number of ranks that hold the same part of it; state: the whole tensors of the state, by name prefix."""
+    """Adafactor's state of one parameter.
+
+    Attributes:
+        whole, spec: the parameter's whole shape and partition spec.
+        share: 1 / the number of ranks that hold the same part of the parameter.
+        state: the whole tensors of the state, by name prefix.
+    """
 
     name: str
     whole: Shape

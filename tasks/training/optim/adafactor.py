@@ -45,8 +45,13 @@ def squared_sums(weight: Tensor, gradient: Tensor) -> list[Tensor]:
 def update_moments(
     state: Sequence[Tensor], sums: Sequence[Tensor], shape: tuple[int, ...], at: Scalars
 ) -> tuple[Tensor, ...]:
-    """Return the new second moments (row and column averages). state: the old ones; sums: `squared_sums` of the whole
-    parameter, without the last entry; shape: the whole parameter's."""
+    """Return the new second moments (row and column averages).
+
+    Args:
+        state: the old second moments.
+        sums: `squared_sums` of the whole parameter, without the last entry.
+        shape: the shape of the whole parameter.
+    """
     counts = (shape[-1], shape[-2]) if len(shape) > 1 else (1,)
     return tuple(
         old * at.beta2 + total / count * at.fresh2 for old, total, count in zip(state, sums, counts, strict=True)

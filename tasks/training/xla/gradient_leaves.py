@@ -49,9 +49,9 @@ class GradientLeaves:
 
     Args:
         parameters: the trained parameters in `model`, by name.
-        specs: their partition specs.
+        specs: the partition specs of the parameters.
         states: the specs of their gradients once summed over the replicas.
-        mark: annotates a tensor with a spec.
+        mark: a function that annotates a tensor with a spec.
         shares: the number of replicas whose gradients are computed separately (1: the parameters themselves are the
             leaves).
     """
