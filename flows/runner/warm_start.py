@@ -2,7 +2,7 @@
 digest, or by the recipe that made it.
 
 A recipe may name itself, to continue training from its own newest model. That model changes with each run, so a
-repeated run would never find its result in the store. If nothing else has changed, `beginning` therefore returns the
+repeated run would never find its result in the store. If nothing else has changed, `starting_model` therefore returns the
 model that the newest one was trained from: the key is then the same as before, and the result is found.
 """
 
