@@ -24,6 +24,8 @@ from pydantic import field_validator
 from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
 from tasks.errors import ModelError
+from tasks.model_folder.older_config import older_keys
+from tasks.model_folder.published_weights import PublishedWeights, model_without_values
 from tasks.stage import Keyed, Workdir, read_json, stage, write_json
 from tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights, Weights, write_adapter
 from tasks.training.checkpoint.warm_start import starting_from
@@ -79,19 +81,24 @@ def consolidate(
 
     shards: the artifact of `train`. model, warm_start: the base model and the artifact whose weights replace those of
     `model` (None: keep them); they are read only for a checkpoint that holds a part of the model."""
+    from transformers import AutoConfig
+
     from tasks.training.checkpoint.shards import Reader
 
     stored, model = CheckpointWeights(Reader(shards.path)), starting_from(model, warm_start)
     weights: Weights = MergedWeights(shards, model, stored) if _is_partial(shards.meta) else stored
-    sizes = {name: math.prod(weights.shape(name)) for name in weights.names}
-    document = {**read_json(shards.path / "config.json"), "dtype": config.dtype}
+    settings = AutoConfig.for_model(**read_json(shards.path / "config.json"))
+    # version 4.57 reads its own keys in place of newer ones
+    document = {**read_json(shards.path / "config.json"), **older_keys(settings.to_dict()), "dtype": config.dtype}
     write_json(out.path / "config.json", document)
+    published = PublishedWeights(weights, model_without_values(shards.meta["task"], settings))
+    sizes = {name: math.prod(published.shape(name)) for name in published.names}
     if shards.meta["task"] == "causal_lm":
         write_json(out.path / "generation_config.json", _generation(document))
     for file in sorted((shards.path / "tokenizer").iterdir()):
         shutil.copyfile(file, out.path / file.name)
-    tensors = _tensors(weights, config.dtype, out)
-    _write_shards(out.path, _grouped(sizes, config), weights, tensors, config.dtype)
+    tensors = _tensors(published, config.dtype, out)
+    _write_shards(out.path, _grouped(sizes, config), published, tensors, config.dtype)
     if (shards.path / CONFIG).exists():
         write_adapter(out.path / "adapter", shards, model, stored, config.dtype)
     _verify(out.path, shards.meta["task"], weights, config.dtype)

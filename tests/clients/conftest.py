@@ -17,22 +17,27 @@ CLIENTS = Path(__file__).resolve().parents[2] / ".clients"
 RunClient = Callable[..., Any]
 
 
-@pytest.fixture
-def run_client(tmp_path: Path) -> RunClient:
+@pytest.fixture(scope="session")
+def run_client(tmp_path_factory: pytest.TempPathFactory) -> RunClient:
     """Return the function `run_client(name, script, *arguments, **environ)`.
 
     It runs the Python text `script` in an empty folder, with the client `name` (a file `tests/clients/<name>.lock`)
-    first on the path. `sys.argv[1:]` is `arguments`; `environ` is added to the environment. It returns the last line
-    that the script printed, read as JSON. It skips the test where `make clients` has not run, and fails it if the
-    script fails."""
+    first on the path, or, if `name` is "", in this environment as it is. `sys.argv[1:]` is `arguments`; `environ` is
+    added to the environment. It returns the last line that the script printed, read as JSON. It skips the test where
+    `make clients` has not run, and fails it if the script fails."""
 
     def run(name: str, script: str, *arguments: str | Path, **environ: str) -> Any:
-        if not (CLIENTS / name / "installed").exists():
+        if name and not (CLIENTS / name / "installed").exists():
             pytest.skip(f"no client {name}: run `make clients`")
-        folder = tmp_path / f"client-{name}"
-        folder.mkdir(exist_ok=True)
+        folder = tmp_path_factory.mktemp("client")
         command = [sys.executable, "-P", "-c", script, *map(str, arguments)]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(CLIENTS / name), **environ}
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "USE_TORCH_XLA": "0",
+            **({"PYTHONPATH": str(CLIENTS / name)} if name else {}),
+            **environ,
+        }
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])

@@ -7,44 +7,20 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from tasks.artifact import Input
 from tasks.consolidate import ConsolidateConfig, consolidate
 from tasks.errors import ModelError
 from tasks.stage import read_json, write_json
-from tasks.training.checkpoint.shards import write
-from tasks.training.model.build import build
-from tasks.training.shared_types import PARAMETER, TensorSlice
+from tasks.training.shared_types import PARAMETER
+from tests.helpers.checkpoints import NOTHING, checkpoint
 from tests.training.run_stage import files_of, run_stage
-from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
-
-NONE = scratch()  # the base of a whole checkpoint is not read
-
-
-def checkpoint(tmp_path, packed: Input, parts: int = 2, **config) -> tuple[Input, dict[str, torch.Tensor]]:
-    """What a mesh of `parts` devices leaves behind: matrices split by columns, the rest written once."""
-    built = build(scratch(**config), packed, seed=0, weights=True)
-    parameters = {name: value.detach() for name, value in built.parameters().items()}
-    slices = []
-    for name, value in parameters.items():
-        pieces = value.chunk(parts, dim=1) if value.dim() == 2 and value.shape[1] % parts == 0 else [value]
-        start = 0
-        for device, piece in enumerate(pieces):
-            at = (0, start) if value.dim() == 2 else (0,)
-            slices.append(TensorSlice(PARAMETER + name, device, at, tuple(value.shape), piece))
-            start += piece.shape[-1]
-    folder = tmp_path / "checkpoint"
-    write(folder, slices, {})
-    write_json(folder / "config.json", built.config)
-    write_json(folder / "tokenizer" / "tokenizer_config.json", {})
-    meta = {name: packed.meta[name] for name in ("task", "labels", "lengths")}
-    return Input(folder, "checkpoint", meta, "sha256:c"), parameters
+from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm
 
 
 def test_a_classifier_comes_back_whole(tmp_path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     shards, parameters = checkpoint(tmp_path, packed_classes(tmp_path / "packed"), **BERT)
-    found = run_stage(consolidate, ConsolidateConfig(), tmp_path / "run", shards=shards, model=NONE).artifact
+    found = run_stage(consolidate, ConsolidateConfig(), tmp_path / "run", shards=shards, model=NOTHING).artifact
     assert found.meta["parameters"] == sum(value.numel() for value in parameters.values())
     model, info = AutoModelForSequenceClassification.from_pretrained(found.path, output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -59,7 +35,7 @@ def test_a_tied_language_model_in_several_files(tmp_path) -> None:
     tied = {**LLAMA, "tie_word_embeddings": True}
     shards, parameters = checkpoint(tmp_path, packed_lm(tmp_path / "packed"), parts=4, **tied)
     config = ConsolidateConfig(dtype="bfloat16", max_shard_size="10KB")
-    found = run_stage(consolidate, config, tmp_path / "run", shards=shards, model=NONE).artifact
+    found = run_stage(consolidate, config, tmp_path / "run", shards=shards, model=NOTHING).artifact
     files = sorted(found.path.glob("model-*.safetensors"))
     index = read_json(found.path / "model.safetensors.index.json")
     assert len(files) > 2 and set(index["weight_map"]) == set(parameters)
@@ -69,7 +45,7 @@ def test_a_tied_language_model_in_several_files(tmp_path) -> None:
     assert all(torch.equal(value, parameters[name].bfloat16()) for name, value in model.named_parameters())
     assert model.generation_config.eos_token_id == 2
 
-    again = run_stage(consolidate, config, tmp_path / "again", shards=shards, model=NONE).artifact
+    again = run_stage(consolidate, config, tmp_path / "again", shards=shards, model=NOTHING).artifact
     assert files_of(again) == files_of(found)
 
 
@@ -79,7 +55,7 @@ def test_a_lost_tensor_is_named(tmp_path) -> None:
     del index["tensors"][f"{PARAMETER}bert.pooler.dense.weight"]
     write_json(shards.path / "index.json", index)
     with pytest.raises(ModelError, match=r"missing keys bert\.pooler\.dense\.weight"):
-        run_stage(consolidate, ConsolidateConfig(), tmp_path / "run", shards=shards, model=NONE)
+        run_stage(consolidate, ConsolidateConfig(), tmp_path / "run", shards=shards, model=NOTHING)
 
 
 @pytest.mark.parametrize(("size", "fine"), [("5GB", True), ("1.5 MiB", True), ("5", False), ("huge", False)])

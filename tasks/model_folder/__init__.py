@@ -1,0 +1,1 @@
+"""What `consolidate` writes into a Hugging Face folder beside the weights."""

@@ -1,0 +1,58 @@
+"""Add the keys that transformers 4.57 reads to a config that transformers 5 wrote.
+
+transformers 5 writes the settings of rotary position embeddings (RoPE) as `rope_parameters`. Version 4.57, and
+optimum-neuron, which is built on it, ignore that key without a warning, and compute with the default base and no scaling.
+They read keys whose names depend on the family of models.
+
+In transformers 5 a `rope_scaling` in the file replaces `rope_parameters`. For that reason `rope_scaling` is written only
+with scaling, and with all that version 5 needs beside `rope_theta`.
+"""
+
+from __future__ import annotations
+
+from tasks.artifact import Meta
+
+THETA, SHARE = "rope_theta", "partial_rotary_factor"
+SEPARATE = (THETA, SHARE)
+"""The entries of `rope_parameters` that are keys of their own in version 4.57; the others are in `rope_scaling`."""
+
+NAMES: dict[str, dict[str, str]] = {
+    "gpt_neox": {THETA: "rotary_emb_base", SHARE: "rotary_pct"},
+    "gpt_neox_japanese": {THETA: "rotary_emb_base", SHARE: "rotary_pct"},
+}
+"""{model_type: {entry of `rope_parameters`: the family's own key in 4.57}}"""
+
+BY_LAYER_TYPE: dict[str, dict[str, str]] = {
+    "modernbert": {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
+    "modernbert-decoder": {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
+    "gemma3_text": {"full_attention": THETA, "sliding_attention": "rope_local_base_freq"},
+}
+"""{model_type: {kind of layer: the key of its base in 4.57}}, of families whose layers differ"""
+
+
+def older_keys(config: Meta) -> Meta:
+    """Return the keys of transformers 4.57 to add to `config.json`: {} for a model without rotary embeddings.
+
+    config: all settings of the model, defaults included, as transformers 5 names them."""
+    rope, family = config.get("rope_parameters") or {}, str(config["model_type"])
+    if family in BY_LAYER_TYPE:
+        keys = {key: rope[kind][THETA] for kind, key in BY_LAYER_TYPE[family].items()}
+        return {**keys, **_layer_pattern(config)}
+    if not rope or any(isinstance(entry, dict) for entry in rope.values()):
+        return {}
+    names = NAMES.get(family, {})
+    keys = {names.get(name, name): rope[name] for name in SEPARATE if rope.get(name) is not None}
+    if rope.get("rope_type", "default") != "default":
+        keys["rope_scaling"] = {name: value for name, value in rope.items() if name not in SEPARATE}
+    return keys
+
+
+def _layer_pattern(config: Meta) -> Meta:
+    """Return ModernBERT's `global_attn_every_n_layers`, which version 5 writes as a list, `layer_types`."""
+    kinds = config.get("layer_types") or []
+    if not str(config["model_type"]).startswith("modernbert") or not kinds:
+        return {}
+    for every in range(1, len(kinds) + 1):
+        if kinds == ["sliding_attention" if index % every else "full_attention" for index in range(len(kinds))]:
+            return {"global_attn_every_n_layers": every}
+    return {}

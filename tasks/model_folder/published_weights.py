@@ -1,0 +1,64 @@
+"""Give weights the names and shapes that transformers publishes, which other programs and versions read.
+
+transformers 5 renames some parameters when it loads a model (`embed_out` of GPT-NeoX becomes `lm_head`), and joins others
+(the experts of a mixture become one tensor). A file with its own names loads in version 5 alone: version 4.57 warns, and
+computes with a random head. `save_pretrained` reverts this for a whole model; here it is reverted one parameter at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tasks.training.checkpoint.merged_weights import Weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PublishedWeights:
+    """The weights of a whole model by the names that transformers publishes: a `Weights`.
+
+    weights: the same weights by the model's parameter names; model: the model without values (on the "meta" device). The
+    parameter that was read last stays in memory with the tensors that it becomes."""
+
+    def __init__(self, weights: Weights, model: Any) -> None:
+        import torch
+
+        self._weights, self._model = weights, model
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._sources: dict[str, str] = {}
+        self._last: tuple[str, dict[str, Tensor]] = ("", {})
+        for name in weights.names:
+            parts = self._reverted(name, torch.empty(weights.shape(name), device="meta"))
+            self._shapes |= {part: tuple(value.shape) for part, value in parts.items()}
+            self._sources |= dict.fromkeys(parts, name)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._sources)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def tensor(self, name: str) -> Tensor:
+        source = self._sources[name]
+        if self._last[0] != source:
+            self._last = ("", {})  # frees the memory before the next tensor is read
+            self._last = (source, self._reverted(source, self._weights.tensor(source)))
+        return self._last[1][name]
+
+    def _reverted(self, name: str, value: Tensor) -> dict[str, Tensor]:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        reverted: dict[str, Tensor] = revert_weight_conversion(self._model, {name: value})
+        return reverted
+
+
+def model_without_values(task: str, config: Any) -> Any:
+    """Return the model of transformers' `config` on the "meta" device. task: "classification" or "causal_lm"."""
+    import torch
+
+    from tasks.training.model.pretrained import OPTIONS, auto_class
+
+    with torch.device("meta"):
+        return auto_class(task).from_config(config, **OPTIONS)
