@@ -1,5 +1,5 @@
-"""The base class of every stage's config: immutable, strict about field names, and with marks that say which fields
-affect the result.
+"""The base class of stage configs, and the marks that say which fields affect the result. Configs are immutable and
+refuse unknown fields.
 
 A field is part of its stage's key unless it is marked `NOT_KEYED`, for settings that can't change the bytes of the result
 (paths, intervals, workers). A field of the training config marked `GRAPH` affects the compiled graph and is therefore

@@ -31,7 +31,7 @@ class TrnflowError(Exception):
 
     message: what happened, naming the file, row, setting or stage; fix: what the user can do about it. Attributes:
     `stage`, the stage in which it happened, set by the runner; `details`, a traceback from another process, shown with
-    --debug; `exit_code`, of the command."""
+    --debug; `exit_code`, the exit code of the command."""
 
     exit_code: ClassVar[int] = 1
     stage: str = ""

@@ -104,9 +104,9 @@ def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int
 
 
 def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
-    """Fill the chunks from `first` up to `last` of one split and length: a part of the stage's work.
-
-    part: split, length, first, last. Writes a .npy file for each column; returns `supervised`, a count."""
+    """Fill the chunks from `first` up to `last` of one split and length: a part of the stage's work. part: split,
+    length, first, last. Writes a .npy file for each column. Returns {"supervised": the number of supervised tokens or
+    labelled rows}."""
     import numpy as np
 
     source = tokens.path / part["split"]

@@ -107,9 +107,9 @@ class Parts:
         self._results = results
 
     def of(self, **wanted: Json) -> Iterator[PartResult]:
-        """Yield the next results as long as their arguments have the given values.
+        """Yield the results of the next parts as long as their arguments have the values in `wanted`.
 
-        Stops before the first part whose arguments differ; a later call goes on from that part.
+        Stops before the first part whose arguments differ. The next call continues with that part.
         """
         while self._arguments and all(self._arguments[0][name] == value for name, value in wanted.items()):
             yield PartResult(self._arguments.popleft(), *next(self._results))
@@ -118,7 +118,8 @@ class Parts:
 class Workdir:
     """The folders that a stage writes to, and the methods by which it reports progress, metrics and messages.
 
-    Report what varies between runs here, not in the metadata, which must be deterministic.
+    Values that vary between runs are reported by these methods and not put into the metadata, which must be
+    deterministic.
 
     Attributes:
         path: The folder of the stage's files, which becomes the artifact.
@@ -146,8 +147,8 @@ class Workdir:
             self.emit({"progress": {"done": done, "total": total, "unit": unit, **figures}})
 
     def metrics(self, step: int, **values: float) -> None:
-        """Report values at a training step, which make a curve: loss, learning_rate, grad_norm, tokens_per_second,
-        eval_loss ...
+        """Report values of metrics at a training step, such as loss, learning_rate, grad_norm, tokens_per_second or
+        eval_loss. Over the steps, they make a curve.
         """
         self.emit({"metrics": {"step": step, "time": time.time(), "values": values}})
 
@@ -216,9 +217,10 @@ class Stage:
 
 
 def identities(config: StageConfig, inputs: Keyed) -> Meta:
-    """Return the inputs as they enter a stage's key: the digest of each artifact, the identity of each source.
+    """Return the inputs in the form that a stage's key contains: the digest of each artifact, the identity of each
+    source.
 
-    The default of `inputs` in `stage`.
+    This is the default for the argument `inputs` of the decorator `stage`.
     """
     return {name: item.digest if isinstance(item, Artifact) else item.identity for name, item in inputs.items()}
 

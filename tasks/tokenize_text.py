@@ -66,7 +66,8 @@ def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
 
 
 def check_tokenizer(config: TokenizeConfig, model: Source) -> None:
-    """Raise ConfigError when the recipe trains a tokenizer for a pretrained model, whose embeddings have other ids."""
+    """Raise ConfigError when the recipe trains a tokenizer for a pretrained model, because the model's embeddings
+    belong to the ids of its own tokenizer."""
     if config.train and model.location["model"] is not None:
         raise ConfigError(
             "tokenize.train makes a new vocabulary, but the embeddings of model.source were trained with another one: the "

@@ -34,11 +34,11 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def accept(options: Namespace) -> int:
-    """Publish a past artifact of the stage under the stage's present key; return exit code 0.
+    """Make a past artifact of a stage the result of the stage's present key, and return exit code 0.
 
-    The artifact is that of the past record with the same inputs and settings whose key document differs least from the
-    present one. The new record names the old key. ConfigError when there is no such record, or when the stage's inputs are
-    not known yet.
+    Of the past records with the same inputs and settings, the one whose key document differs least from the present key
+    document is chosen. The new record names that artifact and the old key. ConfigError when there is no such record, or
+    when the stage's inputs are not known yet.
     """
     recipe = settings.load(options.recipe, options.overrides)
     stage = FINETUNE.stage(options.stage)

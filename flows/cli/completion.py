@@ -1,6 +1,6 @@
 """`trnflow completion bash|zsh`: print a script with which a shell completes commands, options, recipes, stages and settings.
 
-The script is static: it holds all names as they were when it was printed, and starts no process while the user types.
+The script contains all names as they were when it was printed, so completion starts no process while the user types.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The checks of `trnflow doctor`: whether this machine has what runs need, and how to fix what it lacks."""
+"""The checks of `trnflow doctor`: each one tests something that runs need on this machine, and says how to fix it if it
+is missing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The commands about past runs: `runs` lists them, `diff` compares two of them, `lineage` shows what an artifact was made
-of and what was made of it.
+"""The commands about past runs: `runs` lists them, `diff` compares two of them, `lineage` shows the inputs of an
+artifact and the artifacts that were made from it.
 
 They need only a store (`--store`, TRNFLOW_STORE, else `<home>/store`), no recipe, and import no large library, so they
 start fast.
@@ -108,7 +108,7 @@ def _brief(run: str, document: Meta) -> Meta:
 
 
 def lineage(options: Namespace) -> int:
-    """Print what an artifact was made of, what was made of it, and the runs that used it; return exit code 0."""
+    """Print the inputs of an artifact, the artifacts made from it, and the runs that used it; return exit code 0."""
     store = store_of(options)
     family = Family(all_records(store))
     documents = {run: store.run(run) or {} for run in run_ids(store)}

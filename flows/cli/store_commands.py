@@ -134,7 +134,8 @@ def pin(options: Namespace) -> int:
 
 
 def unpin(options: Namespace) -> int:
-    """Remove a pin, so that garbage collection may remove what it kept. ConfigError when no pin has the given name."""
+    """Remove a pin, so that garbage collection may remove what the pin protected. ConfigError when no pin has the given
+    name."""
     store = store_of(options)
     if not remove_pin(store.backend, options.name):
         pins = ", ".join(pin_names(store.backend)) or "none"

@@ -1,4 +1,4 @@
-"""What people see of a run: progress bars, log lines and tables.
+"""Show runs to people: progress bars, log lines and tables.
 
 Used by the command line and by Prefect's task logs.
 """

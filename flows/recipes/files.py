@@ -100,7 +100,7 @@ def read_recipe(
 
 
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:
-    """Return the file and line (or the override) that wrote a setting, for an error message.
+    """Return the file and line, or the override, in which a setting was written, for an error message.
 
     path: the parts of the setting's name. If the setting itself was not written, the origin of a setting below it is
     returned, else that of the nearest section around it, else `recipe`.

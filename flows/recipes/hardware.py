@@ -18,7 +18,7 @@ def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
     """Remove the settings of the old hardware from a recipe and fit its parallelism and micro batch to the new devices.
 
     tree: the recipe's settings, changed in place; hardware: the settings of a file in `conf/base/hardware`, which the
-    caller merges into the recipe afterwards.
+    caller merges into the recipe after this call.
     """
     tree.pop("hardware", None)
     train, new = tree.get("train"), hardware["train"]

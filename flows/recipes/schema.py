@@ -61,8 +61,8 @@ def table_in(annotation: Any) -> Any:
 
 
 def config_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the config class inside an annotation such as `TrainTokenizer | None`; None when it has none, as for a table
-    of configs."""
+    """Return the config class inside an annotation such as `TrainTokenizer | None`; None when the annotation has none.
+    The config class inside a `dict[...]` is not returned."""
     kinds = (kind for kind in kinds_of(annotation) if isinstance(kind, type))
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
@@ -106,7 +106,8 @@ def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
 
 
 def without_null(tree: dict[str, Any], annotation: Any) -> dict[str, Any]:
-    """Return `tree` without the settings that are null but may not be None, so that they take their defaults."""
+    """Return `tree` without settings that are null although None is not an allowed value for them. They then take their
+    defaults."""
     kept = {}
     for name, value in tree.items():
         inner = below(annotation, name)

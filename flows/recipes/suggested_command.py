@@ -16,7 +16,8 @@ _OWN = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
 
 
 def pasted(command: str, recipe: str, overrides: Iterable[str] = (), *rest: str) -> str:
-    """Return the command line `trnflow COMMAND RECIPE OVERRIDES REST`, quoted for the shell, with secrets hidden."""
+    """Return the command line `trnflow COMMAND RECIPE OVERRIDES REST`, quoted for the shell, with secrets hidden. rest:
+    further words, such as options."""
     return shlex.join(["trnflow", command, recipe, *map(hide_override, overrides), *rest])
 
 

@@ -1,4 +1,4 @@
-"""Name an attempt, write its first journal, classify how it ended, and tell whether the next one can resume.
+"""Make the id and the first journal of an attempt, classify how it ended, and tell whether the next one can resume.
 
 An attempt is one try to run a stage. Its journal is the JSON document `attempts/<key>/<attempt>.json` in the store.
 """
@@ -23,10 +23,12 @@ def now() -> str:
 
 
 def attempt_id(run: str, stage: str) -> str:
+    """Return a new id for an attempt to run a stage: the ids of the run and the stage, and a number."""
     return f"{run}-{stage}-{time.monotonic_ns() % 10**6}"
 
 
 def new_journal(run: str, stage: str, attempt: str) -> dict[str, Json]:
+    """Return the journal of an attempt that begins now in this process. Its outcome is "running"."""
     return {
         "schema": 1,
         "attempt": attempt,
@@ -41,6 +43,8 @@ def new_journal(run: str, stage: str, attempt: str) -> dict[str, Json]:
 
 
 def ending(error: BaseException) -> str:
+    """Return the outcome of an attempt that an error ended: "superseded" (another run took the lease), "interrupted" or
+    "failed"."""
     if isinstance(error, LeaseLost):
         return "superseded"
     return "interrupted" if is_interruption(error) else "failed"

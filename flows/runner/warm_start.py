@@ -24,7 +24,7 @@ LEAST = 8
 
 @dataclass(frozen=True)
 class EarlierModel:
-    """An earlier model that a setting names.
+    """A model in the store from which a training can start, found by the value of a setting.
 
     Attributes:
         artifact: The model; an artifact of `consolidate` or `train`.
@@ -57,8 +57,9 @@ def earlier_model(store: Store, text: str, setting: str) -> EarlierModel:
 def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact, str]:
     """Return (the model that training starts from, a note for the user or "").
 
-    This is `earlier`, unless a training with the same key document made that model from another one: then it is that other
-    model. If the store no longer has it, `earlier` is returned, and the note says so.
+    Usually this is the model `earlier`. But if `earlier` was itself trained from another model, by a training with the
+    same key document, this is that other model. If the store no longer has the other model, `earlier` is returned with
+    a note.
 
     Args:
         document: The key document of the training that is about to start, without the model that it starts from.

@@ -52,7 +52,8 @@ class TaskRunner:
     """A `flows.runner.parts.part_makers.PartMaker` that makes each part in a task run of one of Prefect's task runners.
 
     Args:
-        stack: The context that ends the task runner; it is started there with the first part.
+        stack: The exit stack to which the task runner is added when the first part is submitted, and which ends the
+            task runner.
     """
 
     def __init__(self, config: TaskRunnerConfig, stack: contextlib.ExitStack) -> None:

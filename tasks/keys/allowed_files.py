@@ -2,9 +2,8 @@
 checking.
 
 The project is the folder that holds the packages, if it has a `pyproject.toml` or `.git`; else (installed) the packages
-alone. Two groups of modules may be read though the key does not hash their code: PLUMBING, which the key names with a
-schema number, and CARRIERS (`tasks.launch`, `tasks.store` and others), which move data without computing any and are not in
-the key.
+alone. A stage may also read two groups of modules whose code its key does not hash: PLUMBING, for which the key has
+schema numbers, and CARRIERS (`tasks.launch`, `tasks.store` and others), which only move data and are not in the key.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Canonical JSON: a text for each value such that equal values of equal types, and only those, have the same text and
-therefore the same digest.
+"""Canonical JSON: each value has exactly one text, so values are equal (in value and type) exactly if their texts, and
+therefore their digests, are equal.
 """
 
 from __future__ import annotations

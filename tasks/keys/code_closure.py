@@ -109,9 +109,9 @@ def _schema(name: str) -> int:
 
 
 def analyse(path: Path, memo: Memo) -> Meta:
-    """Return what stage keys need to know of a Python file: {"hash": its code hash, "imports": dotted names that may be
-    modules, "foreign": third-party packages}. memo: the hash cache, which remembers the result while the file does not
-    change."""
+    """Return the facts about a Python file that stage keys use: {"hash": its code hash, "imports": dotted names that
+    may be modules, "foreign": third-party packages}. memo: the hash cache, which remembers the result while the file
+    does not change."""
     now = stamp(path)
     known = memo.get("code", path, now)
     if known is None:

@@ -86,7 +86,7 @@ class Permit:
 
 
 class Witness:
-    """Checks the files and modules that one stage uses.
+    """Check the files and modules that one stage reads, and record violations.
 
     Attributes:
         violations: The errors raised so far, in order.

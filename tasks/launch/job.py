@@ -103,8 +103,8 @@ class JobSpec:
         preload: tuple[str, ...] = (),
         step: Step | None = None,
     ) -> JobSpec:
-        """Make the spec of the call `function(config, **inputs, out=Workdir(...))`. Other arguments: see the
-        attributes.
+        """Make the spec of the call `function(config, **inputs, out=Workdir(...))`. The other arguments are described
+        as attributes of the class.
 
         Args:
             log: None puts the log beside `scratch`.

@@ -44,7 +44,8 @@ reported as the cause."""
 def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) -> Meta:
     """Run a job and return the stage's metadata. Blocks until the process has ended.
 
-    Any exception that is raised in this thread meanwhile, also by `emit`, stops the stage before it is passed on.
+    If an exception is raised in this thread while the stage runs, for example by `emit`, the stage is stopped first;
+    then the exception is raised.
 
     Args:
         emit: Called with each event of the stage, in this thread.

@@ -79,8 +79,8 @@ def gather(
 ) -> Meta:
     """Make the missing parts, call the stage's function on the results of all parts, and return its metadata.
 
-    Parts are made in threads, a few ahead of the one being read. Threads are enough, since tokenizers and numpy release the
-    GIL.
+    Parts are made in threads, a few parts ahead of the one that the stage's function reads. Threads suffice, because
+    tokenizers and numpy release the GIL.
 
     Args:
         shared: The folder that `split` wrote.

@@ -38,8 +38,8 @@ class DownloadCache:
         return path.exists() and self._memo.digest(path) == digest
 
     def add(self, stream: IO[bytes]) -> str:
-        """Copy a stream into the cache and return the digest of its bytes. Memory: 1 MiB. Raises what reading the stream
-        raises, and OSError."""
+        """Copy a stream into the cache and return the digest of its bytes. Memory: 1 MiB. Raises OSError, and any
+        exception of the stream."""
         temporary, digest = self.folder / f".{os.getpid()}.{get_ident()}", hashlib.sha256()
         try:
             with temporary.open("wb") as file:

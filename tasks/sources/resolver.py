@@ -1,4 +1,4 @@
-"""Ask the network which exact bytes a source outside the store has, and remember the answers for offline use.
+"""Find out over the network which exact bytes a URL or hub name stands for, and remember the answers for offline use.
 
 `run` asks which commit a hub branch is at; `plan` and offline runs use the last answer and say so in a note. The answers
 are in `<home>/resolved.json`, each under the HMAC of its question, because a question may be a URL with credentials.
@@ -52,8 +52,8 @@ class Resolver:
         return DownloadCache(folder, self.memo)
 
     def lookup_name(self, text: str) -> str:
-        """Return the HMAC of a text such as a URL. Files and databases store what belongs to the text under the HMAC, so
-        that they hold no credentials."""
+        """Return the HMAC of a text such as a URL. Files and databases use the HMAC as a key in place of the text,
+        which may contain credentials."""
         return lookup_name(self.home, text)
 
     def remembered(self, name: str, ask: Callable[[], Json]) -> tuple[Json, str]:

@@ -1,7 +1,7 @@
 """Artifacts in a store: make one from a folder, lay one out in a folder, and verify its bytes.
 
-The bytes of a blob are verified when a stage first opens it on this machine. Afterwards the blob counts as unchanged as
-long as its stamp (inode, size and times) stays the same.
+The bytes of a blob are verified when a stage first opens it on this machine. Afterwards the blob is taken as unchanged
+while its stamp (inode, size and times) stays the same.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Artifacts:
         return self.seen(artifact).missing
 
     def seen(self, artifact: Artifact) -> Seen:
-        """Look for missing and changed blobs of an artifact without reading bytes: compare sizes, and stamps with those at
-        verification.
+        """Look for missing and changed blobs of an artifact without reading bytes: compare their sizes with the
+        manifest, and their stamps with those recorded at verification.
 
         Only blobs of a local store are compared. Blobs of a remote store are verified when they are fetched.
         """

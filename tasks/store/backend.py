@@ -27,8 +27,8 @@ def count_nothing(size: int) -> None:
 
 
 class Entry(NamedTuple):
-    """A file of a store, as a listing shows it. size: bytes; time: of the last write, in seconds since 1970 by the clock of
-    the store's machine."""
+    """A file of a store, as a listing shows it. size: bytes; time: the time of the last write, in seconds since 1970,
+    by the clock of the store's machine."""
 
     name: str
     size: int

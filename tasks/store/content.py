@@ -26,7 +26,7 @@ FORMAT = {"format": 1, "hash": "sha256"}
 
 
 class Store(Artifacts):
-    """A content store: files under the digest of their bytes, and three kinds of JSON documents about them.
+    """A content store: files that are named by the digest of their bytes, and three kinds of JSON documents about them.
 
     A *record* names the artifact that a stage made for a key; an *attempt* is the journal of one try to make it; a *run*
     lists the stages of one run of a recipe. Store(root, home) opens the store at `root`, which need not exist yet."""

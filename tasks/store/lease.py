@@ -39,8 +39,8 @@ NOBODY = Process("?", "?", "?", 0, 0)
 
 
 class LeaseLost(Exception):
-    """Another run took over the lease while this one was paused or could not reach the store. The result of the other run
-    counts."""
+    """Raised when another run took over the lease while this run was paused or could not reach the store. The result of
+    the other run is used."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ def pull_all(pull: Callable[[File, CountBytes], None], files: Sequence[File], re
     """Call `pull` for each file, in up to THREADS threads at a time, and report progress from the calling thread.
 
     pull: fetches or verifies a file; it gets the file and a function to call with each number of bytes done; report: called
-    with (bytes done, bytes in all). If the calling thread is interrupted, each `pull` ends when it next counts bytes.
+    with (bytes done, bytes in all). If the calling thread is interrupted, each `pull` is ended by an exception when it
+    next reports bytes.
     """
     if not files:
         return

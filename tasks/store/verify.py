@@ -37,7 +37,7 @@ class Problem:
         what: `corrupt` (a blob whose bytes have another digest, or a malformed document), `unusable` (a record or root
             whose artifact can't be read or is of a wrong kind), or `missing` (a blob that was in the trash and was brought
             back).
-        name: of the file.
+        name: the name of the file.
         detail: what is wrong.
         repaired: whether the problem is solved.
     """

@@ -3,7 +3,8 @@
 `hide` recognises secrets in settings by their form: the user part of a URL, query values with names such as `token`, and
 all values of `environment`. `scrub` is for any text, also that of other libraries: besides those forms it replaces every
 secret that this process knows (from `know`, `learn` or `fill`), raw or URL-encoded, if it has at least LEAST characters.
-A text with hidden parts can't be used to look something up; use `tasks.system.private_files.lookup_name` for that.
+A text with hidden parts can't serve as a key for looking something up; use `tasks.system.private_files.lookup_name` for
+that.
 
 `${NAME}` in a setting stands for an environment variable. `fill` replaces it where the setting is used; records keep
 `${NAME}`. No setting that is part of a key is filled, so no key holds a secret.

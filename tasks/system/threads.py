@@ -1,8 +1,8 @@
 """A thread pool that Ctrl-C can leave while its threads still work.
 
 The pools of concurrent.futures wait for their threads when the pool is closed and again when the process ends, and a
-thread that hashes a terabyte or trains a tokenizer can't be interrupted. The threads here are daemons, and a pool whose
-context is left by an exception waits only PATIENCE seconds for them.
+thread that hashes a terabyte or trains a tokenizer can't be interrupted. The threads here are daemons, and a pool waits
+only PATIENCE seconds for them if an exception ends its context.
 """
 
 from __future__ import annotations

@@ -123,8 +123,8 @@ def absolute_uri(uri: str) -> str:
 def tracking_page(home: Path, uri: str | None) -> str:
     """Return the address of the tracking server's web page, or for a local database the command that serves its page.
 
-    uri: the address of the server; None stands for a sqlite file in `home`. The command starts two processes; MLflow's
-    default would be fifteen (2 GB).
+    uri: the address of the server; None stands for a sqlite file in `home`. The command limits MLflow to two processes,
+    because by default it starts fifteen (2 GB).
     """
     address = absolute_uri(uri or f"sqlite:///{home / 'mlflow.db'}")
     if address.startswith("http"):

@@ -1,4 +1,4 @@
-"""Choose the engine that a config names, and start its process group. The only module that imports both engines."""
+"""Choose the engine that a config names, and start its process group. No other module imports both engines."""
 
 from __future__ import annotations
 

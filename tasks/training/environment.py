@@ -13,9 +13,9 @@ from tasks.training.config import TrainConfig, ranks
 
 
 def compiler(config: TrainConfig) -> Meta:
-    """Return what a graph depends on besides settings and shapes: {"device": the kind of device, "versions": names of
-    the packages that trace and compile, whose versions the cache key then contains, "flags": flags of XLA's or Neuron's
-    compiler}."""
+    """Return the facts on which a graph depends besides settings and shapes: {"device": the kind of device, "versions":
+    names of the packages that trace and compile, whose versions the cache key then contains, "flags": flags of XLA's or
+    Neuron's compiler}."""
     packages = ["torch", "transformers"]
     if config.engine == "xla":
         packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])

@@ -114,8 +114,9 @@ def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
 def newest_state(out: Workdir) -> tuple[int, Path] | None:
     """Return (step, folder) of the checkpoint to resume from, or None to start anew.
 
-    A checkpoint names the step of the best evaluation so far, and the checkpoint of that step must be there too, because
-    its weights may become the result. If it is gone, the newest checkpoint before that step is taken, with a warning."""
+    A checkpoint contains the number of the step with the best evaluation so far. The checkpoint of that best step must
+    exist, too, because its weights may become the result of training. If the best step's checkpoint is missing, the
+    newest checkpoint before the best step is returned, with a warning."""
     if out.partial is None:
         return None
     found = out.partial.newest(out.warn)

@@ -1,8 +1,8 @@
 """Check each graph of a training run against the list that precompile made, and count what is compiled.
 
-A graph has a name ("train", or "accumulate" and "update" where a global batch takes several passes; "eval"), a length in tokens
-(0 where the graph holds for any length) and a hash: torch_xla's hash of the traced graph, or for engine native a hash of
-the shapes and settings.
+A graph has a name ("train", or "accumulate" and "update" where a global batch takes several passes; "eval"), a length
+in tokens (0 for a graph that is the same for every length) and a hash: torch_xla's hash of the traced graph, or for
+engine native a hash of the shapes and settings.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def covers(pattern: str, module: str) -> bool:
 def state_spec(shape: Shape, spec: Spec, mesh: Mesh, zero1: bool) -> Spec:
     """Return the partition spec of a parameter's optimizer state.
 
-    shape, spec: of the parameter. With `zero1` the first dimension that is not split, and that the number of replicas
-    divides, is also split over "data"."""
+    shape, spec: the parameter's shape and partition spec. With `zero1` the first dimension that is not split, and that
+    the number of replicas divides, is also split over "data"."""
     if not zero1 or mesh.data == 1:
         return spec
     for dimension, size in enumerate(shape):

@@ -54,8 +54,8 @@ class World:
         return values[0]
 
     def broadcast_flag(self, value: bool) -> bool:
-        """Return rank 0's `value`, a bool, on every rank. This is cheaper than `broadcast`, enough so to be called in
-        every step."""
+        """Return rank 0's `value`, a bool, on every rank. This is so much cheaper than `broadcast` that it can be
+        called in every step."""
         if self.groups is None:
             return value
         import torch

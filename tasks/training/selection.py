@@ -45,7 +45,8 @@ class Best:
 
 
 def check_selection(config: TrainConfig, packed: Meta) -> None:
-    """Raise ConfigError when the best evaluation is asked for, and no evaluation will have the metric that decides it.
+    """Raise ConfigError when the recipe asks for the best evaluation, but no evaluation will have the metric
+    `best_metric`.
 
     packed: the metadata of the packed rows."""
     if not config.keeps_best:

@@ -1,1 +1,2 @@
-"""Divide the work of a stage into parts that are looked up or made one by one, in threads or on Prefect's task runners."""
+"""Divide the work of a stage into parts. Each part is taken from the store or made, in threads or on Prefect's task
+runners."""

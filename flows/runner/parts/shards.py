@@ -38,8 +38,8 @@ class Shards:
         maker: Makes and publishes parts in other processes. None: the stage's own process makes them, and they are
             published only if the stage has `keep_parts`.
         threads: Threads of the stage's own process that make parts.
-        force: Whether to make all parts anew.
-        note: Gets sentences to show to the user.
+        force: Whether to make all parts again, even if they are in the store.
+        note: A function that is called with messages for the user.
     """
 
     store: Store

@@ -2,8 +2,8 @@
 
 The need is measured by tracing one training pass (`tasks.training.memory`); the result is cached below the home folder. If
 the stage precompile has a result already, its measurement is used instead. While the data stages have not run, rows are
-assumed to have `pack.chunk_length` tokens, or the largest of `pack.lengths`. If even that is not set (buckets that will be
-chosen from the data), an upper bound is used, and a run is then never refused.
+assumed to have `pack.chunk_length` tokens, or the largest of `pack.lengths`. If these are not set because bucket
+lengths will be chosen from the data, an upper bound is used; a run is then never refused.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class MemoryReport:
     error: TrnflowError | None = None
 
     def to_json(self) -> Meta:
-        """Return the report as `trnflow plan --json` prints it. fits: None when the need or the device's memory is
-        unknown."""
+        """Return the report as `trnflow plan --json` prints it. The field `fits` is None when the memory that training
+        needs, or the memory of the device, is unknown."""
         return {
             "estimate": self.memory.to_json() if self.memory else None,
             "device_bytes": self.limit,
@@ -90,8 +90,8 @@ Trace = Callable[[TrainConfig, Source, Meta, int | None], Traced]
 def report_memory(recipe: Recipe, planner: Planner, trace: Trace | None = None) -> MemoryReport:
     """Return how much memory training needs, from a past result or the cache.
 
-    trace: called to measure the need in a child process (takes seconds) when no measurement is found. Without `trace` the
-    report then has no figure.
+    trace: a function that measures the memory in a child process (takes seconds). It is called when no measurement is
+    found; if it is None, the report then has no figure.
     """
     config, limit = recipe.training, known_memory(recipe.training)
     graphs = planner.outcomes["precompile"].artifact
@@ -134,7 +134,7 @@ def refuse_what_cannot_fit(
 
 
 def expected_rows(recipe: Recipe, planner: Planner) -> Rows:
-    """Return the packed rows if they exist, else rows as long as the recipe's settings make them."""
+    """Return the packed rows if they exist, else rows with the length that the recipe's settings give."""
     packed, tokens = (planner.outcomes[name].artifact for name in ("pack_chunks", "tokenize_text"))
     if packed is not None:
         return Rows({name: packed.meta.get(name) for name in ROW_FIELDS}, packed=True, sure=True)

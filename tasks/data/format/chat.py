@@ -113,7 +113,8 @@ def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
 
 
 def parsed(row: Row, column: str | None, where: str) -> Any:
-    """Return a column's value in a row, parsed if it is JSON text. None if the column is None, missing or blank.
+    """Return a column's value in a row, parsed if it is JSON text. None if `column` is None, or if the value is missing
+    or blank.
 
     where: names the row in errors. Raises DataError for a text that is not JSON."""
     value = row.get(column) if column else None

@@ -63,8 +63,8 @@ class Tally:
 
 
 def report(splits: dict[str, Tally], out: Workdir) -> Meta:
-    """Print which rows were dropped or formatted otherwise than expected. splits: {split: its counts}; out: prints the
-    messages.
+    """Print how many rows were dropped or formatted in an unusual way, with the name of the first such row. splits:
+    {split: its counts}; out: prints the messages.
 
     Returns metadata for the artifact: `dropped` {reason: rows} and, where rows were dropped or became several examples,
     `metrics` with the counts."""

@@ -50,7 +50,8 @@ class Columns(NamedTuple):
 
     @property
     def theirs(self) -> list[str]:
-        """The names in the source of all columns to read, each once: those to write, the label's and the label names'."""
+        """The names in the source of all columns to read, each once: the columns to write, the label's column, and the
+        column with the labels' names."""
         names = [theirs for _, theirs in self.kept] + [name for name in (self.label, self.sibling) if name]
         return list(dict.fromkeys(names))
 

@@ -2,8 +2,9 @@
 of a repository is run.
 
 JSON and csv files are read by this project's readers, other datasets by the library `datasets`. `datasets` would change
-values in JSON and csv files: it turns texts that look like dates or numbers into those (007 becomes 7) and cuts digits of
-nested numbers. Fails with DataError when the dataset can't be read, ConfigError when it lacks a split or a configuration.
+values in JSON and csv files: it converts texts that look like dates or numbers to dates or numbers (007 becomes 7), and
+it drops digits of nested numbers. Fails with DataError when the dataset can't be read, ConfigError when it lacks a
+split or a configuration.
 """
 
 from __future__ import annotations

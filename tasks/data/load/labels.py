@@ -48,8 +48,8 @@ class Rule:
 
 
 def parse_rule(label: str) -> Rule | None:
-    """Parse the setting `data.label` as a rule; None if it is the name of a column. Raises ConfigError for `<` or `>`
-    with a text."""
+    """Parse the setting `data.label` as a rule; None if it is the name of a column. Raises ConfigError for a rule that
+    compares with a text by `<` or `>`."""
     match = _RULE.fullmatch(label)
     if match is None:
         return None

@@ -138,7 +138,8 @@ class Dropped(NamedTuple):
 
 
 def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
-    """Count the texts that train repeats or shares with other splits. With `drop`, also remove those rows from train.
+    """Count the rows of train whose text repeats an earlier row of train or occurs in another split. With `drop`, also
+    remove these rows.
 
     Returns the rows of each split, and the counts."""
     hashes = {name: joined([share.hashes for share in some]) for name, some in shares.items()}

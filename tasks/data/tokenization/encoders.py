@@ -1,5 +1,5 @@
-"""Encode texts as rows of token ids. For classification each row has a label, for language models (causal texts) a loss
-mask.
+"""Encode texts as rows of token ids. A row has a label for classification, and a loss mask for language models (causal
+texts).
 
 Rows longer than `max_length` are truncated, split or dropped, as the setting `overlong` says. With `overlong` "error"
 they are returned whole, and the caller raises the error.

@@ -127,7 +127,7 @@ def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Me
 
 
 def row_lengths(folder: Path) -> Meta:
-    """Summarise the lengths of a split's token rows. folder: the folder that holds the split's `offsets.npy`.
+    """Return a summary of the lengths of a split's token rows. folder: the folder with the split's `offsets.npy`.
 
     Returns `percentiles` {length_p50, length_p95, length_p99} and the histogram `rows` {"<most tokens>": number of rows},
     whose bins double in width."""

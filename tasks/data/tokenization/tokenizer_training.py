@@ -1,4 +1,4 @@
-"""Train a tokenizer such that the same texts give the same bytes, on any machine and any number of cores.
+"""Train tokenizers. The same texts give the same bytes on any machine and with any number of cores.
 
 The `tokenizers` library numbers WordPiece's initial characters in the order of a hash map, which differs between
 processes, and uses these numbers to break ties between merges: four runs on 8,000 tweets gave four vocabularies. This

@@ -2,9 +2,9 @@
 trash what has been there for the grace period.
 
 Runs may write at the same time without a lock (see `trash`). Therefore the store is listed three times: records are moved
-to the trash after the first listing, blobs after the second, and after the third all files that a root reaches by then are
-brought back. A collection that is killed is completed by the next one. A dry run writes nothing and reports the same files
-and bytes. Disk space becomes free only after the grace period.
+to the trash after the first listing, blobs after the second, and after the third, files in the trash that a root now
+reaches are moved back. A collection that is killed is completed by the next one. A dry run writes nothing and reports
+the same files and bytes. Disk space becomes free only after the grace period.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CLOCK = f"{TRASH}/clock"
 
 @dataclass
 class Tally:
-    """The number of files and their bytes, summed by kind of file or of root."""
+    """Sums of the numbers of files and of their bytes, one for each kind (a kind of file, such as `blobs`, or of root,
+    such as `pins`)."""
 
     files: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)

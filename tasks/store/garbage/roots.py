@@ -3,7 +3,7 @@
 The search begins at *roots*: the documents below `roots/` (pins, registered models), the runs that the policy keeps,
 attempts and leases of running processes, and files written within the grace period. A document protects each artifact that
 it names in a field `artifact`, and the records, attempts and partial state of each key that it names in a field `key`, at
-any depth. Names in a key document do not count, so a model does not protect the data that it was made of. A protected
+any depth. Names in a key document are ignored, so a model does not protect the data that it was trained on. A protected
 record protects its artifact, that is the manifest and all its blobs.
 
 Raises StoreError when a root can't be read, since the files that it protects are then unknown. Costs one listing of the

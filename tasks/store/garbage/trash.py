@@ -39,8 +39,8 @@ def into_trash(name: str, now: float) -> str:
 
 
 def read_trash(entries: Iterable[Entry]) -> dict[str, Trashed]:
-    """Return {former name: file in the trash} from a listing of the trash. If a name was trashed several times, the newest
-    file counts."""
+    """Return {former name: file in the trash} from a listing of the trash. If several files in the trash have the same
+    former name, the newest one is returned."""
     found: dict[str, Trashed] = {}
     for entry in sorted(entries):
         _, since, name = entry.name.split("/", 2) if entry.name.count("/") > 1 else ("", "", "")
@@ -86,8 +86,8 @@ def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None)
 
 
 def absent(backend: Backend, names: list[str]) -> list[str]:
-    """Return those of `names` that are not in the store. For a remote store, many names cost listings of their folders and
-    not one request each."""
+    """Return those of `names` that are not in the store. In a remote store, many names are looked up by listing their
+    folders, not by one request for each name."""
     if backend.local is not None:
         return [name for name in names if not os.path.exists(f"{backend.local}/{name}")]
     if len(names) > MANY:

@@ -65,7 +65,8 @@ class Batch:
 
     input_ids, segment_ids (0: padding), position_ids: int32 [rows, length]. targets: the class of each row, int32
     [rows], or for a language model the token to predict at each position, int32 [rows, length]; -100: no target.
-    samples: the number of rows that are not masked; a part made by `micro_batches` has the whole batch's number."""
+    samples: the number of rows of the batch that are not masked; in a part made by `micro_batches`, that of the whole
+    batch."""
 
     length: int
     input_ids: Ints

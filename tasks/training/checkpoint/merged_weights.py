@@ -1,4 +1,4 @@
-"""The weights of a whole trained model, which `consolidate` writes.
+"""Build the weights of a whole trained model, which the stage `consolidate` writes.
 
 They come from a checkpoint that holds all parameters, or, when only a part was trained, from the base model with the
 trained parameters put in. LoRA's updates are added by peft's `merge`, in fp32. Putting parameters in takes memory for

@@ -1,9 +1,9 @@
 """Exchange JSON documents between ranks through files in a shared folder.
 
-Threads that write checkpoints use this instead of collectives: collectives from a thread could mix with those of the
-training steps in another order on each rank, and deadlock. Each rank but 0 writes a file; rank 0 waits for all files.
-Rank 0 removes the folder at the end, and the other ranks wait for that. A single process exchanges nothing and waits for
-nothing.
+Threads that write checkpoints use this instead of collectives: collectives of a thread and those of the training steps
+could be called in another order on each rank, which would be a deadlock. Each rank except rank 0 writes a file; rank 0
+waits for all files. Rank 0 removes the folder at the end, and the other ranks wait for that. A single process exchanges
+nothing and waits for nothing.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class StateCopy(NamedTuple):
 
 
 class Saver:
-    """Writes checkpoints in a background thread. Leaving it as a context manager waits for the checkpoint that is being
-    written.
+    """Writes checkpoints in a background thread. Used as a context manager, it waits at the end of the context for the
+    checkpoint that is being written.
 
     Every rank makes the same calls. out: the stage's folders; without `out.partial` nothing is saved; keep: how many of
     the newest checkpoints stay; timeout_seconds: the longest wait for other ranks; kept: the step of the checkpoint that

@@ -45,8 +45,9 @@ def write(
     """Write a whole checkpoint to `folder`: the shards of `slices`, then the index with `state` (the training state, as
     JSON).
 
-    gather: with several processes, called with what this process wrote (from `write_shards`); it returns that of all
-    processes in the one process that writes the index, and None in the others. By default there is one process."""
+    gather: exchanges results between processes. It is called with what `write_shards` returned in this process. In the
+    process that writes the index, it returns the list of these results from all processes; in the others, None. The
+    default is for a single process."""
     written = gather(write_shards(folder, slices))
     if written is not None:
         write_index(folder, written, state)

@@ -17,7 +17,8 @@ from tasks.training.shared_types import PARAMETER
 
 
 def starting_from(model: Source, start: Input | None) -> Source:
-    """Return `model` with the weights of the artifact `start`; `model` itself when `start` is None.
+    """Return the source `model` with its weights replaced by those of the artifact `start`; `model` itself when `start`
+    is None.
 
     When `start` is a checkpoint, `load_start` must read the weights after the model is built."""
     if start is None:

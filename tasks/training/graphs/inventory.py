@@ -40,7 +40,7 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, w
 
 
 def blank(rows: int, length: int, task: str) -> Batch:
-    """Return a batch of zeros for tracing, in which every position counts as a token. task: "classification" (one target
+    """Return a batch of zeros for tracing, in which no position is padding. task: "classification" (one target
     a row) or "causal_lm" (one target a position)."""
     import numpy as np
 

@@ -2,9 +2,9 @@
 
 The utility needs a trial run of the training: it runs this module as a program, by torchrun with one process a device.
 The trial run executes every graph on zeros, from which the utility extracts the graphs. Then the utility compiles them
-in parallel into the artifact's folder `neuron-cache/`. All its folders are set to private ones, because the default ones
-are shared and are deleted at the start. Success is read from the utility's JSON report: its exit code is the number of
-failed graphs modulo 256.
+in parallel into the artifact's folder `neuron-cache/`. The utility is given private folders, because its default
+folders are shared and it deletes them when it starts. Success is read from the utility's JSON report: its exit code is
+the number of failed graphs modulo 256.
 """
 
 from __future__ import annotations

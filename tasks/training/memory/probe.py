@@ -28,8 +28,8 @@ def can_probe(config: TrainConfig) -> bool:
 def fits(config: TrainConfig, model: Source, packed: Input, limit: int | None, out: Workdir) -> bool:
     """Return whether two updates ran in a child process without exhausting memory.
 
-    limit: bytes that the child's peak may not exceed on the CPU, or None for no limit. A child that was killed did not
-    fit."""
+    limit: bytes that the child's peak may not exceed on the CPU, or None for no limit. Returns False if the child was
+    killed."""
     folder = out.scratch / f"probe-{config.replica_batch}"
     source = {**asdict(packed), "path": str(packed.path)}
     write_json(

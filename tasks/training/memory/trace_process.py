@@ -79,7 +79,8 @@ def trace_in_process(
     environ: Mapping[str, str] = PLAIN,
     preload: tuple[str, ...] = (),
 ) -> Traced:
-    """Trace in a child process, under a guard. Raises the child's own ModelError.
+    """Find the memory that training takes by running `traced` in a child process, under a guard. Raises the child's
+    ModelError.
 
     Args:
         limit: bytes of memory of a device, by which `micro_batch: auto` is resolved.
@@ -101,8 +102,8 @@ def trace_in_process(
 
 
 def traced(config: TrainConfig, model: Source, rows: Input, out: Workdir) -> Meta:
-    """Trace in this process and return a `Traced` as JSON: the function that the child process calls. rows.meta:
-    metadata of the rows, and `limit`."""
+    """Find the memory that training takes, in this process, and return a `Traced` as JSON. The child process calls this
+    function. rows.meta: metadata of the rows, and `limit`."""
     return _trace(config, model, rows.meta, rows.meta["limit"]).to_json()
 
 

@@ -67,8 +67,8 @@ def adapter_document(built: Built) -> Meta:
 def forward_passes(built: Built) -> float:
     """Return the cost of a training step, as a multiple of one forward pass, for counting FLOPs.
 
-    It is 3 when all parameters are trained. It is less with frozen weights, which have no gradient, and without trained
-    parameters in lower layers, which the backward pass then does not reach."""
+    The cost is 3 when all parameters are trained. It is lower with frozen weights, for which no gradient is computed,
+    and if the lower layers have no trained parameters, because the backward pass then skips them."""
     whole = sum(parameter.numel() for parameter in built.parameters().values())
     trained = built.trained()
     share = sum(parameter.numel() for parameter in trained.values()) / whole

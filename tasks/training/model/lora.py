@@ -30,8 +30,8 @@ STYLES_BELOW: dict[str, tuple[str | None, str | None]] = {
 
 
 def base_layer(module: str) -> str:
-    """Return the name of a module without the suffix that LoRA adds to it: for the frozen layer, A and B this is the
-    adapted layer's name."""
+    """Return the name of the layer to which a module belongs: for LoRA's frozen layer, A or B the name of the adapted
+    layer, for any other module its own name."""
     for part in (BASE, A, B):
         module = module.removesuffix(part)
     return module

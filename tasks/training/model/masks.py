@@ -46,10 +46,10 @@ def attention_masks(config: Any, segment_ids: Tensor, *, causal: bool, dtype: An
 
 
 def window_of(config: Any, length: int) -> int | None:
-    """Return the window of the model's sliding layers in positions, or None where the window does not matter.
+    """Return the window of the model's sliding layers in positions, or None if the window has no effect.
 
-    It does not matter when the model has no such layers, or when rows of `length` are not longer than the window.
-    config: the text model's."""
+    The window has no effect when the model has no sliding layers, or when rows of `length` are not longer than the
+    window. config: the text model's."""
     window = getattr(config, "sliding_window", None)
     if window is None or not getattr(config, "use_sliding_window", True) or length <= window:
         return None
@@ -106,10 +106,11 @@ def pools_positions(config: Any) -> bool:
 
 
 def mask_below_head(model: Any, *, causal: bool) -> None:
-    """Make the layers below the head use the masks of `attention_masks`, in a model whose head `pools_positions`.
+    """Change a classifier for which `pools_positions` is true, so that its layers use the masks of `attention_masks`
+    while its head gets a padding mask.
 
-    Such a model is called with the segment ids as its mask. The head uses them as a padding mask; a hook computes the
-    layers' masks from them."""
+    The caller passes the segment ids as the model's `attention_mask`. The head uses the segment ids as a padding mask;
+    a hook on the layers below the head computes their masks from the segment ids."""
 
     def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         dtype = next(model.parameters()).dtype

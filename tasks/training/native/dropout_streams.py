@@ -1,5 +1,5 @@
-"""Random numbers for dropout under tensor parallelism: the same on all ranks of the mesh axis "model", or different on
-each.
+"""Choose the random numbers for dropout under tensor parallelism: in some places of the model all ranks of the mesh
+axis "model" need the same numbers, in others each rank needs its own.
 
 Where each rank holds the whole residual stream, all ranks must use the same dropout masks. Between a layer split by columns
 and one split by rows (attention's weights, an MLP's activations) each rank holds other heads or features, and with sequence

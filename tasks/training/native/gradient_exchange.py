@@ -47,8 +47,8 @@ class SingleProcess:
         return scores
 
     def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        """Copy the updated fp32 weights (`masters`) into the parameters that compute, gathering from other ranks what
-        this rank lacks."""
+        """Copy the updated fp32 weights (`masters`) into the parameters that the model computes with. Parts of masters
+        that other ranks hold are gathered."""
         import torch
 
         torch._foreach_copy_(list(parameters), list(masters))

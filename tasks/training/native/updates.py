@@ -181,7 +181,8 @@ class FactoredState:
 
 
 class Adafactor:
-    """Adafactor over the mesh. Its state is small and whole on every rank.
+    """The optimizer Adafactor, for parameters that may be split over the mesh. Its state is small, and every rank holds
+    the whole state.
 
     Sums over parameters that are split over ranks go in one message for all parameters."""
 

@@ -1,9 +1,9 @@
 """Adafactor: an optimizer that stores a matrix's second moments as row and column averages, and no first moments.
 
 Computed as in `torch.optim.Adafactor` (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235): steps are relative to
-the size of the weights, and updates are clipped to a root mean square of 1. An update is cut into four functions
-(`squared_sums`, `update_moments`, `update_direction`, `apply_update`), because for a parameter that is split over
-devices, sums over the devices are taken between them. No function changes its arguments.
+the size of the weights, and updates are clipped to a root mean square of 1. An update consists of four functions
+(`squared_sums`, `update_moments`, `update_direction`, `apply_update`): if a parameter is split over devices, the caller
+sums over the devices between two of these functions. No function changes its arguments.
 """
 
 from __future__ import annotations

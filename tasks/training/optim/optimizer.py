@@ -50,7 +50,7 @@ class Scalars(NamedTuple):
 
 
 def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scalars:
-    """Return the numbers of update `step` (from 0) of `total`.
+    """Return the `Scalars` of update `step` (from 0) of `total`.
 
     targets: the number of targets of the global batch, or the sum of their class weights. For Adafactor beta2 grows with
     the steps: 1 - t^-0.8."""
@@ -74,8 +74,9 @@ def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scala
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:
     """Return the learning rate of update `step` (from 0) of `total`.
 
-    In a warm-up of W = ceil(total x warmup_ratio) updates, update k has rate peak x k / W. After it the schedule falls, and
-    would reach 0 at update `total`. transformers' linear, cosine and constant_with_warmup schedules give the same rates."""
+    In a warm-up of W = ceil(total x warmup_ratio) updates, update k has rate peak x k / W. After the warm-up, the
+    schedule falls from the peak, such that it would reach 0 at update `total`. transformers' linear, cosine and
+    constant_with_warmup schedules give the same rates."""
     peak = config.learning_rate * config.global_batch / (config.learning_rate_batch or config.global_batch)
     warmup = math.ceil(total * config.warmup_ratio)
     if step < warmup:

@@ -35,8 +35,8 @@ def round_stochastically(value: Tensor, bits: Tensor, bitcast: Callable[[Tensor,
     often.
 
     bits: int32, shaped as `value`, of which the lower 16 bits are random; bitcast: a function that reinterprets a
-    tensor's bits as another dtype. Infinities and NaN stay. A value beyond bf16's range is cast plainly; a value within
-    the range never becomes infinite."""
+    tensor's bits as another dtype. Infinities and NaN are not changed. A value beyond bf16's range is cast without
+    random bits; a value within the range never becomes infinite."""
     import torch
 
     pattern = bitcast(value, torch.int32)

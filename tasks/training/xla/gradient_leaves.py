@@ -1,15 +1,15 @@
-"""The tensors (leaves) by which engine xla differentiates, chosen so that gradients are summed over the replicas in fp32
-and as rarely as possible.
+"""Choose the tensors (leaves) with respect to which engine xla computes gradients, so that gradients are summed over
+the replicas in fp32 and as rarely as possible.
 
-XLA's partitioner GSPMD sums a gradient over the replicas where it is computed: in each pass, in the dtype that computes.
-Here a linear layer with several data parallel replicas instead computes one gradient for each replica's rows, in an
-additional dimension that is split over the replicas, so that nothing is sent. These gradients are summed in fp32 over the
-passes, and over the replicas once an update.
+XLA's partitioner GSPMD sums a gradient over the replicas right after computing it: in each pass, in the dtype of the
+computation. Here a linear layer with several data parallel replicas instead computes one gradient for each replica's
+rows, in an additional dimension that is split over the replicas, so that nothing is sent. These gradients are summed in
+fp32 over the passes, and over the replicas once an update.
 
 The gradients of embeddings and norms, a small part, are summed over the replicas in each pass, in fp32, because their
 leaf is an fp32 copy. For other layers, and for parameters that several layers share, the parameter itself is the leaf:
-its gradient is summed in each pass, in the dtype that computes. For Llama-2-7B at tensor parallel 8, linear layers send
-3.3 GB a device and update, embeddings and norms 67 MB a device and pass.
+its gradient is summed in each pass, in the dtype of the computation. For Llama-2-7B at tensor parallel 8, linear layers
+send 3.3 GB a device and update, embeddings and norms 67 MB a device and pass.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Each process is a replica: it traces the same graph on its own share of the rows, and collectives in the graph connect the
 replicas. Gradients are summed once an update, in fp32. With ZeRO-1 they are reduce-scattered along the dimension that
 `partition_specs.state_spec` chose, each replica updates its part of masters and moments, and the new weights are
-all-gathered in the dtype that computes. No graph depends on the replica's number, so all replicas share one hash and one
-compilation.
+all-gathered in the dtype of the computation. No graph depends on the replica's number, so all replicas share one hash
+and one compilation.
 
 Nothing here has run on Trainium. The collectives ran on XLA's CPU client, whose replicas share one process
 (`tests/parity/test_replicas.py`). Starting several processes follows torch_xla's documentation and was never run.
@@ -62,7 +62,7 @@ class OneProcess:
     def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return (the loss, the gradient norm) over the rows of all replicas, as scalars.
 
-        loss: [1], that of this replica's rows; gradients: those that `gradients` returned."""
+        loss: [1], the loss of this replica's rows; gradients: what the method `gradients` returned."""
         return loss[0], _squares(gradients.values()).sqrt()
 
     def share_weights(self, changes: list[Write]) -> list[Write]:
