@@ -8,7 +8,7 @@ export DO_NOT_TRACK := 1
 CLIENTS := $(patsubst tests/clients/%.lock,.clients/%/installed,$(wildcard tests/clients/*.lock))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients run test test-pure test-slow test-all test-times check format bench plan ui up down deploy worker lock clean
+.PHONY: help setup clients run test test-pure test-slow test-nightly test-times check format bench plan ui up down deploy worker lock clean
 
 help:       ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -39,14 +39,14 @@ test: check ## check everything, then run the tests, a file at a time on each of
 test-pure: setup ## the tests that start no process
 	$(PYTEST) -m pure
 
-test-slow: setup clients ## the slow tests alone
+test-slow: setup clients ## the tests of 5 s or more alone
 	$(PYTEST) -m slow
 
-test-all: check clients ## all tests
-	$(PYTEST) -m "slow or not slow"
+test-nightly: setup ## whole products of settings, of which the other tests take samples: hours
+	$(PYTEST) -m nightly
 
-test-times: setup ## run the tests, and write down each file's seconds and tier (tests/measured.json); on a quiet machine
-	$(PYTEST) --measure
+test-times: setup clients ## run the tests, and write down each file's seconds and tier (tests/measured.json); on a quiet machine
+	$(PYTEST) -m "not nightly" --measure
 
 check: setup ## lint, format, types, and the layers of the house
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -1,10 +1,11 @@
-"""How the suite is split: each file's tier, and the order in which workers take the files.
+"""How the suite is split: each test's tier, and the order in which workers take the files.
 
-Both come from `tests/measured.json`: for each file its seconds, and whether its tests start Python processes. `make test-times`
-measures it anew. Tiers are markers: `pure` (starts no Python process), `process`, and `slow`, which tests are marked with by
-hand. A pure test that starts a Python process fails. Workers of pytest-xdist take the longest files first, so that none is left
-alone with a long file at the end. A file that was never measured is of the tier `process`; such files come first, those with the
-most tests before the others.
+Tiers are markers: `pure` (starts no Python process), `process` (may start some), `slow` (SLOW_SECONDS or more; `make test`
+leaves them out, `.ci/run` runs them) and `nightly` (marked by hand: whole products of settings, for which samples are in the
+other tiers). The first three follow from `tests/measured.json`, which has for each file its seconds, whether its tests
+start Python processes, and the names of its slow tests. `make test-times` measures it anew. A pure test that starts a Python
+process fails. Workers of pytest-xdist take the longest files first, so that none is left alone with a long file at the end.
+A file that was never measured is of the tier `process`; such files come first, those with the most tests before the others.
 """
 
 from __future__ import annotations
@@ -14,12 +15,26 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 TABLE = Path(__file__).with_name("measured.json")
-UNKNOWN = (float("inf"), True)
+SLOW_SECONDS = 5.0
+
+
+class File(NamedTuple):
+    """What was measured of a file of tests. seconds: of its tests that are not slow; slow: the names of those that are."""
+
+    seconds: float = float("inf")
+    processes: bool = True
+    slow: tuple[str, ...] = ()
+
+    @property
+    def all_seconds(self) -> float:
+        """At least so many seconds."""
+        return self.seconds + SLOW_SECONDS * len(self.slow)
+
 
 _running: list[pytest.Item] = []
 
@@ -35,20 +50,31 @@ def configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Measured())
 
 
-def measured() -> dict[str, tuple[float, bool]]:
-    """{file: (seconds, whether its tests start Python processes)}"""
-    return {file: (seconds, processes) for file, (seconds, processes) in json.loads(TABLE.read_text()).items()}
+def measured() -> dict[str, File]:
+    """What is known of each file, by its name."""
+    return {
+        file: File(seconds, processes, tuple(slow))
+        for file, (seconds, processes, slow) in json.loads(TABLE.read_text()).items()
+    }
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     table = measured()
     for item in items:
-        if item.get_closest_marker("slow") is None:
-            item.add_marker("process" if table.get(file_of(item), UNKNOWN)[1] else "pure")
+        if not {"slow", "nightly"} & {mark.name for mark in item.iter_markers()}:
+            item.add_marker(tier(item, table.get(file_of(item), File())))
     if hasattr(config, "workerinput"):
         tests = Counter(map(file_of, items))
-        items.sort(key=lambda item: (-table.get(file_of(item), UNKNOWN)[0], -tests[file_of(item)], file_of(item)))
+        items.sort(
+            key=lambda item: (-table.get(file_of(item), File()).all_seconds, -tests[file_of(item)], file_of(item))
+        )
+
+
+def tier(item: pytest.Item, file: File) -> str:
+    if item.name in file.slow:
+        return "slow"
+    return "process" if file.processes else "pure"
 
 
 def file_of(item: pytest.Item) -> str:
@@ -89,23 +115,30 @@ class Measured:
     """A plugin that adds up what the reports say of each file, those of workers too, and writes the table at the end."""
 
     def __init__(self) -> None:
-        self.files: dict[str, tuple[float, bool]] = {}
+        self.tests: dict[str, dict[str, float]] = {}
+        self.processes: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if "slow" in report.keywords:
+        if "nightly" in report.keywords:
             return
-        file = report.nodeid.partition("::")[0]
-        seconds, processes = self.files.get(file, (0.0, False))
-        self.files[file] = (
-            seconds + report.duration,
-            processes or ("starts_processes", True) in report.user_properties,
-        )
+        file, _, name = report.nodeid.partition("::")
+        tests = self.tests.setdefault(file, {})
+        tests[name] = tests.get(name, 0.0) + report.duration
+        if ("starts_processes", True) in report.user_properties:
+            self.processes.add(file)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.INTERRUPTED:
             return  # some files ran in part
         known = measured() if TABLE.exists() else {}
-        known |= {file: (round(seconds, 1), processes) for file, (seconds, processes) in self.files.items()}
+        known |= {file: self._file(file) for file in self.tests}
         there = {file: figures for file, figures in sorted(known.items()) if (TABLE.parents[1] / file).exists()}
         lines = ",\n".join(f"{json.dumps(file)}: {json.dumps(figures)}" for file, figures in there.items())
         TABLE.write_text(f"{{\n{lines}\n}}\n")
+
+    def _file(self, file: str) -> File:
+        """Slow tests are told by their own seconds, those of the fixtures that they are the first to use included."""
+        tests = self.tests[file]
+        slow = sorted(name.rpartition("::")[2] for name, seconds in tests.items() if seconds >= SLOW_SECONDS)
+        quick = sum(seconds for seconds in tests.values() if seconds < SLOW_SECONDS)
+        return File(round(quick, 1), file in self.processes, tuple(slow))

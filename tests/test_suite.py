@@ -15,7 +15,7 @@ from tests import suite
 from tests.suite import pytest_addoption, pytest_collection_modifyitems, pytest_runtest_protocol
 
 def pytest_configure(config):
-    for tier in ("pure", "process", "slow"):
+    for tier in ("pure", "process", "slow", "nightly"):
         config.addinivalue_line("markers", tier)
     suite.configure(config)
 """
@@ -37,16 +37,24 @@ def test_a_pure_test_starts_no_process_and_measuring_finds_which_do(tmp_path: Pa
     (tests / "test_quick.py").write_text("def test_quick():\n    pass\n")
     (tests / "test_starts.py").write_text(STARTS)
     table = tests / "measured.json"
-    table.write_text(json.dumps({f"tests/test_{name}.py": [0.1, False] for name in ("quick", "starts", "gone")}))
+    table.write_text(json.dumps({f"tests/test_{name}.py": [0.1, False, []] for name in ("quick", "starts", "gone")}))
     refused = run(tmp_path, "-m", "pure")
     assert "1 failed, 1 passed" in refused and "is of the tier pure, and starts a process" in refused
     assert "2 passed" in run(tmp_path, "--measure")
     found = json.loads(table.read_text())
-    assert {file: processes for file, (_, processes) in found.items()} == {
+    assert {file: processes for file, (_, processes, _) in found.items()} == {
         "tests/test_quick.py": False,
         "tests/test_starts.py": True,
     }
-    table.write_text(json.dumps({"tests/test_quick.py": [1.0, False], "tests/test_starts.py": [9.0, True]}))
+    table.write_text(json.dumps({"tests/test_quick.py": [1.0, False, []], "tests/test_starts.py": [9.0, True, []]}))
     assert "1 passed, 1 deselected" in run(tmp_path, "-m", "pure")
     order = run(tmp_path, "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder")
     assert order.index("test_starts.py::test_starts") < order.index("test_quick.py::test_quick")
+    table.write_text(json.dumps({"tests/test_quick.py": [0.0, False, ["test_quick"]]}))
+    assert "test_quick.py::test_quick" in run(tmp_path, "-m", "slow") and "1 deselected" in run(tmp_path, "-m", "slow")
+
+
+def test_a_test_that_took_long_is_measured_as_slow() -> None:
+    found = suite.Measured()
+    found.tests = {"tests/test_a.py": {"test_quick": 1.0, "test_long[1-a]": suite.SLOW_SECONDS}}
+    assert found._file("tests/test_a.py") == suite.File(1.0, False, ("test_long[1-a]",))

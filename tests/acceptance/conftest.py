@@ -11,7 +11,7 @@ from tests.flows.runner.forks import Forks, forks
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.slow)])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.nightly)])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return root_of(request, tmp_path)
 

@@ -97,6 +97,6 @@ def test_no_moment_to_be_killed_at_leaves_half_a_result(starters: Forks) -> None
     killed_and_run_again(starters, 20 if "://" not in starters.root else 5, seed=1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_moment_of_fifty_to_be_killed_at_leaves_half_a_result(starters: Forks) -> None:
     killed_and_run_again(starters, 50, seed=2)

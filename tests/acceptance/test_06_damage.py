@@ -19,8 +19,8 @@ from tests.acceptance.toy_runs import Machine, actions
 
 HOWS = ("flip", "flip the middle", "truncate", "empty", "delete")
 WHATS = ("blob", "tree", "record")
-LOCALLY = [how if how in ("flip", "truncate") else pytest.param(how, marks=pytest.mark.slow) for how in HOWS]
-REMOTELY = [how if how == "flip" else pytest.param(how, marks=pytest.mark.slow) for how in HOWS]
+LOCALLY = [how if how in ("flip", "truncate") else pytest.param(how, marks=pytest.mark.nightly) for how in HOWS]
+REMOTELY = [how if how == "flip" else pytest.param(how, marks=pytest.mark.nightly) for how in HOWS]
 SIZES = "1 2 3"
 
 

@@ -130,8 +130,8 @@ def undisturbed_60(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.nightly),
         (signal.SIGKILL, -9),
     ],
 )
@@ -182,7 +182,7 @@ def committed(folder: Path) -> list[int]:
     return sorted(int(mark.parent.name.removeprefix("step-")) for mark in marks)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_kill_while_a_checkpoint_is_written_is_one_training_in_mlflow(tmp_path: Path, undisturbed_60: str) -> None:
     """Its files are in place, and what says that they are whole is not."""
     killed_at(tmp_path, f"{PARTIAL}._move_in:after:4", SHORT)
@@ -267,7 +267,7 @@ POINTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kills_at_each_point_of_writing_one_after_the_other(tmp_path: Path, undisturbed: str) -> None:
     """Each run goes on from what the one before had finished writing."""
     reached = 0

@@ -64,7 +64,7 @@ def test_two_projects_write_while_garbage_is_collected(tmp_path: Path) -> None:
     check_after(root, tmp_path, runs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_projects_share_a_bucket_while_garbage_is_collected(s3_root: str, tmp_path: Path) -> None:
     runs, counts = share(s3_root, tmp_path, grace=5.0, seconds=60)
     assert min(runs) > 3
@@ -72,7 +72,7 @@ def test_two_projects_share_a_bucket_while_garbage_is_collected(s3_root: str, tm
     check_after(s3_root, tmp_path, runs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_collector_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
     Store(root, tmp_path / "checker").prepare()

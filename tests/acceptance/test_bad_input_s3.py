@@ -100,7 +100,7 @@ TROUBLES = {
 
 
 def some(names: list[str]) -> list[Any]:
-    return [name if name == "403" else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [name if name == "403" else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 @pytest.mark.parametrize("trouble", some([*TROUBLES][:-1]))
@@ -140,7 +140,8 @@ def test_what_can_not_be_listed_is_not_empty(proxy: Proxy, machine: Machine, tro
 
 @pytest.mark.parametrize("trouble", some([*TROUBLES][:-2]))
 @pytest.mark.parametrize(
-    "part", ["leases/", "records/", *(pytest.param(part, marks=pytest.mark.slow) for part in ("blobs/", "attempts/"))]
+    "part",
+    ["leases/", "records/", *(pytest.param(part, marks=pytest.mark.nightly) for part in ("blobs/", "attempts/"))],
 )
 def test_what_can_not_be_written_fails_the_run_and_is_made_by_the_next(
     proxy: Proxy, machine: Machine, part: str, trouble: str
@@ -161,7 +162,10 @@ def test_what_can_not_be_written_fails_the_run_and_is_made_by_the_next(
     "trouble",
     [
         {"drop": "after"},
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ({"drop": "before"}, {"drop": "half"}, {"delay": 0.7})),
+        *(
+            pytest.param(one, marks=pytest.mark.nightly)
+            for one in ({"drop": "before"}, {"drop": "half"}, {"delay": 0.7})
+        ),
     ],
     ids=str,
 )

@@ -38,7 +38,7 @@ def test_evaluating_changes_no_step(engine: str, tmp_path) -> None:
     assert often.figures["compiled_graphs"] == plain.figures["compiled_graphs"]
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_the_best_is_kept_and_training_stops(devices: int, tmp_path) -> None:
     """A learning rate that is too high: the loss gets worse after a while."""
     config = TrainConfig(**{**NATIVE, "devices": devices}, eval_every=2, early_stopping_patience=3, keep_checkpoints=1)

@@ -89,7 +89,7 @@ def test_a_suspended_caller_that_is_killed_leaves_nothing(began, tmp_path):
     assert gone(pids)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_moment_to_be_killed_at_leaves_anything(began, tmp_path):
     """SIGKILL at 50 moments from the caller's first instruction on; its descendants are known by a mark they inherit."""
     for moment in range(50):

@@ -89,7 +89,7 @@ def check_update(update: Module) -> None:
     assert {name for name, _ in update.collectives} == {"all-gather", "all-reduce"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_a_pass_moves_less_than_it_did(
     sequence_parallel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

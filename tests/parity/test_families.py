@@ -27,7 +27,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "mistral": {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2},
 }
 QUICK = ("bert",)  # llama's layouts are in test_parity
-FAMILIES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in (*ENCODERS, *DECODERS)]
+FAMILIES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.nightly) for name in (*ENCODERS, *DECODERS)]
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

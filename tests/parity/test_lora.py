@@ -72,8 +72,10 @@ FSDP = [{**LORA, **TP, "fsdp": True, **TINY}, {**LORA, **SP, "fsdp": True}, {**H
     [
         ("native", 2, NATIVE),
         ("xla", 2, XLA),
-        pytest.param("native", 4, [*MORE, *FSDP], marks=pytest.mark.slow),
-        pytest.param("xla", 4, [*MORE, {**LORA, "zero1": True, "micro_batch": 1, "remat": 2}], marks=pytest.mark.slow),
+        pytest.param("native", 4, [*MORE, *FSDP], marks=pytest.mark.nightly),
+        pytest.param(
+            "xla", 4, [*MORE, {**LORA, "zero1": True, "micro_batch": 1, "remat": 2}], marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_layouts_agree(engine: str, devices: int, layouts: list[dict[str, Any]], llama, plain, tmp_path) -> None:
@@ -205,7 +207,7 @@ def test_nothing_is_held_for_what_is_frozen_and_it_stays_to_the_bit(engine: str,
     assert found["count"] == 3 * found["trained"], "a master and two moments of each that is trained"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lora_survives_a_kill(bert, tmp_path) -> None:
     """With dropout, in the model and in LoRA."""
     rows = {"engine": "native", "global_batch": 8, "epochs": 20, "learning_rate": 1e-3, "log_every": 7}

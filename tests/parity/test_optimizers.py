@@ -52,7 +52,7 @@ def test_adafactor(tmp_path) -> None:
         agree(found, plain, weights=0.1 * RATE * STEPS)
 
 
-@pytest.mark.parametrize("weights", ["balanced", pytest.param({"red": 3.0, "blue": 0.5}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("weights", ["balanced", pytest.param({"red": 3.0, "blue": 0.5}, marks=pytest.mark.nightly)])
 def test_weighted_and_smoothed(weights: Any, tmp_path) -> None:
     inputs = {"model": scratch(**BERT, **DRY), "packed": packed_classes(tmp_path / "packed", rows=38)}
     extra = {"label_smoothing": 0.1, "class_weights": weights}

@@ -1,6 +1,6 @@
 """Any layout gives the losses of one plain device: to 1e-5 in fp32, parameters within 0.1 x learning rate x steps.
 
-Four virtual devices, all layouts of an engine in one process: a pairwise choice here, the whole product with the slow tests.
+Four virtual devices, all layouts of an engine in one process: a pairwise choice here, the whole product with the nightly tests.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ def test_layouts_agree(layout: dict[str, Any], chosen, plain) -> None:
     assert len(files) == layout["tensor_parallel_size"], "a shard file for each part of a split tensor"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", OTHERS, ids=name_of)
 def test_all_other_layouts_agree(layout: dict[str, Any], chosen, plain) -> None:
     check(chosen(layout), plain)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "fields",
     [
@@ -124,7 +124,7 @@ def test_other_numbers_of_devices_agree(fields: dict[str, Any], plain, tmp_path)
     check(trained(tmp_path, TrainConfig(**COMMON, **fields))[0], plain)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_stays_close_to_float32(tmp_path, plain) -> None:
     for layout in ({"engine": "native"}, {"devices": 4, "tensor_parallel_size": 2, "zero1": True}):
         found = trained(tmp_path / str(len(layout)), TrainConfig(**COMMON, **layout, dtype="bfloat16"))[0]
@@ -134,7 +134,7 @@ def test_bfloat16_stays_close_to_float32(tmp_path, plain) -> None:
         }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bert_in_two_lengths_with_a_padded_last_batch(tmp_path) -> None:
     packed = packed_classes(tmp_path / "packed", rows=20)
     results = []
@@ -147,7 +147,7 @@ def test_bert_in_two_lengths_with_a_padded_last_batch(tmp_path) -> None:
             assert found.curve(name) == pytest.approx(results[0].curve(name), abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_remat_repeats_the_dropout(tmp_path) -> None:
     packed = packed_classes(tmp_path / "packed", rows=20)
     for engine in ("native", "xla"):

@@ -67,7 +67,7 @@ def test_layouts_agree(devices: int, layouts: list[dict[str, Any]], trained) -> 
         assert len(list(found.artifact.path.glob("shard-*"))) == split, layout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("devices", "sizes"), [(2, (1, 2)), (4, (1, 2))])
 def test_all_combinations_agree(devices: int, sizes: tuple[int, ...], trained) -> None:
     run, plain = trained
@@ -75,7 +75,7 @@ def test_all_combinations_agree(devices: int, sizes: tuple[int, ...], trained) -
         check(found, plain())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "model",
     [
@@ -94,7 +94,7 @@ def test_families_agree(model: dict[str, Any], trained) -> None:
         check(found, plain)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_stays_close_to_float32(trained) -> None:
     run, plain = trained
     layouts = [{"dtype": "bfloat16", **sharding} for sharding in [*SHARDINGS, TP]]
@@ -102,7 +102,7 @@ def test_bfloat16_stays_close_to_float32(trained) -> None:
         assert found.curve("loss") == pytest.approx(plain().curve("loss"), abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ENCODERS)
 def test_encoders_agree(family: str, tmp_path) -> None:
     packed = packed_classes(tmp_path / "packed", rows=STEPS * 8, lengths=[16])
@@ -113,7 +113,7 @@ def test_encoders_agree(family: str, tmp_path) -> None:
         check(found, plain)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bert_in_two_lengths_with_a_padded_last_batch(tmp_path) -> None:
     inputs: dict[str, Any] = {"model": scratch(**BERT, **DRY), "packed": packed_classes(tmp_path / "packed", rows=20)}
     plain = run_stage(traced_and_trained, TrainConfig(**SETTINGS), tmp_path / "plain", **inputs)

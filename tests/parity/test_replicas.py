@@ -125,7 +125,7 @@ def numbers(line: str) -> int:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("devices", [2, 4])
 def test_all_combinations_train_as_one_device(devices: int, tmp_path: Path) -> None:
     share = COMMON["global_batch"] // devices
@@ -137,14 +137,14 @@ def test_all_combinations_train_as_one_device(devices: int, tmp_path: Path) -> N
         agrees(found, alone)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_replicas_train_with_adafactor_as_one_device(tmp_path: Path) -> None:
     (alone,) = plain(tmp_path, "bert", TrainConfig(engine="native", **COMMON, optimizer="adafactor"))
     (found,) = together(tmp_path, "bert", config(optimizer="adafactor"))
     agrees(found, alone)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_replicas_that_drop_out_differently_run_one_graph(tmp_path: Path) -> None:
     fields = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     packed = packed_classes(tmp_path / "packed", rows=16, lengths=[8])
@@ -153,7 +153,7 @@ def test_replicas_that_drop_out_differently_run_one_graph(tmp_path: Path) -> Non
     assert found["hashes"][0] == found["hashes"][1] and found["compiled"] == len(found["hashes"][0])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_replicas_in_bfloat16_train_as_one_device_that_accumulates_their_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,14 +174,14 @@ def test_processes_that_xla_does_not_join_are_refused(tmp_path: Path) -> None:
     assert "set train.devices" in caught.value.fix and "train.xla_processes=one" in caught.value.fix
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hosts_speak_beside_the_devices(tmp_path: Path) -> None:
     """Through a group of their own, so that it makes no graph; here one alone."""
     found = run_stage(met_alone, TrainConfig(), tmp_path / "run").artifact.meta
     assert found == {"told": ["a", True, "b", ["c"]], "groups": ["xla", "gloo"]}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_trial_run_is_started_by_torchrun(tmp_path: Path) -> None:
     """On the CPU both of its processes come as far as XLA's world of one."""
     plain = TrainConfig(device="neuron", devices=2, xla_processes="one")

@@ -54,7 +54,7 @@ def test_damage_is_found_repaired_and_made_anew(tmp_path: Path, kind: str, what:
     check_healing(str(tmp_path / "store") if kind == "local" else f"memory://{uuid.uuid4().hex}", tmp_path, what, how)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["flip", "truncate", "empty", "delete"])
 @pytest.mark.parametrize("what", ["file", "manifest", "record"])
 def test_damage_in_a_bucket_is_found_repaired_and_made_anew(s3_root: str, tmp_path: Path, what: str, how: str) -> None:

@@ -180,7 +180,7 @@ def test_a_server_that_is_down_costs_one_line(tmp_path):
     assert tracker.files.events.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_server_missed_is_uploaded_by_a_later_run(tmp_path):
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))

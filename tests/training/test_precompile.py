@@ -181,7 +181,7 @@ def test_native_lists_a_mesh_without_ranks(tmp_path) -> None:
     assert len(set(found)) == len(layouts)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sequence_parallelism_needs_lengths_that_divide(tmp_path) -> None:
     config = TrainConfig(devices=4, tensor_parallel_size=4, sequence_parallel=True)
     packed = packed_lm(tmp_path / "packed", length=18)

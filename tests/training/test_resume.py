@@ -38,7 +38,7 @@ def same(one: Input, other: Input) -> bool:
 
 
 @pytest.mark.parametrize(
-    "fields", [pytest.param({}, id="fp32"), pytest.param(ROUNDED, id="rounded", marks=pytest.mark.slow)]
+    "fields", [pytest.param({}, id="fp32"), pytest.param(ROUNDED, id="rounded", marks=pytest.mark.nightly)]
 )
 def test_native_survives_kill_and_stop(fields: dict[str, Any], tmp_path) -> None:
     config, inputs, whole = setting(tmp_path, [8, 16], **NATIVE, **fields)
@@ -81,7 +81,7 @@ TWO: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fewer", TWO)
 def test_another_mesh_goes_on(tmp_path, fewer: str) -> None:
     """A state written by four devices is taken up by two, or one: the rest of the run has the same samples, and the same losses,
@@ -106,7 +106,7 @@ RANKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name != "fsdp" else []) for name in RANKS]
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name != "fsdp" else []) for name in RANKS]
 )
 def test_ranks_survive_kill_and_stop(name: str, tmp_path) -> None:
     """All ranks stop after the same step, though only one of them says when, and go on to the same bits."""
@@ -130,7 +130,7 @@ def test_ranks_survive_kill_and_stop(name: str, tmp_path) -> None:
     assert same(resumed.artifact, whole.artifact)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_go_on_in_another_layout(tmp_path) -> None:
     """From each layout to the next; all have the losses of one plain device."""
     inputs: dict[str, Any] = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}

@@ -166,7 +166,7 @@ def check_measures(found: Result, packed: Input) -> None:
         ("native", 1, 1, [1]),
         ("native", 2, 3, []),
         ("xla", 1, 3, []),
-        pytest.param("xla", 1, 1, [1], marks=pytest.mark.slow),
+        pytest.param("xla", 1, 1, [1], marks=pytest.mark.nightly),
     ],
 )
 def test_a_loss_that_is_no_number_is_never_written(
@@ -214,7 +214,7 @@ def test_too_few_rows_for_a_batch(tmp_path) -> None:
         run_stage(traced_and_trained, config, tmp_path / "run", **inputs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torch_compile_gives_the_same_losses(tmp_path) -> None:
     pytest.importorskip("setuptools", reason="torch.compile needs setuptools")
     packed = packed_lm(tmp_path / "packed")

@@ -53,7 +53,7 @@ def alone(api: Api, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Meta]
     )
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes", "ray", pytest.param("dask", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["threads", "processes", "ray", pytest.param("dask", marks=pytest.mark.nightly)])
 def test_any_worker_takes_any_part_and_the_bytes_are_the_same(
     kind: str,
     api: Api,

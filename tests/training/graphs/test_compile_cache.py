@@ -13,7 +13,7 @@ from tests.training.run_stage import run_stage, trained_with
 from tests.training.toys import LLAMA, packed_lm, scratch
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_train_compiles_nothing_that_precompile_did(method: str, tmp_path) -> None:
     pytest.importorskip("setuptools", reason="torch.compile needs setuptools")

@@ -11,7 +11,7 @@ from tests.training.memory.measured_memory import CASES, figures
 TOLERANCE = 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", ["llama-remat", "llama-zero1", "bert", "llama-masters", "llama-rounded", "llama-fsdp-bf16-4-by-1"]
 )

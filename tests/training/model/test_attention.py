@@ -94,7 +94,7 @@ def test_a_model_s_logits_and_gradients_stay(tmp_path, family: str) -> None:
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_flex_s_blocks_hide_what_the_mask_hides(tmp_path) -> None:
     """Its backward pass is for cuda alone (test_cuda.py); forward it runs here as well."""
     packed = packed_lm(tmp_path, rows=4)

@@ -59,7 +59,7 @@ def test_a_lost_rank_ends_the_training_and_is_named(tmp_path: Path) -> None:
     assert FolderPartial(tmp_path / "partial").steps()  # what the next run goes on from
 
 
-@pytest.mark.slow  # its quick sibling, without torch, is in tests/launch
+@pytest.mark.nightly  # its quick sibling, without torch, is in tests/launch
 def test_a_rank_that_does_not_come_is_waited_for_only_so_long(tmp_path: Path) -> None:
     config = TrainConfig(**CONFIG, collective_timeout_seconds=20)
     with pytest.raises(ProcessFailed, match="rank 0 of 2: waited 20 s .*; still at work were ranks 1") as caught:
