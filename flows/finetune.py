@@ -25,11 +25,11 @@ from tasks.tokenize_text import check_tokenizer, tokenize_text
 from tasks.train import train
 from tasks.training.config import check_model
 
-DATA_STAGES = ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
-STAGES = (*DATA_STAGES, "precompile", "train", "consolidate", "export_neuron", "evaluate_model")
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (
     load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,
 )  # fmt: skip
+STAGES = tuple(of(function).name for function in FUNCTIONS)
+DATA_STAGES = STAGES[: STAGES.index("pack_chunks") + 1]
 KINDS = {described.name: described.kind for described in map(of, FUNCTIONS)}
 """Stage name -> kind of the artifact that the stage makes."""
 
