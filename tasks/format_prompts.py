@@ -78,7 +78,7 @@ class FormatConfig(StageConfig):
     text: str = "text"
     """The column that task `text` trains on."""
     style: Literal["dolly", "alpaca"] = "dolly"
-    """The headings around an instruction, its context and its answer: those of the Dolly or of the Alpaca data set."""
+    """The headings around an instruction, its context and its answer: as in the Dolly or in the Alpaca data set."""
     prompt_template: str | None = None
     """A Jinja template of the prompt over the row's columns, instead of `style` or the joined text."""
     response_template: str | None = None
@@ -91,8 +91,8 @@ class FormatConfig(StageConfig):
     documents: str | None = "documents"
     """The column of the documents that a chat template receives: a list of objects, or JSON text. Rows may lack it."""
     template_arguments: dict[str, Any] = {}
-    """Further variables of the chat template, such as `{enable_thinking: false}`. A row's column `chat_template_kwargs`
-    wins over them."""
+    """Further variables of the chat template, such as `{enable_thinking: false}`. Values in a row's column
+    `chat_template_kwargs` replace them."""
     date: str = "2024-07-26"
     """The date that a chat template receives as today's, as YYYY-MM-DD. It is fixed so that prompts do not depend on
     the day of the run."""

@@ -142,7 +142,7 @@ def load_data(config: DataConfig, source: Source, out: Workdir) -> Meta:
 
 
 class ReadSource(NamedTuple):
-    """A source whose rows were read: which columns were chosen, and {split: its scratch file}."""
+    """A source whose rows were read: the chosen columns, and {split: the scratch file with its rows}."""
 
     columns: Columns
     splits: dict[str, ReadSplit]

@@ -46,8 +46,8 @@ def chat_templates(folder: Path) -> dict[str, str]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file. Returns {} if there is no file, or its JSON is no object. Raises ModelError for a
-    file that is not JSON."""
+    """Read the JSON object in a file. Returns {} if there is no file, or if its JSON is not an object. Raises
+    ModelError for a file that is not JSON."""
     if not path.exists():
         return {}
     try:

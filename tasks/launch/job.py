@@ -32,7 +32,7 @@ class Step:
         shared: The folder that `split` wrote.
         arguments: For `part`: the arguments that identify the part.
         todo: For `gather`: (arguments, metadata) of each part; the metadata is None if the part is missing.
-        folder: For `gather`: where the result of part N lies in the folder `N`.
+        folder: For `gather`: the folder whose subfolder `N` has the result of part N.
         keep: For `gather`: copy each part that is made to `N.kept` and report it in an event, so that it can be published.
         threads: The number of threads that make parts.
     """

@@ -4,7 +4,7 @@ Ranks stay in the worker's process group, so the guard's SIGTERM reaches all of 
 process groups are set up through a file, which needs no port. Only torch_xla needs a TCP port: one that was free at the
 start.
 
-Each rank writes its result to `rank-K.json`. If a rank fails, the others would wait for it for ever. They get
+Each rank writes its result to `rank-K.json`. If a rank fails, the others would wait for it without end. They get
 LAST_WORDS seconds to fail, too; then each rank that still runs writes its stack and is killed. The reported error is
 the likeliest cause: a TrnflowError that a rank raised, else the death of a rank without a result, else the earliest
 error.

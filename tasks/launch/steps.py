@@ -85,7 +85,8 @@ def gather(
     Args:
         shared: The folder that `split` wrote.
         todo: (arguments, metadata) of each part, in order; the metadata is None if the part is missing.
-        folder: The result of part N lies in its subfolder `N`, or is made there. A result is deleted once it was read.
+        folder: The folder whose subfolder `N` has, or gets, the result of part N. Each result is deleted after it was
+            read.
         threads: The number of threads.
         made: Called with (number, folder, metadata) of each part made here, in order.
     """

@@ -1,7 +1,8 @@
 """Find out over the network which exact bytes a URL or hub name stands for, and remember the answers for offline use.
 
-`run` asks which commit a hub branch is at; `plan` and offline runs use the last answer and say so in a note. The answers
-are in `<home>/resolved.json`, each under the HMAC of its question, because a question may be a URL with credentials.
+`run` asks which commit a hub branch is at; `plan` and offline runs use the last answer, and a note tells the user. The
+answers are in `<home>/resolved.json`, each under the HMAC of its question, because a question may be a URL with
+credentials.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Choose which of a source's files belong to which split, and describe the chosen files for the stage key.
 
-Without `data.splits` the files' names decide: `val.csv` is validation, `test/part-1.parquet` is test; a source where no
-name says so is all train. Fails with ConfigError when a split that is asked for, or the train split, has no file.
+Without `data.splits` the files' names decide: `val.csv` is validation, `test/part-1.parquet` is test; if no file name
+means a split, all files are train. Fails with ConfigError when a split that is asked for, or the train split, has no
+file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class FileSettings(NamedTuple):
 
     Attributes:
         format: `data.format`, or None to go by the files' names.
-        splits: `data.splits`, {our split: its name or path at the source, or a separate path}.
+        splits: `data.splits`, {split: its name or path at the source, or the path of a file elsewhere}.
         folder: the folder to which a relative source path is joined.
         folders: {split: the folder to which the path of this split in `splits` is joined}.
     """

@@ -63,8 +63,8 @@ def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
     """Parse and check a manifest; return its document and its files.
 
     Raises:
-        ValueError: the bytes have another digest or are no manifest; or a path leads out of the artifact's folder, occurs
-            twice, or is below another file.
+        ValueError: the bytes have another digest or are not a manifest; or a path leads out of the artifact's folder,
+        occurs twice, or is below another file.
     """
     if sha256_bytes(data) != digest:
         raise ValueError("its bytes have another digest")

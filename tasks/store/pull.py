@@ -16,7 +16,8 @@ REPORT_SECONDS = 0.2
 """Seconds between two progress reports."""
 
 ReportBytes = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), in the thread that called `pull_all`. An exception ends the work."""
+"""Called with (bytes done, bytes in all), in the thread that called `pull_all`. An exception that it raises ends the
+work."""
 
 
 def pull_all(pull: Callable[[File, CountBytes], None], files: Sequence[File], report: ReportBytes) -> None:

@@ -1,9 +1,10 @@
-"""The spool: the events of one run for MLflow, one JSON line each, on disk before anything is sent.
+"""The spool: files on disk to which a run writes its events for MLflow, one JSON line for each event. Another process
+uploads them.
 
-    <home>/tracking/<run>.jsonl         the events; locked by the run that writes them, as long as it lives
+    <home>/tracking/<run>.jsonl         the events; locked by the run that writes them, until its process ends
     <home>/tracking/<run>.lock          locked by the process that uploads them
-    <home>/tracking/<run>.state.json    how many bytes of them are in MLflow, and the ids of the runs there
-    <home>/tracking/<run>.warning       one line for the user, while MLflow does not take them
+    <home>/tracking/<run>.state.json    how many bytes of the events are uploaded, and the ids of the MLflow runs
+    <home>/tracking/<run>.warning       one line for the user: why the last upload failed
     <home>/tracking/<run>.files/        plots
 
 A spool is removed once it is uploaded. Both locks are taken with flock, so the kernel releases them when their process
@@ -81,8 +82,8 @@ class Spool:
         self.append("dataset", name=name, digest=digest, note=note, context=context)
 
     def stage_started(self, stage: str, key: str, settings: Meta | None = None) -> None:
-        """Write that a stage begins. key: the stage's key; settings: those of the stage alone, shown as parameters of its
-        nested run."""
+        """Write that a stage begins. key: the stage's key; settings: the settings of this stage, shown as parameters of
+        its nested run in MLflow."""
         self.append("stage_started", stage=stage, key=key, settings=redact(settings or {}))
 
     def metrics(self, stage: str, step: int, values: dict[str, float], at: float | None = None) -> None:

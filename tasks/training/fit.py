@@ -112,7 +112,7 @@ def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
 
 
 def newest_state(out: Workdir) -> tuple[int, Path] | None:
-    """Return (step, folder) of the checkpoint to resume from, or None to start anew.
+    """Return (step, folder) of the checkpoint to resume from, or None to start from the beginning.
 
     A checkpoint contains the number of the step with the best evaluation so far. The checkpoint of that best step must
     exist, too, because its weights may become the result of training. If the best step's checkpoint is missing, the

@@ -37,7 +37,8 @@ class Meter:
     elsewhere: float = 0.0
 
     def count(self, batch: Batch, flops: int) -> None:
-        """Add the step that trained on `batch`. flops: those of its forward and backward pass."""
+        """Count a step that trained on `batch`. flops: the floating-point operations of its forward and backward
+        pass."""
         self.steps += 1
         self.samples += batch.samples
         self.supervised += batch.supervised

@@ -30,7 +30,7 @@ MEMORY = 4 << 30
 """Bytes by which the process may grow in LOOK_EVERY renderings."""
 
 LOOK_EVERY = 1024
-"""After how many renderings the memory limit is set anew."""
+"""The number of renderings after which the memory limit is set again."""
 
 PLACE = 256
 """Bytes of the shared file in which the process notes the name of the row that it renders."""

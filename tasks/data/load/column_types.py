@@ -28,8 +28,8 @@ def is_nested(kind: pa.DataType) -> bool:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Simplify an Arrow type, so that columns with equal values get equal types however a file stores them: without
-    dictionary encoding, string views and 64-bit offsets. Nested types become `json`."""
+    """Simplify an Arrow type, so that columns with equal values have equal types in all files: remove dictionary
+    encoding, string views and 64-bit offsets. Nested types become `json`."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):

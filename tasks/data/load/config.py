@@ -59,7 +59,7 @@ class SourceConfig(StageConfig):
 
 
 class MixedSource(SourceConfig):
-    """One source of a mixture. Its settings win over those of `data`."""
+    """One source of a mixture. Its settings replace those of `data`."""
 
     weight: Positive | None = None
     """The share of this source in the rows of train, relative to the other weights. Default: all rows of each

@@ -1,8 +1,8 @@
 """Read JSON files: one object a line, or one array of objects. A key that a row lacks is null.
 
 Each file is read twice, because the type of a column depends on all rows. Lists and objects become JSON text, so that
-keys, their order and number types stay as written. Memory: one batch; a file that is a single array is held whole. Fails
-with DataError, which names the file and the row or line.
+keys, their order and number types stay as written. Memory: one batch, except for a file that is a single array, which
+is read as a whole. Fails with DataError, which names the file and the row or line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read rows from parquet, csv, tsv, json lines, arrow and text files, in batches of the columns asked for.
 
-Memory: one batch (4,096 rows or lines), whatever the file's size; a JSON array is held whole. The columns of csv and tsv
-files are strings. Fails with DataError, which names the file and the row or line.
+Memory: one batch (4,096 rows or lines) for a file of any size, except a JSON array, which is read as a whole. The
+columns of csv and tsv files are strings. Fails with DataError, which names the file and the row or line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Open a data file as bytes, text or lines, decompressed if needed. Every problem becomes a DataError that names the
 file.
 
-gzip, bzip2 and zstd are recognised by the file's first bytes, whatever its name.
+gzip, bzip2 and zstd are recognised by the file's first bytes, not by its name.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class GrowingArray:
     """A one-dimensional `.npy` file that values are appended to. Use it as a context: when the context ends, the file is
     valid.
 
-    path: the new file; dtype: of the values, such as "<i4". Attribute `size`: the number of values so far."""
+    path: the new file; dtype: the dtype of the values, such as "<i4". Attribute `size`: the number of values so far."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         import numpy as np

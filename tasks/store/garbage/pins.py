@@ -21,7 +21,7 @@ def add_pin(backend: Backend, name: str, pin: Meta) -> Meta:
     artifact; they are protected too, so that the stages stay cached.
 
     Raises:
-        BlobLost: the artifact or run was collected meanwhile; no pin is created.
+        BlobLost: garbage collection removed the artifact or run before it was pinned; no pin is created.
     """
     place = f"{PINS}/{name}.json"
     if not backend.create(place, json.dumps(pin, indent=1, sort_keys=True).encode()):

@@ -124,7 +124,8 @@ def _merge_entries(written: list[Meta]) -> Meta:
 
 
 class Reader:
-    """Reads the checkpoint in a folder, whatever mesh wrote it. Attribute `state`: the training state, as JSON."""
+    """Reads a checkpoint from a folder. The checkpoint may have been written on any mesh. Attribute `state`: the
+    training state, as JSON."""
 
     def __init__(self, folder: Path) -> None:
         index = read_json(folder / INDEX)

@@ -1,7 +1,7 @@
 """Start training from a model in the store, whose weights replace those of the recipe's `model.source`.
 
-An artifact of `consolidate` is read like any pretrained model; a head for other labels is initialised anew. A checkpoint
-of `train` must fit the model exactly, and is read after the model is built.
+An artifact of `consolidate` is read like any pretrained model; a head for other labels is initialised at random. A
+checkpoint of `train` must fit the model exactly, and is read after the model is built.
 """
 
 from __future__ import annotations

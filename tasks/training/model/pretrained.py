@@ -48,7 +48,8 @@ def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> t
 
 
 OPTIONS: Meta = {"attn_implementation": "sdpa", "trust_remote_code": False}
-"""How every model is built. Code that lies beside the weights never runs: no key would know it."""
+"""Options with which every model is built. Python code beside the weights is never run, because no stage key would
+contain it."""
 
 
 def first_position(model: Any) -> int:

@@ -1,6 +1,7 @@
 """All-reduce, reduce-scatter and all-gather of many small tensors in few large messages.
 
-Tensors go in order into buckets of about `BUCKET` bytes. Each bucket is one message; all messages are sent at once.
+Tensors go in order into buckets of about `BUCKET` bytes. Each bucket is one message; all messages are sent without
+waiting in between.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class SingleProcess:
     def totals(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return (the loss over all rows, the norm of all gradients together) as scalars that are equal on every rank.
 
-        loss: that of this rank's rows; gradients: from `gradients`."""
+        loss: the loss of this rank's rows; gradients: what the method `gradients` returned."""
         import torch
 
         return loss, torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))

@@ -125,8 +125,8 @@ def is_decayed(shape: tuple[int, ...]) -> bool:
 
 
 def clip_factor(norm: Tensor, max_norm: Tensor) -> Tensor:
-    """Return the factor by which gradients are multiplied so that their norm is at most `max_norm`. norm: their norm;
-    factor 1 if it is smaller."""
+    """Return the factor by which gradients are multiplied so that their norm is at most `max_norm`. norm: the norm of
+    all gradients together. The factor is 1 if the norm is at most `max_norm`."""
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 

@@ -23,8 +23,8 @@ class BatchSettings(Group):
     device's memory, which precompile finds. Default: a replica's whole share of the global batch."""
 
     last_batch: Literal["drop", "pad"] = "pad"
-    """The last rows of an epoch, where they fill no batch: pad: train on them in a smaller batch. drop: leave them out of that
-    epoch."""
+    """What happens to the last rows of an epoch if they do not fill a batch: pad: train on them in a smaller batch.
+    drop: leave them out of that epoch."""
 
     group_by_length: bool = False
     """Put rows with about as many tokens into one batch, so that engine native pads less. Batches are less random: the demo, a

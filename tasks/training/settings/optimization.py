@@ -45,7 +45,7 @@ class ScheduleSettings(Group):
     """Passes over the training rows. `max_steps` overrides it."""
 
     max_steps: PositiveCount | None = None
-    """Updates in all. Default: as many as `epochs` take."""
+    """The number of updates of the whole training. Default: as many as `epochs` take."""
 
     learning_rate: Positive = 5e-5
     """The highest learning rate, reached after warm-up."""

@@ -6,7 +6,7 @@ replicas. Gradients are summed once an update, in fp32. With ZeRO-1 they are red
 all-gathered in the dtype of the computation. No graph depends on the replica's number, so all replicas share one hash
 and one compilation.
 
-Nothing here has run on Trainium. The collectives ran on XLA's CPU client, whose replicas share one process
+This module has never run on Trainium. The collectives ran on XLA's CPU client, whose replicas share one process
 (`tests/parity/test_replicas.py`). Starting several processes follows torch_xla's documentation and was never run.
 """
 
@@ -180,7 +180,8 @@ class Replicas(OneProcess):
 
 
 def make_replicas(config: TrainConfig, world: World, states: Mapping[str, Spec]) -> OneProcess:
-    """Return the exchanges between replicas that `config` needs.
+    """Return the object that exchanges gradients, norms and weights between replicas: `Replicas` with one process a
+    device, else `OneProcess`.
 
     states: the partition spec of each trained parameter's master and moments. Raise ModelError unless `world` has as
     many processes as `config` asks for: a graph for fewer replicas would silently sum too little."""
