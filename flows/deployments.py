@@ -66,9 +66,9 @@ SESSION: ContextVar[Session] = ContextVar("session")
 
 
 class Page:
-    """Adds artifacts (tables and links) to the page that Prefect shows of a run.
+    """Add artifacts (tables and links) to the page that Prefect shows of a run.
 
-    The run does not depend on them: once the server fails to answer, no more are sent, and `lost` is True.
+    The run goes on if Prefect's server does not answer: then no more artifacts are sent, and `lost` is True.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class PrefectRunner(Runner):
 
 
 class PrefectLog(Listener):
-    """Writes what a stage says to the log of its Prefect task run: warnings, information and progress lines."""
+    """Write a stage's messages (warnings, information, lines of progress) to the log of its Prefect task run."""
 
     def __init__(self) -> None:
         self._log: Log | None = None

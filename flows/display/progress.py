@@ -26,10 +26,10 @@ LOG_SECONDS = 10.0
 """The shortest time between two lines of training in a log."""
 
 SILENT_SECONDS = 60.0
-"""The time without a line after which a log gets one with the last known figures."""
+"""The seconds without a line after which a line with the last known figures is written to a log."""
 
 REFRESHES = 4
-"""How often the terminal's line is refreshed, per second."""
+"""The number of times per second that the terminal's line is refreshed."""
 
 BAR = 20
 """The width of the progress bar in columns, on terminals that are wide enough."""
@@ -156,8 +156,8 @@ def clock_face(value: float) -> str:
 class Lines:
     """Write the progress of stages as lines of a log.
 
-    The owner calls `begin` and `end` around a stage, `event` for each of its events, and `tick` about once a second. say:
-    writes one line; clock: a monotonic clock in seconds.
+    The caller must call `begin` and `end` around a stage, `event` for each of the stage's events, and `tick` about once
+    a second. say: a function that writes one line; clock: a function that returns monotonic time in seconds.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Clock = time.monotonic) -> None:
@@ -205,7 +205,8 @@ class Lines:
 
 
 class Log(Lines):
-    """A log of progress, as `Lines`, with a thread of its own that calls `tick` each second while a stage runs."""
+    """Write the progress of stages as lines of a log, as `Lines` does, and call `tick` each second in a thread while a
+    stage runs."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(say)

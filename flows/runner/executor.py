@@ -80,7 +80,8 @@ class Executor:
     # What is on record
 
     def recorded(self, call: Call) -> Outcome | None:
-        """Return the outcome `hit` if the store has the stage's artifact, else None. A note says which bytes are gone."""
+        """Return the outcome `hit` if the store has the stage's artifact, else None. If bytes of the artifact are
+        missing, a note tells the user."""
         if call.name in self.force:
             return None
         return self.look(call, self.key(call), self.notes.append)
@@ -98,7 +99,8 @@ class Executor:
         published, and the attempt's journal in the store holds the error.
 
         Args:
-            before: The outcomes of the stages that this run has finished. Garbage collection leaves them alone meanwhile.
+            before: The outcomes of the stages that this run has finished. Garbage collection keeps their artifacts
+            while this stage runs.
 
         Raises:
             TrnflowError: The error of the stage, or of the store.
@@ -107,7 +109,7 @@ class Executor:
         return _Execution(self, self.store, call, self._document(call), done).outcome()
 
     def say(self, call: Call, text: str) -> None:
-        """Tell the listeners a sentence about a stage; nothing if it is empty."""
+        """Pass a message about a stage to the listeners. Does nothing if the text is empty."""
         for listener in self.listeners if text else ():
             listener.event(call.name, {"info": text})
 
@@ -118,13 +120,15 @@ class Executor:
         return Job(call.stage, call.config, document, inputs, attempt, log, environment, grace, self._launcher)
 
     def usable(self, call: Call, record: Meta) -> bool:
-        """Whether the artifact of a record is whole, as far as that can be told without reading it."""
+        """Return whether a record's artifact can be used: none of its blobs is missing or known to be damaged. Reads no
+        blob."""
         return on_record(self.store, record, call.stage.kind, self.lost).artifact is not None
 
     def look(self, call: Call, key: str, note: Callable[[str], None]) -> Outcome | None:
-        """Return what is on record for a key. Files that changed on disk are read again before they are believed.
+        """Return the outcome `hit` if a key has a record whose artifact can be used, else None. Blobs that have changed
+        on disk are hashed again first.
 
-        note: hears why a record can't be used.
+        note: called with the reason if a record can't be used.
         """
         record = self.store.record(call.name, key)
         if record is None:
@@ -166,7 +170,7 @@ class _Execution:
         self.forced = self.name in self.terms.force
 
     def outcome(self) -> Outcome:
-        """Make the artifact under the key's lease, or take what another run made meanwhile."""
+        """Make the artifact under the key's lease, or use the artifact that another run made in the meantime."""
         attempt = attempt_id(self.terms.run, self.name)
         outcome = single_flight(
             lambda: self.store.waiter(self.key, run=self.terms.run, attempt=attempt, ttl=self.terms.lease_ttl),
@@ -179,7 +183,8 @@ class _Execution:
         return outcome
 
     def _made_meanwhile(self, superseded: bool) -> Outcome | None:
-        """What another run published since this one looked. A forced stage takes it only from a run that took over from it."""
+        """Return the outcome that another run published since this run last looked. A forced stage uses it only if the
+        other run took over this run's lease."""
         if self.forced and not superseded:
             return None
         outcome = self.terms.look(self.call, self.key, lambda text: None)
@@ -218,7 +223,8 @@ class _Execution:
 
     @contextlib.contextmanager
     def _journalled(self, journal: Meta) -> Iterator[None]:
-        """Write the attempt's journal when it begins and when it ends, however it ends."""
+        """Context that writes the attempt's journal when the attempt begins, and again when it ends, also after an
+        error."""
         begun = time.monotonic()
         self.store.write_attempt(self.key, journal["attempt"], journal)
         try:
@@ -245,7 +251,8 @@ class _Execution:
         return parts.run(emit)
 
     def _hearing(self, work: Path, journal: Meta, lease: Lease) -> Emit:
-        """The function that gets the stage's events: it passes them on, and the journal collects the figures in them."""
+        """Return the function that is called with the stage's events. The function passes them on, and adds their
+        figures to the journal."""
         metrics = attempt_log(self.store.home, work.name).with_suffix(".jsonl")
         curve = Curve(metrics, self.name, self.terms.price_per_hour)
 

@@ -1,4 +1,4 @@
-"""A job: a stage, or a part of one, ready to run. Make its artifact, and put that on record."""
+"""Run a job, which is a stage or a part of a stage, and write the record of its artifact."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def record_of(document: Meta, artifact: Artifact, attempt: str, created: str, **
 def publish(
     store: Store, record: Meta, artifact: Artifact, *, holds: Sequence[Meta] = (), unusable: Callable[[Meta], bool]
 ) -> Meta:
-    """Put an artifact on record, and return the record that counts: this one, or that of another run that published first.
+    """Write the record of an artifact. Returns the record that the key has afterwards: this one, or the record of
+    another run that published first.
 
     Args:
         record: Made by `record_of`.

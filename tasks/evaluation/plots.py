@@ -41,7 +41,8 @@ def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str
 
 
 def calibration(bins: list[Meta], title: str, file: Path) -> None:
-    """Draw how often a model is right that claims to be so sure. bins: as `classification.calibration` returns them."""
+    """Draw a calibration curve: the accuracy of a classifier by the confidence of its predictions. bins: as
+    `classification.calibration` returns them."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -22,8 +22,8 @@ RECENT = 50
 
 
 class Planner(Inputs):
-    """Look up each stage that the pipeline calls and note what a run would do with it; call it as a pipeline calls a
-    runner.
+    """Find out for each stage of a pipeline what a run would do with the stage, without running it. A pipeline function
+    calls a Planner in the same way as a `Runner`.
 
     calls, outcomes: {stage: its call} and {stage: what a run would do}, in the pipeline's order; documents: {stage: key
     document} of the stages whose key is known.
