@@ -179,7 +179,8 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
 
     Returns metadata: task (`classification` or `causal_lm`), labels, splits {name: examples}, dropped {reason: rows},
     framed (whether a chat template wrote the special tokens, bos and eos included), templates (the recipe's; special tokens
-    in them count), metrics where rows were dropped or became several examples."""
+    in them count), rows (how rows are formatted: settings, text, columns, nested), metrics where rows were dropped or
+    became several examples."""
     classify = config.task == "classification"
     made = {split: _gathered(split, count, config, parts, out) for split, count in rows.meta["splits"].items()}
     return {
@@ -188,6 +189,12 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
         "splits": {split: tally.made for split, tally in made.items()},
         "framed": _is_framed(config),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
+        "rows": {
+            "settings": keyed_params(config),
+            "text": rows.meta["text"],
+            "columns": rows.meta["columns"],
+            "nested": rows.meta.get("nested", []),
+        },
         **report(made, out),
     }
 
