@@ -62,7 +62,7 @@ def finetune(recipe: Recipe, stage: Stages) -> Any:
         after = stage.defer(precompile, training, model, packed)
     start = stage.starting_model(earlier, train, training, model, packed, None, *needs, after=after)
     shards = stage(train, training, model, packed, start, *needs, after=after)
-    weights = stage(consolidate, recipe.consolidate, shards, model, start)
+    weights = stage(consolidate, recipe.consolidate, shards, model, start, texts, tokens)
     exported = stage(export_neuron, recipe.export, weights)
     return stage(evaluate_model, recipe.evaluate, texts, packed, weights, exported)
 

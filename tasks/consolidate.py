@@ -4,6 +4,8 @@ A checkpoint of LoRA or of a trained head holds only the trained tensors. For su
 again, its trained tensors are replaced, and LoRA's updates are added. For LoRA the adapter is also written, to `adapter/`,
 in peft's format.
 
+`trnflow.json` says how rows were formatted for training, and a chat template of the recipe becomes the tokenizer's.
+
 Weights are joined and written one tensor at a time, into safetensors files of at most `max_shard_size`. Then the folder
 is loaded and each parameter is compared with the checkpoint, which takes memory for one copy of the model (two copies if
 only a part was trained). Fails with ModelError when a tensor is missing, unexpected or different.
@@ -23,6 +25,7 @@ from pydantic import field_validator
 
 from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import StageConfig
+from tasks.data.format.row_format import FILE, row_format
 from tasks.errors import ModelError
 from tasks.model_folder.older_config import older_keys
 from tasks.model_folder.published_weights import PublishedWeights, model_without_values
@@ -60,27 +63,34 @@ def environ(config: ConsolidateConfig) -> dict[str, str]:
 
 
 def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
-    """Return the part of the stage's cache key that describes its inputs: the checkpoint's digest and, for a checkpoint
-    that holds only a part of the model, the digest of the weights from which the rest is read."""
+    """Return the part of the stage's cache key that describes its inputs: the checkpoint's digest, how rows were formatted
+    and, for a checkpoint that holds only a part of the model, the digest of the weights from which the rest is read."""
     shards, model, start = inputs["shards"], inputs["model"], inputs.get("warm_start")
     assert isinstance(shards, Artifact) and isinstance(model, Source)
-    if not _is_partial(shards.meta):
-        return {"shards": shards.digest}
-    return {
-        "shards": shards.digest,
-        "weights": start.digest if isinstance(start, Artifact) else model.identity["weights"],
-    }
+    keyed: Meta = {"shards": shards.digest, "format": _row_format(inputs.get("texts"), inputs.get("tokens"))}
+    if _is_partial(shards.meta):
+        keyed["weights"] = start.digest if isinstance(start, Artifact) else model.identity["weights"]
+    return keyed
 
 
 @stage(kind="model", inputs=consolidate_inputs, environ=environ)
 def consolidate(
-    config: ConsolidateConfig, shards: Input, model: Source, warm_start: Input | None = None, *, out: Workdir
+    config: ConsolidateConfig,
+    shards: Input,
+    model: Source,
+    warm_start: Input | None = None,
+    texts: Input | None = None,
+    tokens: Input | None = None,
+    *,
+    out: Workdir,
 ) -> Meta:
-    """Write `config.json`, `model*.safetensors` and the tokenizer; for a language model also `generation_config.json`, and
-    for LoRA `adapter/`.
+    """Write `config.json`, `model*.safetensors`, the tokenizer and `trnflow.json`; for a language model also
+    `generation_config.json`, and for LoRA `adapter/`.
 
     shards: the artifact of `train`. model, warm_start: the base model and the artifact whose weights replace those of
-    `model` (None: keep them); they are read only for a checkpoint that holds a part of the model."""
+    `model` (None: keep them); they are read only for a checkpoint that holds a part of the model. texts, tokens: the
+    artifacts of `format_prompts` and `tokenize_text`, whose metadata says how rows were formatted; without them there is
+    no `trnflow.json`."""
     from transformers import AutoConfig
 
     from tasks.training.checkpoint.shards import Reader
@@ -97,6 +107,7 @@ def consolidate(
         write_json(out.path / "generation_config.json", _generation(document))
     for file in sorted((shards.path / "tokenizer").iterdir()):
         shutil.copyfile(file, out.path / file.name)
+    _write_row_format(_row_format(texts, tokens), out)
     tensors = _tensors(published, config.dtype, out)
     _write_shards(out.path, _grouped(sizes, config), published, tensors, config.dtype)
     if (shards.path / CONFIG).exists():
@@ -109,6 +120,25 @@ def consolidate(
         "parameters": sum(sizes.values()),
         "dtype": config.dtype,
     }
+
+
+def _row_format(texts: Artifact | Source | Input | None, tokens: Artifact | Source | Input | None) -> Meta | None:
+    """The content of `trnflow.json`; None without the artifacts that it is taken from."""
+    if texts is None or tokens is None:
+        return None
+    assert not isinstance(texts, Source) and not isinstance(tokens, Source)
+    return row_format(texts.meta, tokens.meta)
+
+
+def _write_row_format(document: Meta | None, out: Workdir) -> None:
+    """Write `trnflow.json` and, if the recipe has a chat template of its own, `chat_template.jinja`, which transformers
+    reads."""
+    if document is None:
+        return
+    write_json(out.path / FILE, document)
+    settings = document["rows"]["settings"]
+    if settings["task"] == "chat" and settings["chat_template"] not in ("tokenizer", "sections"):
+        (out.path / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
 
 
 def _is_partial(meta: Meta) -> bool:

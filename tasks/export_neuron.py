@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.artifact import Input, Meta
+from tasks.data.format.row_format import FILE
 from tasks.errors import ConfigError, ModelError
 from tasks.evaluation.models import EAGER, load_model, longest_sequence
 from tasks.export.config import ExportConfig
@@ -183,6 +184,6 @@ def rounded_up(value: float) -> float:
 
 
 def _copy_companions(weights: Path, folder: Path) -> None:
-    for name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
+    for name in ("config.json", "generation_config.json", FILE, *TOKENIZER_FILES):
         if (weights / name).is_file():
             shutil.copyfile(weights / name, folder / name)

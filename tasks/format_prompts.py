@@ -124,7 +124,7 @@ class FormatConfig(StageConfig):
             raise ValueError(f"`prompt_template` is for classification and instruction, not {self.task}")
         if self.response_template and self.task != "instruction":
             raise ValueError(f"`response_template` is for instruction, not {self.task}")
-        if self.template_arguments and not _is_framed(self):
+        if self.template_arguments and not is_framed(self):
             raise ValueError("`template_arguments` are for chat through a chat template")
         return self
 
@@ -139,7 +139,7 @@ def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
 
 def split_rows(config: FormatConfig, rows: Input, model: Source, out: Workdir) -> list[Part]:
     """Cut each split into parts of 32,768 rows. Raises ConfigError for a wrong setting, before any row is read."""
-    chat = _chat_template(config, model) if _is_framed(config) else None
+    chat = chat_document(config, tokenizer_folder(model)) if is_framed(config) else None
     _maker(config, rows.meta, chat, no_limit)
     if config.task == "chat":
         _tell_unread(config, rows.meta, chat, out)
@@ -159,7 +159,7 @@ def _part(config: FormatConfig, chat: Meta | None, rows: Input, split: str, firs
 def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> Meta:
     """Format `count` rows of a split from row `first` on: a part of the stage's work.
 
-    part: split, first, count, and chat (from `_chat_template`, or null). Writes `texts.arrow`; returns a Tally as JSON."""
+    part: split, first, count, and chat (from `chat_document`, or null). Writes `texts.arrow`; returns a Tally as JSON."""
     arguments = {
         "config": config.model_dump(mode="json"),
         "file": str(rows.path / f"{part['split']}.parquet"),
@@ -179,15 +179,22 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
 
     Returns metadata: task (`classification` or `causal_lm`), labels, splits {name: examples}, dropped {reason: rows},
     framed (whether a chat template wrote the special tokens, bos and eos included), templates (the recipe's; special tokens
-    in them count), metrics where rows were dropped or became several examples."""
+    in them count), rows (how rows are formatted: settings, text, columns, nested), metrics where rows were dropped or
+    became several examples."""
     classify = config.task == "classification"
     made = {split: _gathered(split, count, config, parts, out) for split, count in rows.meta["splits"].items()}
     return {
         "task": "classification" if classify else "causal_lm",
         "labels": rows.meta["labels"] if classify else None,
         "splits": {split: tally.made for split, tally in made.items()},
-        "framed": _is_framed(config),
+        "framed": is_framed(config),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
+        "rows": {
+            "settings": keyed_params(config),
+            "text": rows.meta["text"],
+            "columns": rows.meta["columns"],
+            "nested": rows.meta.get("nested", []),
+        },
         **report(made, out),
     }
 
@@ -211,11 +218,12 @@ def _schema(config: FormatConfig) -> pa.Schema:
 
     if config.task == "classification":
         return pa.schema([("text", pa.string()), ("label", pa.int64())])
-    plain = [("plain", pa.bool_())] if _is_framed(config) else []
+    plain = [("plain", pa.bool_())] if is_framed(config) else []
     return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain])))])
 
 
-def _is_framed(config: FormatConfig) -> bool:
+def is_framed(config: FormatConfig) -> bool:
+    """Whether a chat template writes the special tokens, bos and eos included."""
     return config.task == "chat" and config.chat_template != "sections"
 
 
@@ -283,7 +291,7 @@ def _classification(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -
             "give rows of other classes, or choose another column or rule with data.label",
         )
     columns = meta["text"]
-    text = _template(config, "prompt_template", meta, limit) if config.prompt_template else None
+    text = row_template(config, "prompt_template", meta, limit)[0] if config.prompt_template else None
     if not columns and text is None:
         raise ConfigError("format.task: classification needs to know the text", "set data.text")
 
@@ -297,9 +305,12 @@ def _classification(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -
 
 
 def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> RowMaker:
-    prompt = _template(config, "prompt_template", meta, limit) if config.prompt_template else _sections(config, meta)
+    if config.prompt_template:
+        prompt, _ = row_template(config, "prompt_template", meta, limit)
+    else:
+        prompt = instruction_prompt(config, meta)
     if config.response_template:
-        answer = _template(config, "response_template", meta, limit)
+        answer, _ = row_template(config, "response_template", meta, limit)
     else:
         _present("format.response", config.response, meta)
         answer = _column(config.response)
@@ -313,9 +324,11 @@ def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> R
     return make
 
 
-def _template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> Text:
-    """Return a function that renders a template of the recipe over a row's columns. JSON text in nested columns is
-    parsed first."""
+def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> tuple[Text, list[str]]:
+    """Return a function that renders a template of the recipe over a row's columns, and the columns that the template
+    names. JSON text of nested columns is parsed first.
+
+    setting: `prompt_template` or `response_template`; meta: `columns` and perhaps `nested`, names of columns."""
     template = RowTemplate(f"format.{setting}", getattr(config, setting), meta["columns"], limit)
     nested = meta.get("nested", ())
 
@@ -323,11 +336,12 @@ def _template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> T
         objects = {name: parsed(row, name, where) for name in nested if name in row}
         return template.render({**row, **objects}, where)
 
-    return text
+    return text, template.reads
 
 
-def _sections(config: FormatConfig, meta: Meta) -> Text:
-    """Return a function that writes a row's prompt, up to the answer, in the wording that `format.style` names."""
+def instruction_prompt(config: FormatConfig, meta: Meta) -> Text:
+    """Return a function that writes an instruction row's prompt, up to the answer, in the words that `format.style`
+    names. meta: `columns`, the names of the rows' columns."""
     _present("format.instruction", config.instruction, meta)
     instruction, context = _column(config.instruction), _column(config.context)
     words = STYLES[config.style]
@@ -338,7 +352,7 @@ def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> 
     _present("format.messages", config.messages, meta)
     columns = Columns(config.messages, config.tools, config.documents, ARGUMENTS)
     special = special_pattern(tuple(chat["texts"])) if chat else None
-    templates = _chat_templates(config, chat, limit) if chat else {}
+    templates = chat_templates_of(config, chat, limit) if chat else {}
     last = config.turns == "last"
 
     def make(row: Row, where: str) -> Made:
@@ -354,9 +368,9 @@ def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> 
     return make
 
 
-def _chat_templates(config: FormatConfig, chat: Meta, limit: Limit = no_limit) -> dict[str, ChatTemplate]:
-    """Parse the chat templates. Returns {"template": ...} and, if the tokenizer has another template for conversations
-    with tools, "tools"."""
+def chat_templates_of(config: FormatConfig, chat: Meta, limit: Limit = no_limit) -> dict[str, ChatTemplate]:
+    """Return the chat templates: `template` and, if the tokenizer has another one for conversations with tools, `tools`.
+    chat: from `chat_document`."""
     return {
         name: ChatTemplate(
             chat["name"],
@@ -373,18 +387,18 @@ def _chat_templates(config: FormatConfig, chat: Meta, limit: Limit = no_limit) -
 
 def _tell_unread(config: FormatConfig, meta: Meta, chat: Meta | None, out: Workdir) -> None:
     """Warn if the rows have tools or documents that the chat template does not read."""
-    read = {name for template in _chat_templates(config, chat).values() for name in template.names} if chat else set()
+    read = {name for template in chat_templates_of(config, chat).values() for name in template.names} if chat else set()
     for variable, column in (("tools", config.tools), ("documents", config.documents)):
         if column in meta["columns"] and variable not in read:
             out.warn(f"the rows have a column {column}, and the chat template does not write {variable}")
 
 
-def _chat_template(config: FormatConfig, model: Source) -> Meta:
-    """Return the chat template of the recipe or of the model's tokenizer, as JSON.
+def chat_document(config: FormatConfig, folder: Path | None) -> Meta:
+    """Return the chat template of the recipe or of the model's tokenizer, as JSON. folder: the tokenizer's; None if the
+    model brings none.
 
     template: Jinja; tools: another template for conversations with tools, or null; name: for errors; special: role ->
     special token; texts: all special tokens. Raises ConfigError when the tokenizer has no chat template."""
-    folder = tokenizer_folder(model)
     special = (special_tokens(folder) if folder else None) or {}
     found = {"special": special, "texts": list(special_texts(folder)) if folder else []}
     if config.chat_template != "tokenizer":

@@ -28,6 +28,7 @@ from flows.cli import (
     service_commands,
     store_commands,
 )
+from flows.cli.model import predict
 from flows.cli.output import exit_at_once, say_error
 from flows.recipes.suggested_command import complete
 from tasks.errors import Interrupted, TrnflowError, unexpected
@@ -39,8 +40,8 @@ OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_0-9-]+)*=")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code. arguments: the words after `trnflow`; None takes them from `sys.argv`."""
-    overrides, rest = _separated(sys.argv[1:] if arguments is None else arguments)
-    options = parser().parse_args(rest)
+    overrides, rest, texts = _separated(sys.argv[1:] if arguments is None else arguments)
+    options = _parsed(rest, texts)
     options.overrides = [*([f"on={options.on}"] if getattr(options, "on", None) else []), *overrides]
     scrub_logs()
     signal.signal(signal.SIGTERM, _interrupt)
@@ -83,10 +84,27 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _separated(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into (overrides, all others): argparse can't take `section.setting=value` at any position."""
-    overrides = [text for text in arguments if OVERRIDE.match(text)]
-    return overrides, [text for text in arguments if not OVERRIDE.match(text)]
+def _separated(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """Split arguments into (overrides, all others, what follows `--`): argparse can't take `section.setting=value` at any
+    position. Nothing after `--` is an override."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    given = arguments[:end]
+    overrides = [text for text in given if OVERRIDE.match(text)]
+    return overrides, [text for text in given if not OVERRIDE.match(text)], arguments[end + 1 :]
+
+
+def _parsed(arguments: list[str], texts: list[str]) -> argparse.Namespace:
+    """Parse arguments, without overrides. texts: what follows `--`, for a command that takes texts.
+
+    argparse fills a list of texts from its first run of arguments alone, so texts after an option are added here."""
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    more = [*rest, *texts]
+    if more and (not hasattr(options, "texts") or any(text.startswith("-") for text in rest)):
+        top.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:
+        options.texts += more
+    return options
 
 
 class _PrintVersion(argparse.Action):
@@ -118,6 +136,7 @@ def parser() -> argparse.ArgumentParser:
     plan_commands.add_commands(sub, recipe)
     preview.add_commands(sub, recipe)
     accept.add_commands(sub, recipe)
+    predict.add_commands(sub, store)
     history_commands.add_commands(sub, store)
     store_commands.add_commands(sub, store)
     recipe_commands.add_commands(sub, common, recipe)

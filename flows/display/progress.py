@@ -281,7 +281,11 @@ class Progress(Listener):
     def stage_started(self, call: Call, key: str) -> None:
         if not self._terminal:
             self._view.say(f"  {call.name} ...")
-        self._view.begin(call.name)
+        self.begin(call.name)
+
+    def begin(self, name: str) -> None:
+        """Start showing the progress of work that is no stage, without a line of its own."""
+        self._view.begin(name)
 
     def event(self, stage: str, event: Meta) -> None:
         for level in ("warn", "info"):

@@ -106,7 +106,7 @@ def generate(
             max_new_tokens=new,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,
-            **_positions(model, row),
+            **position_ids(model, row),
         )[0, len(kept) :].tolist()
     return {
         "prompt": prompt.text,
@@ -136,8 +136,8 @@ def prompt_ids(encoder: CausalEncoder, parts: list[Meta]) -> list[int]:
     return ids
 
 
-def _positions(model: Any, row: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The position ids for a model whose positions do not start at 0, as `generate` assumes."""
+def position_ids(model: Any, row: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the position ids of a prompt as an argument of `generate`; {} for a model whose positions start at 0."""
     import torch
 
     first = first_position(model)

@@ -68,7 +68,14 @@ def documents(memo: Memo, *overrides: str) -> dict[str, Meta]:
     """The key documents of all nine stages of `demo`, on artifacts that are the same each time."""
     recipe = settings.load("demo", overrides)
     model = model_source(recipe.model, Resolver(Path("nowhere"), offline=True, memo=memo))
-    meta = {"task": "classification", "lengths": [64], "vocab_size": 4000, "labels": ["a", "b"]}
+    meta = {
+        "task": "classification",
+        "lengths": [64],
+        "vocab_size": 4000,
+        "labels": ["a", "b"],
+        "rows": {},
+        "max_length": 64,
+    }
     inputs: dict[str, Artifact | Source] = {
         name: Artifact(f"sha256:{name}", name, meta, ()) for name in ("rows", "texts", "tokens", "packed", "shards")
     }

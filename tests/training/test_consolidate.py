@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import shutil
+
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from tasks.artifact import Artifact
 from tasks.consolidate import ConsolidateConfig, consolidate
 from tasks.errors import ModelError
-from tasks.stage import read_json, write_json
+from tasks.stage import of, read_json, write_json
 from tasks.training.shared_types import PARAMETER
 from tests.helpers.checkpoints import NOTHING, checkpoint
 from tests.training.run_stage import files_of, run_stage
@@ -65,3 +70,51 @@ def test_sizes(size: str, fine: bool) -> None:
     else:
         with pytest.raises(ValidationError, match="write a size such as 5GB"):
             ConsolidateConfig(max_shard_size=size)
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_the_folder_tells_how_rows_were_formatted(tmp_path, bench) -> None:
+    """What training did to a conversation, transformers does with the folder alone."""
+    import pyarrow.parquet as pq
+    from transformers import AutoTokenizer
+
+    messages = [{"role": "user", "content": "where is the cat"}, {"role": "assistant", "content": "on the mat"}]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text(f"{json.dumps({'messages': messages})}\n" * 4)
+    rows = bench.rows(source=str(tmp_path))
+    settings = {"task": "chat", "chat_template": TEMPLATE}
+    texts = bench.texts(rows, **settings)
+    scratch_model = {"config": {"model_type": "llama"}}
+    tokens = bench.tokens(texts, scratch_model, max_length=48, train={"kind": "bpe", "vocab_size": 300})
+    shards, _ = checkpoint(tmp_path, packed_lm(tmp_path / "packed"), **LLAMA)
+    shutil.copytree(tokens.path / "tokenizer", shards.path / "tokenizer", dirs_exist_ok=True)
+    config = ConsolidateConfig()
+    inputs = {"shards": shards, "model": NOTHING, "texts": texts, "tokens": tokens}
+    folder = run_stage(consolidate, config, tmp_path / "run", **inputs).artifact.path
+    document = read_json(folder / "trnflow.json")
+    assert (document["task"], document["max_length"]) == ("causal_lm", 48)
+    assert document["rows"]["columns"] == document["rows"]["nested"] == ["messages"]
+    assert document["rows"]["settings"].items() >= settings.items()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    (row,) = {str(row) for row in pq.read_table(texts.path / "train.parquet")["parts"].to_pylist()}
+    trained = "".join(part["text"] for part in ast.literal_eval(row))
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == trained
+
+
+def test_other_format_settings_make_another_model(tmp_path) -> None:
+    """The key holds what the file says, not the digest of all texts."""
+
+    def keyed(style: str, digest: str) -> object:
+        rows = {"settings": {"task": "instruction", "style": style}, "text": [], "columns": ["response"], "nested": []}
+        texts = Artifact(digest, "texts", {"task": "causal_lm", "rows": rows}, ())
+        tokens = Artifact(digest, "tokens", {"max_length": 48}, ())
+        shards = Artifact("sha256:s", "checkpoint", {"method": "full"}, ())
+        given = {"shards": shards, "model": NOTHING, "texts": texts, "tokens": tokens}
+        return of(consolidate).inputs(ConsolidateConfig(), given)
+
+    assert keyed("dolly", "sha256:1") == keyed("dolly", "sha256:2") != keyed("alpaca", "sha256:1")

@@ -180,6 +180,21 @@ def sections(messages: list[Row], where: str, *, last: bool) -> Example:
     return parts
 
 
+def prompted(
+    given: Conversation, template: ChatTemplate, where: str, special: re.Pattern[str] | None = None
+) -> Example:
+    """Render a conversation through a chat template up to where the assistant's next answer begins, as one example in
+    which nothing is trained on. where, special: as for `templated`.
+
+    Raises DataError for a conversation that the template refuses."""
+    with rendering(where, "the chat template refuses the messages", "repair the row"):
+        spelled = _stand_ins(given, special)
+        writing = _Writing(_replaced(given, spelled), template, where)
+        text = writing._text(add_generation_prompt=True)
+    names = {letter: name for name, letter in spelled.items()}
+    return list(_plain_apart([{"text": text, "train": False}], names))
+
+
 def special_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     """Compile a pattern that finds special tokens in messages, preferring the longest. names: the texts of the
     tokenizer's special tokens; the pattern also finds the internal characters `sandbox.MARKS`."""

@@ -43,6 +43,11 @@ class RowTemplate:
         self._tree = _parsed(setting, source, self._environment)
         self._names = {node.name for node in self._tree.find_all(nodes.Name) if node.ctx == "load"}
 
+    @property
+    def reads(self) -> list[str]:
+        """The columns that the template names, in the order of the row."""
+        return [column for column in self._columns if column in self._names]
+
     def render(self, row: Row, where: str) -> str:
         """Return the text that the template makes of a row. where: names the row in errors.
 

@@ -59,7 +59,10 @@ def test_classification_joins_columns(bench, tmp_path):
     texts = bench.texts(rows, separator=" | ")
     assert table(texts, "train") == {"text": ["a | x", "b | "], "label": [1, 0]}
     wanted = {"task": "classification", "labels": ["no", "yes"], "splits": {"train": 2}, "dropped": {}, "framed": False}
-    assert texts.meta == {**wanted, "templates": []}
+    shaped = texts.meta["rows"]
+    assert texts.meta == {**wanted, "templates": [], "rows": shaped}
+    assert (shaped["text"], shaped["columns"]) == (["title", "body"], ["title", "body", "label"])
+    assert shaped["settings"]["separator"] == " | "
     templated = bench.texts(rows, prompt_template="{{ body }}/{{ title|upper }}")
     assert table(templated, "train")["text"] == ["x/A", "/B"]
 

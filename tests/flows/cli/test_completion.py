@@ -35,7 +35,7 @@ def offered(script: Path, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("trnflow pre", ["prepare", "preview"]),
+        ("trnflow pre", ["prepare", "preview", "predict"]),
         ("trnflow run demo", ["demo", "demo-llm"]),
         ("trnflow run mi", ["mine.yaml"]),
         ("trnflow run demo --unt", ["--until"]),

@@ -1,0 +1,106 @@
+"""Find the artifact that a user means by a recipe, a run or a digest."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from flows.cli.history_commands import artifact_of, run_ids, store_of
+from flows.finetune import FINETUNE, KINDS
+from flows.recipes import recipe as settings
+from flows.recipes.files import nearest, recipe_names
+from flows.runner.run import look, open_store
+from tasks.artifact import Artifact
+from tasks.errors import BlobLost, ConfigError
+from tasks.keys.lineage import nearest_run
+from tasks.store import Store
+
+CHAMPION = "@champion"
+
+
+class NamedModel(NamedTuple):
+    """An artifact that a user named, and the store that holds it. record: (stage, key) of the recipe's record of the
+    artifact, or None if the user named a run or a digest."""
+
+    store: Store
+    artifact: Artifact
+    record: tuple[str, str] | None = None
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Context that lays out the artifact in a temporary folder, as links to verified read-only files. BlobLost when a
+        file is missing or damaged; the recipe's record is then removed, so that a run makes the artifact anew."""
+        self.store.home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.store.home) as folder:
+            try:
+                path = self.store.checkout(self.artifact, Path(folder) / "model")
+            except BlobLost:
+                if self.record:
+                    self.store.retract(*self.record)
+                raise
+            yield path
+
+
+def named_model(options: Namespace, stages: tuple[str, ...]) -> NamedModel:
+    """Find the model that `options.recipe` names: a recipe (its newest artifact of the first stage), a run (its id, the
+    beginning of one, `last` or `last~N`) or a digest (or its beginning) of an artifact of one of `stages`.
+
+    Raises ConfigError when there is no such recipe, run or artifact, when it has no artifact of the stage, and for
+    overrides beside a run or digest."""
+    text = options.recipe
+    if text.endswith(CHAMPION):
+        raise ConfigError(f"{text}: there are no champions in this version", f"name a run or {text[: -len(CHAMPION)]}")
+    if text in recipe_names() or Path(text).suffix in (".yaml", ".yml"):
+        return _of_recipe(options, stages[0])
+    if options.overrides:
+        raise ConfigError(
+            f"{text} is no recipe, so {options.overrides[0]} can't change it",
+            "name a recipe; a text to predict that looks like a setting goes after --",
+        )
+    store = store_of(options)
+    ids = run_ids(store)
+    if text.split("~")[0] == "last" or any(run.startswith(text) for run in ids):
+        return NamedModel(store, _of_run(nearest_run(text, ids), store, stages[0]))
+    if not _is_digest(text):
+        close = nearest(text, recipe_names())
+        raise ConfigError(
+            f"there is no recipe, run or artifact {text}",
+            f"did you mean {close}?" if close else "`trnflow recipes` and `trnflow runs` list them",
+        )
+    artifact = store.artifact(artifact_of(text, store))
+    wanted = [KINDS[stage] for stage in stages]
+    if artifact.kind not in wanted:
+        raise ConfigError(
+            f"the artifact {text} is of the kind {artifact.kind}, not {' or '.join(wanted)}",
+            f"`trnflow show RECIPE {stages[0]}` names one",
+        )
+    return NamedModel(store, artifact)
+
+
+def _of_recipe(options: Namespace, stage: str) -> NamedModel:
+    overrides = [*([f"store.root={options.store}"] if options.store else []), *options.overrides]
+    recipe = settings.load(options.recipe, overrides)
+    store = open_store(recipe)
+    outcome = look(recipe, store, FINETUNE).outcomes[stage]
+    if outcome.artifact is None:
+        raise ConfigError(
+            f"{stage} of {recipe.name} has no artifact for these settings: {outcome.why}",
+            f"`trnflow run --until {stage}` makes it",
+        )
+    return NamedModel(store, outcome.artifact, (stage, str(outcome.key)))
+
+
+def _of_run(run: str, store: Store, stage: str) -> Artifact:
+    stages = {entry["stage"]: entry.get("artifact") for entry in (store.run(run) or {}).get("stages", [])}
+    digest = stages.get(FINETUNE.stage(stage))
+    if not digest:
+        raise ConfigError(f"the run {run} has no artifact of {stage}", "`trnflow runs` lists others")
+    return store.artifact(digest)
+
+
+def _is_digest(text: str) -> bool:
+    return set(text.removeprefix("sha256:")) <= set("0123456789abcdef") and len(text.removeprefix("sha256:")) >= 2

@@ -1,0 +1,138 @@
+"""`trnflow predict RECIPE|RUN|DIGEST [TEXT ...]`: what a trained model says about texts, or about the rows of a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flows.cli.model.named_model import NamedModel, named_model
+from flows.display.progress import Progress
+from tasks.artifact import Meta
+from tasks.errors import ConfigError
+from tasks.evaluation.models import EAGER
+from tasks.export.stablehlo import ENVIRON
+from tasks.prediction.predict import Model, Named, open_model, predictions
+from tasks.prediction.row_files import RowFile, new_lines
+
+QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""Environment variables that keep transformers from showing progress beside ours."""
+
+TEXTS_SHOWN = 60
+"""The most characters of a classified text that are printed beside its label."""
+
+
+def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+    """Add the command `predict` to the parser. sub: argparse's collection of commands; store: the arguments of commands
+    that read a store."""
+    parser = sub.add_parser(
+        "predict", parents=[store], help="predict texts or the rows of a file with a trained model",
+        epilog="Text after -- is never read as an option or a setting: `trnflow predict demo -- train.epochs=3`.",
+    )  # fmt: skip
+    parser.add_argument("recipe", metavar="RECIPE|RUN|DIGEST", help="what made the model, or the model itself")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text to classify, a question, or a user's turn")
+    parser.add_argument("--on", metavar="HARDWARE", help="the model that was trained on this hardware")
+    parser.add_argument("--file", type=Path, help="rows: json lines, csv or parquet, with the columns of training")
+    parser.add_argument("--out", type=Path, help="write the predictions here, as json lines in the order of the rows")
+    parser.add_argument("--export", action="store_true", help="predict with the StableHLO export (classifiers only)")
+    parser.add_argument(
+        "--max-new-tokens", type=_count, default=256, metavar="N", help="the most tokens of an answer (%(default)s)"
+    )
+    parser.set_defaults(command=predict)
+
+
+def predict(options: Namespace) -> int:
+    """Predict the texts or the file that the options name, and print the predictions or write them to --out."""
+    if bool(options.texts) == bool(options.file):
+        both = "a text or --file, not both" if options.texts else "a text, or rows by --file"
+        raise ConfigError(f"predict needs {both}", "give one; a text that looks like a setting goes after --")
+    named = named_model(
+        options, ("export_neuron", "consolidate") if options.export else ("consolidate", "export_neuron")
+    )
+    for name, value in {**EAGER, **ENVIRON, **QUIET}.items():  # read by libraries when they are imported
+        os.environ.setdefault(name, value)
+    with named.folder() as folder:
+        model = open_model(folder, named.artifact.kind, named.artifact.meta)
+        rows, total = _rows(options, model)
+        results = _counted(predictions(model, rows, options.max_new_tokens), total)
+        if options.out:
+            _write(options, named, model, results)
+        else:
+            _print(options, named, model, results)
+    return 0
+
+
+def _rows(options: Namespace, model: Model) -> tuple[Iterable[Named], int]:
+    """The rows to predict, and their number."""
+    if options.file:
+        file = RowFile(options.file, model.shape.columns, model.shape.optional)
+        return file, file.count
+    texts = [(f"text {number}", model.shape.of_text(text)) for number, text in enumerate(options.texts, 1)]
+    return texts, len(texts)
+
+
+def _counted(results: Iterator[Meta], total: int) -> Iterator[Meta]:
+    """Show progress on stderr, and say at the end how many texts were too long."""
+    cut, progress = 0, Progress()
+    progress.begin("predict")
+    try:
+        for done, result in enumerate(results, 1):
+            cut += "cut" in result
+            progress.event("predict", {"progress": {"done": done, "total": total, "unit": "rows"}})
+            yield result
+    finally:
+        progress.close()
+    if cut:
+        sys.stderr.write(
+            f"note: {cut} of {total} texts are too long for the model and were cut (`cut`: tokens left out)\n"
+        )
+
+
+def _write(options: Namespace, named: NamedModel, model: Model, results: Iterator[Meta]) -> None:
+    """Write the predictions to --out as json lines, each with the number of its row."""
+    count = 0
+    with new_lines(options.out, options.file) as append:
+        for count, result in enumerate(results, 1):
+            append({"row": count, **result})
+    if options.json:
+        _emit({**_about(named, model), "out": str(options.out), "rows": count})
+    else:
+        sys.stdout.write(f"{count} predictions in {options.out}\n")
+
+
+def _print(options: Namespace, named: NamedModel, model: Model, results: Iterator[Meta]) -> None:
+    if options.json:
+        _emit({**_about(named, model), "results": list(results)})
+        return
+    for result in results:
+        sys.stdout.write(f"{_shown(result)}\n")
+
+
+def _about(named: NamedModel, model: Model) -> Meta:
+    return {"schema": 1, "model": named.artifact.digest, "task": model.rows.task}
+
+
+def _emit(document: Meta) -> None:
+    """Print one JSON document as it is: texts are the user's and the model's, not settings that may hold a secret."""
+    sys.stdout.write(f"{json.dumps(document)}\n")
+
+
+def _shown(result: Meta) -> str:
+    """A prediction as text: `0.98  label  text`, or the prompt and what was generated."""
+    if "label" in result:
+        text = " ".join(result["text"].split())
+        short = text if len(text) <= TEXTS_SHOWN else f"{text[: TEXTS_SHOWN - 1]}…"
+        return f"{max(result['probabilities'].values()):.3f}  {result['label']}  {short}"
+    return f"{result['prompt']}{result['generated']}\n"
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 < value <= 1 << 24:
+        raise ValueError(text)
+    return value

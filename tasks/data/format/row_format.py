@@ -1,0 +1,57 @@
+"""Describe in a model's folder how its inputs are shaped from rows, as `trnflow.json`, so that they can be shaped in the
+same way after training.
+
+The file depends on settings and on the names of columns alone; it holds no row of the data.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tasks.artifact import Meta
+from tasks.errors import ModelError
+from tasks.stage import read_json
+
+FILE = "trnflow.json"
+FORMAT = "trnflow-model"
+VERSION = 1
+
+
+class RowFormat(NamedTuple):
+    """How a row becomes the input of a model.
+
+    task: `classification` or `causal_lm`; settings: the recipe's section `format`; text: the columns of `data.text`;
+    columns: all columns that the rows had in training; nested: those of them that hold lists or objects; max_length: the
+    most tokens of a row in training."""
+
+    task: str
+    settings: dict[str, Any]
+    text: list[str]
+    columns: list[str]
+    nested: list[str]
+    max_length: int
+
+
+def row_format(texts: Meta, tokens: Meta) -> Meta:
+    """Return the content of `trnflow.json`. texts, tokens: the metadata of the artifacts of `format_prompts` and
+    `tokenize_text`."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "task": texts["task"],
+        "rows": texts["rows"],
+        "max_length": tokens["max_length"],
+    }
+
+
+def read_row_format(folder: Path) -> RowFormat:
+    """Read `trnflow.json` in a model's folder. ModelError for a folder without it, or with one of another version."""
+    file = folder / FILE
+    document = read_json(file) if file.is_file() else {}
+    if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
+        raise ModelError(
+            f"the model has no {FILE} that this version reads, so how its inputs are shaped is not known",
+            "`trnflow run` makes the model anew; training itself is cached",
+        )
+    return RowFormat(document["task"], **document["rows"], max_length=int(document["max_length"]))

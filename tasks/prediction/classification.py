@@ -1,0 +1,122 @@
+"""Predict classes with a consolidated model, or with its StableHLO export.
+
+Rows are cut to the model's greatest length as in training. An export has graphs for a few static shapes: rows are padded
+to them, and the last batch is filled up with copies of its last row. A graph is compiled again at each call (about a
+second for a small model), so an export is for checking what it predicts, not for speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasks.artifact import Meta
+from tasks.data.tokenization.encoders import ClassEncoder
+from tasks.data.tokenization.tokenizer import read_tokenizer
+from tasks.errors import ModelError
+from tasks.evaluation.models import load_model, longest_sequence
+from tasks.stage import read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+BATCH = 32
+
+
+class Program(NamedTuple):
+    """A model that can be called. call: (input_ids, attention_mask), int64 [rows, length] -> logits, float [rows, labels];
+    longest: the most tokens of a row, or None; shape: returns the static (rows, length) of the call for rows of so many
+    tokens, or None for a model that takes any shape; batch: the most rows of a call."""
+
+    call: Callable[[Tensor, Tensor], Tensor]
+    longest: int | None
+    length: Callable[[int], int]
+    batch: int
+    fixed: bool
+
+
+class Classifier:
+    """A classifier in a folder: a consolidated model, or an export of one (`exported`). max_length: the most tokens of a row
+    in training. Attribute `labels`: the class names by index."""
+
+    def __init__(self, folder: Path, max_length: int, *, exported: bool) -> None:
+        tokenizer = read_tokenizer(folder)
+        self._program = _exported(folder) if exported else _eager(folder)
+        self.max_length = min(max_length, self._program.longest or max_length)
+        self._encoder = ClassEncoder(tokenizer, self.max_length, "truncate")
+        self._pad = tokenizer.pad_id
+        named = read_json(folder / "config.json")["id2label"]
+        self.labels = [str(named[str(index)]) for index in range(len(named))]
+
+    def predict(self, texts: Sequence[str]) -> list[Meta]:
+        """Return for each text {text, label, probabilities {label: p}}, and `cut`, the number of tokens left out, where
+        the text was too long. ModelError for logits that are not finite."""
+        rows, cut = self._tokens(texts)
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        found: list[Meta] = [{}] * len(rows)
+        for start in range(0, len(order), self._program.batch):
+            chosen = order[start : start + self._program.batch]
+            for row, values in zip(chosen, self._probabilities([rows[row] for row in chosen]), strict=True):
+                best = max(range(len(values)), key=values.__getitem__)
+                found[row] = {
+                    "text": texts[row],
+                    "label": self.labels[best],
+                    "probabilities": dict(zip(self.labels, values, strict=True)),
+                    **({"cut": cut[row]} if cut[row] else {}),
+                }
+        return found
+
+    def _tokens(self, texts: Sequence[str]) -> tuple[list[Ints], list[int]]:
+        """(token ids of each text, number of tokens left out of each)."""
+        import numpy as np
+        import pyarrow as pa
+
+        labels = pa.array([0] * len(texts), pa.int64())
+        made = self._encoder.encode(pa.table({"text": pa.array(texts, pa.string()), "label": labels}))
+        return np.split(made.ids, np.cumsum(made.sizes)[:-1]), (made.lengths - made.sizes).tolist()
+
+    def _probabilities(self, rows: list[Ints]) -> list[list[float]]:
+        """[row][label], of at most a batch of rows."""
+        import torch
+
+        length = self._program.length(max(len(row) for row in rows))
+        count = self._program.batch if self._program.fixed else len(rows)
+        input_ids = torch.full((count, length), self._pad, dtype=torch.int64)
+        attention_mask = torch.zeros_like(input_ids)
+        for at in range(count):
+            row = rows[min(at, len(rows) - 1)]
+            input_ids[at, : len(row)] = torch.from_numpy(row).long()
+            attention_mask[at, : len(row)] = 1
+        with torch.inference_mode():
+            logits = self._program.call(input_ids, attention_mask)[: len(rows)].float()
+        found: list[list[float]] = logits.softmax(-1).tolist()
+        if not all(math.isfinite(value) for values in found for value in values):
+            raise ModelError("the model's logits are not finite", "the weights are broken: train again")
+        return found
+
+
+def _eager(folder: Path) -> Program:
+    model = load_model(folder, "classification")
+    return Program(
+        lambda input_ids, attention_mask: model(input_ids=input_ids, attention_mask=attention_mask).logits,
+        longest_sequence(model),
+        lambda tokens: tokens,
+        BATCH,
+        fixed=False,
+    )
+
+
+def _exported(folder: Path) -> Program:
+    from tasks.export.stablehlo import load_stablehlo
+
+    program = load_stablehlo(folder)
+
+    def length(tokens: int) -> int:
+        return next(length for length in program.lengths if length >= tokens)
+
+    return Program(program, program.lengths[-1], length, program.batch, fixed=True)

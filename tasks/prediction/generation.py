@@ -1,0 +1,76 @@
+"""Generate texts with a consolidated language model, as its `generation_config.json` says (without one: greedily).
+
+One prompt at a time, so that a text does not depend on the others of its file. Sampling begins with the same seed for each
+prompt. Costs a forward pass a token, on the CPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.artifact import Meta
+from tasks.data.tokenization.tokenizer import read_tokenizer
+from tasks.errors import DataError
+from tasks.evaluation.generation import position_ids, prompt_encoder, prompt_ids, shortened
+from tasks.evaluation.models import load_model, longest_sequence
+
+SEED = 0
+
+
+class Generator:
+    """A language model in a folder. templates, framed: as the encoder of prompts needs them; max_new_tokens: the most tokens
+    of a generated text."""
+
+    def __init__(self, folder: Path, templates: tuple[str, ...], framed: bool, max_new_tokens: int) -> None:
+        self._tokenizer = read_tokenizer(folder)
+        self._encoder = prompt_encoder(self._tokenizer, {"templates": templates, "framed": framed})
+        self._model: Any = load_model(folder, "causal_lm")
+        self._positions = longest_sequence(self._model)
+        self._new = max_new_tokens
+        if self._positions is not None:
+            self._new = min(max_new_tokens, max(self._positions // 2, 1))
+
+    def predict(self, parts: list[Meta], where: str) -> Meta:
+        """Return {prompt, generated, tokens, ended}, and `cut`, the number of the prompt's first tokens that were left out,
+        where the prompt left no room for the answer. parts: the prompt; where: names its row in errors.
+
+        Raises DataError for an empty prompt."""
+        import torch
+
+        ids, kept = self._ids(parts, where)
+        row, ends = torch.tensor([kept]), self._ends()
+        torch.manual_seed(SEED)
+        with torch.inference_mode():
+            made = self._model.generate(
+                row,
+                attention_mask=torch.ones_like(row),
+                use_cache=True,
+                max_new_tokens=self._new,
+                pad_token_id=self._padding(ends),
+                **position_ids(self._model, row),
+            )[0, len(kept) :].tolist()
+        return {
+            "prompt": "".join(part["text"] for part in parts),
+            "generated": self._tokenizer.tokenizer.decode(made, skip_special_tokens=True),
+            "tokens": len(made),
+            "ended": bool(made) and made[-1] in ends,
+            **({"cut": len(ids) - len(kept)} if len(ids) > len(kept) else {}),
+        }
+
+    def _ids(self, parts: list[Meta], where: str) -> tuple[list[int], list[int]]:
+        """The token ids of a prompt, and those that the model reads."""
+        ids, prefix = prompt_ids(self._encoder, parts), self._tokenizer.prefix()
+        if not ids:
+            raise DataError(f"{where}: the prompt is empty", "give it a text")
+        opening = len(prefix) if ids[: len(prefix)] == prefix else 0
+        return ids, ids if self._positions is None else shortened(ids, self._positions - self._new, opening)
+
+    def _ends(self) -> list[int]:
+        """The ids of the tokens that end a text."""
+        ends = self._model.generation_config.eos_token_id
+        return [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
+
+    def _padding(self, ends: list[int]) -> int:
+        padding = self._model.generation_config.pad_token_id
+        return int(padding) if padding is not None else ends[0] if ends else 0

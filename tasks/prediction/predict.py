@@ -1,0 +1,72 @@
+"""Predict rows with the model in a folder, in order, some rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tasks.artifact import Meta
+from tasks.data.format.row_format import RowFormat, read_row_format
+from tasks.errors import ConfigError
+from tasks.prediction.prompts import Shape, shape_of
+
+Row = dict[str, Any]
+Named = tuple[str, Row]
+"""A row's name in errors, and the row."""
+
+WINDOW = 256
+"""Rows that are classified together, the short ones apart from the long ones."""
+
+
+class Model(NamedTuple):
+    """A model to predict with. folder: its files; rows: how its inputs are shaped; shape: the same, as functions;
+    exported: whether the folder is an export."""
+
+    folder: Path
+    rows: RowFormat
+    shape: Shape
+    exported: bool
+
+
+def open_model(folder: Path, kind: str, meta: Meta) -> Model:
+    """Open a model's folder without loading its weights. kind, meta: of its artifact, which is one of `consolidate` or
+    `export_neuron`.
+
+    Raises ConfigError for an export that can't predict here, ModelError for a model without `trnflow.json`."""
+    exported = kind == "exported"
+    if exported and meta["target"] != "stablehlo":
+        raise ConfigError("a Neuron export runs on Neuron only", "leave --export out, or set export.target=stablehlo")
+    if exported and meta["task"] != "classification":
+        raise ConfigError(
+            "the export of a language model computes logits of fixed shapes and can't generate",
+            "leave --export out: the consolidated model generates",
+        )
+    rows = read_row_format(folder)
+    return Model(folder, rows, shape_of(rows, folder), exported)
+
+
+def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Iterator[Meta]:
+    """Yield the prediction of each row: {text, label, probabilities} of a classifier, {prompt, generated, tokens, ended} of
+    a language model; `cut`, a number of tokens, where a text was too long for the model.
+
+    max_new_tokens: the most tokens of a generated text. DataError names a row that can't be shaped."""
+    if model.rows.task == "classification":
+        yield from _classified(model, iter(rows))
+        return
+    from tasks.prediction.generation import Generator
+
+    shape = model.shape
+    generator = Generator(model.folder, shape.templates, shape.framed, max_new_tokens)
+    for where, row in rows:
+        yield generator.predict(shape.of_row(row, where), where)
+
+
+def _classified(model: Model, rows: Iterator[Named]) -> Iterator[Meta]:
+    from tasks.prediction.classification import Classifier
+
+    classifier = Classifier(model.folder, model.rows.max_length, exported=model.exported)
+    while window := list(islice(rows, WINDOW)):
+        texts = ["".join(part["text"] for part in model.shape.of_row(row, where)) for where, row in window]
+        yield from classifier.predict(texts)

@@ -1,0 +1,123 @@
+"""Shape rows into what a trained model reads: as `format_prompts` did for training, but without label and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tasks.artifact import Meta
+from tasks.data.format.chat import ROLES, Columns, conversation_of, prompted, sections, special_pattern
+from tasks.data.format.row_format import RowFormat
+from tasks.data.format.templates import no_limit
+from tasks.errors import ConfigError, DataError
+from tasks.format_prompts import (
+    ARGUMENTS,
+    FormatConfig,
+    chat_document,
+    chat_templates_of,
+    instruction_prompt,
+    is_framed,
+    row_template,
+)
+
+Row = dict[str, Any]
+Parts = list[Meta]
+"""The parts of a text: dicts with `text`, `train` (false) and perhaps `plain` (special tokens in it are read as text)."""
+
+
+class Shape(NamedTuple):
+    """How a row becomes the text that a model reads.
+
+    columns: the columns that a row must have; optional: further columns that are read where a row has them; parts: makes
+    the text of a row, given the row and its name in errors (DataError for a row that can't be shaped); templates,
+    framed: the recipe's templates and whether a chat template writes the special tokens, as the encoder needs them;
+    is_chat: whether the column holds a conversation."""
+
+    columns: list[str]
+    optional: list[str]
+    parts: Callable[[Row, str], Parts]
+    templates: tuple[str, ...] = ()
+    framed: bool = False
+    is_chat: bool = False
+
+    def of_text(self, text: str) -> Row:
+        """Return the row that a bare text stands for: the value of the only column, or the user's turn of a conversation.
+
+        Raises ConfigError for a model that reads several columns."""
+        if len(self.columns) != 1:
+            raise ConfigError(
+                f"the model reads the columns {', '.join(self.columns)}, and a bare text is only one",
+                "give rows with these columns: --file rows.jsonl",
+            )
+        value = [{"role": "user", "content": text}] if self.is_chat else text
+        return {**dict.fromkeys(self.optional, None if self.is_chat else ""), self.columns[0]: value}
+
+    def of_row(self, row: Row, where: str) -> Parts:
+        """Return the text of a row as parts. where: names the row in errors. DataError for a row that lacks a column."""
+        empty = [column for column in self.columns if row.get(column) is None]
+        if empty:
+            raise DataError(f"{where}: the column {empty[0]} is missing or null", "give every row a text")
+        return self.parts({**dict.fromkeys(self.optional), **row}, where)
+
+
+def shape_of(rows: RowFormat, folder: Path) -> Shape:
+    """Return how a model's rows are shaped. rows: from `trnflow.json`; folder: the model's, which holds the tokenizer and
+    its chat template. ConfigError for a chat model whose tokenizer has lost its template."""
+    config = FormatConfig.model_validate(rows.settings)
+    if config.task == "chat":
+        return _chat(config, folder)
+    if config.prompt_template:
+        return _templated(config, rows)
+    if config.task == "instruction":
+        write = instruction_prompt(config, {"columns": rows.columns})
+        optional = [config.context] if config.context else []
+        return Shape([config.instruction], optional, lambda row, where: _plain(write(row, where)))
+    columns = rows.text or [config.text]
+    return Shape(columns, [], lambda row, where: _plain(config.separator.join(str(row[name]) for name in columns)))
+
+
+def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
+    """A prompt that `format.prompt_template` writes. The context is optional, all other columns that it names are not."""
+    assert config.prompt_template is not None
+    meta = {"columns": rows.columns, "nested": rows.nested}
+    write, named = row_template(config, "prompt_template", meta, no_limit)
+    optional = [name for name in named if name == config.context]
+    columns = [name for name in named if name not in optional]
+    templates = (config.prompt_template, *((config.response_template,) if config.response_template else ()))
+    return Shape(columns, optional, lambda row, where: _plain(write(row, where)), templates)
+
+
+def _chat(config: FormatConfig, folder: Path) -> Shape:
+    names = Columns(config.messages, config.tools, config.documents, ARGUMENTS)
+    optional = [name for name in (config.tools, config.documents, ARGUMENTS) if name]
+    framed = is_framed(config)
+    chat = chat_document(config, folder) if framed else None
+    templates = chat_templates_of(config, chat) if chat else {}
+    special = special_pattern(tuple(chat["texts"])) if chat else None
+
+    def parts(row: Row, where: str) -> Parts:
+        given = conversation_of(row, names, where)
+        given = given._replace(messages=_asked(given.messages, where))
+        if framed:
+            template = templates.get("tools" if given.tools is not None else "template", templates["template"])
+            return prompted(given, template, where, special)
+        return [
+            *sections(given.messages, where, last=True),
+            {"text": f"\n\n### {ROLES['assistant']}\n", "train": False},
+        ]
+
+    return Shape([config.messages], optional, parts, framed=framed, is_chat=True)
+
+
+def _asked(messages: list[Row], where: str) -> list[Row]:
+    """The messages up to the last that is not the assistant's: an answer that the row has is left out."""
+    while messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages:
+        raise DataError(f"{where}: the conversation has no turn to answer", "end it with a user's turn")
+    return messages
+
+
+def _plain(text: str) -> Parts:
+    return [{"text": text, "train": False}]

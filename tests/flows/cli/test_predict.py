@@ -1,0 +1,123 @@
+"""`trnflow predict` as a user runs it, after a real run: by recipe, run and digest, of texts and of files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.helpers.command_line import InProcessShell, Shell, artifacts, write_project
+
+SMALL = ("train.max_steps=2", "tracking.enabled=false", "export.batch=4", "--on", "cpu")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shell, str]:
+    """A folder in which `mine.yaml` was trained and exported, and the run's id."""
+    shell = InProcessShell(write_project(tmp_path_factory.mktemp("project")))
+    done = Shell(shell.folder).json("run", "mine.yaml", "--until", "export_neuron", "--direct", *SMALL)
+    return shell, done["run"]
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Predicting sets variables of its process, which here is that of other tests too."""
+    with patch.dict(os.environ):
+        yield
+
+
+def rows_in(folder: Path, count: int = 10) -> Path:
+    lines = [json.dumps({"id": n, "text": f"train {n} is {'good' if n % 3 else 'bad'}"}) for n in range(count)]
+    (folder / "new.jsonl").write_text("\n".join(lines))
+    return folder / "new.jsonl"
+
+
+def test_a_recipe_a_run_and_a_digest_mean_the_same_model(project: tuple[Shell, str]) -> None:
+    from transformers import pipeline
+
+    shell, run = project
+    found = shell.json("predict", "mine.yaml", *SMALL, "this is good", "and this bad")
+    assert (found["schema"], found["task"]) == (1, "classification")
+    assert found["model"] == artifacts(shell, run)["consolidate"]
+    for name in (run, "last", found["model"], found["model"][7:19]):
+        assert shell.json("predict", name, "this is good", "and this bad") == found
+    if not (shell.folder / "model").exists():
+        shell("get", "mine.yaml", "consolidate", "model", *SMALL)
+    pipe = pipeline("text-classification", str(shell.folder / "model"), top_k=None, device="cpu")
+    for ours, theirs in zip(found["results"], pipe(["this is good", "and this bad"]), strict=True):
+        assert set(ours) == {"text", "label", "probabilities"}
+        assert ours["label"] == theirs[0]["label"]
+        assert ours["probabilities"] == {one["label"]: pytest.approx(one["score"], abs=1e-6) for one in theirs}
+
+
+def test_text_after_two_dashes_is_never_an_override(project: tuple[Shell, str]) -> None:
+    shell, _ = project
+    done = shell("predict", "last", "one", "--json", "two", "--", "train.epochs=3", "--json", "-x", "--")
+    texts = [row["text"] for row in json.loads(done.stdout)["results"]]
+    assert texts == ["one", "two", "train.epochs=3", "--json", "-x", "--"]
+    assert "goes after --" in shell.error("predict", "mine.yaml", "train.epochs=3", code=2)
+    refused = shell.error("predict", "last", "one", "train.epochs=3", code=2)
+    assert "last is no recipe, so train.epochs=3 can't change it" in refused and "goes after --" in refused
+
+
+def test_rows_of_a_file_and_the_export(project: tuple[Shell, str]) -> None:
+    shell, run = project
+    rows, out = rows_in(shell.folder), shell.folder / "out.jsonl"
+    said = shell.json("predict", "last", "--file", "new.jsonl", "--out", "out.jsonl")
+    assert (said["rows"], said["out"]) == (10, "out.jsonl") and "results" not in said
+    made = [json.loads(line) for line in out.read_text().splitlines()]
+    texts = [json.loads(line)["text"] for line in rows.read_text().splitlines()]
+    assert [(row["row"], row["text"]) for row in made] == list(enumerate(texts, 1))
+    alone = shell.json("predict", "last", *texts)["results"]
+    for row, single in zip(made, alone, strict=True):
+        assert row["probabilities"] == pytest.approx(single["probabilities"], abs=1e-6)
+    exported = shell.json("predict", "last", "--export", "--file", "new.jsonl")
+    assert exported["model"] == artifacts(shell, run)["export_neuron"]
+    for row, other in zip(made, exported["results"], strict=True):
+        assert other["probabilities"] == pytest.approx(row["probabilities"], abs=1e-4)
+
+
+def test_a_text_that_was_cut_is_said(project: tuple[Shell, str]) -> None:
+    done = project[0]("predict", "last", "good " * 200, "good")
+    assert done.returncode == 0 and "note: 1 of 2 texts are too long for the model and were cut" in done.stderr
+    assert len(done.stdout.splitlines()) == 2 and "…" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("last",), "predict needs a text, or rows by --file"),
+        (("last", "text", "--file", "new.jsonl"), "predict needs a text or --file, not both"),
+        (("nothing", "text"), "there is no recipe, run or artifact nothing"),
+        (("demon", "text"), "did you mean demo?"),
+        (("demo", "text"), "consolidate of demo has no artifact for these settings"),
+        (("demo@champion", "text"), "demo@champion"),
+        (("last", "--file", "none.jsonl"), "there is no file none.jsonl"),
+        (("last", "--file", "mine.yaml"), "mine.yaml is no data file by its name"),
+        (("last", "--file", "bad.jsonl"), "bad.jsonl line 3 is not an object"),
+        (("last", "--file", "null.jsonl", "--out", "bad.out"), "null.jsonl row 2: the column text is missing or null"),
+        (("last", "--file", "new.jsonl", "--out", "none/out"), "--out: none/out can't be written"),
+        (("last", "--file", "new.jsonl", "--out", "new.jsonl"), "--out and --file are both new.jsonl"),
+    ],
+)
+def test_wrong_use_is_one_clear_error(project: tuple[Shell, str], arguments: tuple[str, ...], says: str) -> None:
+    shell, _ = project
+    rows_in(shell.folder)
+    (shell.folder / "bad.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n[3]\n')
+    (shell.folder / "null.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
+    done = shell("predict", *arguments)
+    assert done.returncode in (1, 2) and says in done.stderr and "fix: " in done.stderr and not done.stdout
+    assert not [*shell.folder.glob(".*.partial"), *shell.folder.glob("bad.out")]
+
+
+def test_an_artifact_of_another_kind_and_a_run_without_a_model(project: tuple[Shell, str]) -> None:
+    shell, run = project
+    rows = artifacts(shell, run)["load_data"]
+    assert "is of the kind rows, not model or exported" in shell.error("predict", rows, "text", code=2)
+    only = shell.json("run", "mine.yaml", "--until", "load_data", "--direct", "data.limit=20", *SMALL)["run"]
+    assert f"the run {only} has no artifact of consolidate" in shell.error("predict", only, "text", code=2)
+    (shell.folder / f".trnflow/store/runs/{only}.json").unlink()

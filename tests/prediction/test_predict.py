@@ -1,0 +1,244 @@
+"""Predictions are those of transformers' own pipelines for the same folder and the same rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tasks.artifact import Input
+from tasks.data.format.row_format import FILE, row_format
+from tasks.errors import ConfigError, DataError, MachineError, ModelError
+from tasks.prediction.predict import open_model, predictions
+from tasks.prediction.row_files import RowFile, new_lines
+from tasks.stage import write_json
+from tests.helpers.data_stages import Bench, new_bench
+from tests.helpers.small_disk import small_disk
+
+WORDS = ["where", "is", "the", "cat", "on", "a", "mat", "dog", "runs", "what", "does", "it", "do", "and", "why"]
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SCRATCH = {"config": {"model_type": "llama"}}
+
+
+def write_rows(folder: Path, rows: list[dict[str, Any]]) -> str:
+    folder.mkdir()
+    for split in ("train", "validation"):
+        (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(folder)
+
+
+def finished(bench: Bench, texts: Input, model: Any, train: dict[str, Any], **files: str) -> Path:
+    """A model's folder as consolidate leaves it: weights, tokenizer and `trnflow.json`, here with random weights."""
+    longest = 24 if texts.meta["task"] == "classification" else 64
+    tokens = bench.tokens(texts, SCRATCH, max_length=longest, train=train)
+    folder = bench.root / "model"
+    model(tokens.meta).save_pretrained(folder)
+    for file in (tokens.path / "tokenizer").iterdir():
+        shutil.copyfile(file, folder / file.name)
+    for name, text in files.items():
+        (folder / f"{name}.jinja").write_text(text)
+    write_json(folder / FILE, row_format(texts.meta, tokens.meta))
+    return folder
+
+
+def classifier(meta: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=meta["vocab_size"], hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=24, initializer_range=0.4, id2label={0: "no", 1: "yes", 2: "so"}, pad_token_id=meta["pad_id"],
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)
+
+
+def llama(meta: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=meta["vocab_size"], hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.3, bos_token_id=meta["bos_id"], eos_token_id=meta["eos_id"],
+        pad_token_id=meta["pad_id"],
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("classes")
+    rows = [{"title": " ".join(WORDS), "body": WORDS[n], "label": ("no", "yes", "so")[n % 3]} for n in range(9)]
+    bench = new_bench(root)
+    loaded = bench.rows(source=write_rows(root / "rows", rows), text=["title", "body"], label="label")
+    texts = bench.texts(loaded, separator=" : ")
+    return finished(bench, texts, classifier, {"kind": "wordpiece", "vocab_size": 120})
+
+
+@pytest.fixture(scope="module")
+def asks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("asks")
+    rows = [{"instruction": " ".join(WORDS), "context": "", "response": f"it is {WORDS[n]}"} for n in range(9)]
+    bench = new_bench(root)
+    texts = bench.texts(bench.rows(source=write_rows(root / "rows", rows)), task="instruction")
+    return finished(bench, texts, llama, {"kind": "bpe", "vocab_size": 300})
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("chats")
+    turns = [{"role": "user", "content": " ".join(WORDS)}, {"role": "assistant", "content": "on the mat"}]
+    bench = new_bench(root)
+    loaded = bench.rows(source=write_rows(root / "rows", [{"messages": turns}] * 9))
+    texts = bench.texts(loaded, task="chat", chat_template=CHAT)
+    return finished(bench, texts, llama, {"kind": "bpe", "vocab_size": 300}, chat_template=CHAT)
+
+
+def predict(folder: Path, rows: list[dict[str, Any]] | str, new: int = 6) -> list[dict[str, Any]]:
+    model = open_model(folder, "model", {})
+    given = [model.shape.of_text(rows)] if isinstance(rows, str) else rows
+    return list(predictions(model, ((f"row {n}", row) for n, row in enumerate(given, 1)), new))
+
+
+def test_classes_and_probabilities_are_the_pipeline_s(classes: Path) -> None:
+    rows = [{"title": " ".join(WORDS[n : n + n % 5 + 1]), "body": WORDS[n % 7]} for n in range(12)]
+    ours = predict(classes, rows)
+    pipe = transformers.pipeline("text-classification", str(classes), top_k=None, device="cpu")
+    theirs = pipe([f"{row['title']} : {row['body']}" for row in rows])
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine["label"] == other[0]["label"]
+        assert mine["probabilities"] == {one["label"]: pytest.approx(one["score"], abs=1e-6) for one in other}
+    assert len({row["label"] for row in ours}) > 1 and not any("cut" in row for row in ours)
+
+
+def test_a_text_that_is_too_long_is_cut_as_in_training_and_this_is_said(classes: Path) -> None:
+    long = {"title": " ".join(WORDS * 3), "body": "cat"}
+    (mine,) = predict(classes, [long])
+    pipe = transformers.pipeline("text-classification", str(classes), device="cpu")
+    text = f"{long['title']} : {long['body']}"
+    other = pipe([text], truncation=True, max_length=24)[0]
+    assert mine["probabilities"][other["label"]] == pytest.approx(other["score"], abs=1e-6)
+    assert mine["cut"] == len(pipe.tokenizer(text)["input_ids"]) - 24
+
+
+def generated(folder: Path, prompt: Any, new: int = 6) -> str:
+    pipe = transformers.pipeline("text-generation", str(folder), device="cpu")
+    made = pipe(prompt, do_sample=False, max_new_tokens=new, return_full_text=False)
+    return str(made[0]["generated_text"])
+
+
+def test_answers_are_the_pipeline_s(asks: Path) -> None:
+    (bare,) = predict(asks, "where is the cat")
+    prompt = "### Instruction\nwhere is the cat\n\n### Answer\n"
+    assert bare["prompt"] == prompt and 0 < bare["tokens"] <= 6
+    assert bare["generated"] == generated(asks, prompt) != ""
+    (with_context,) = predict(asks, [{"instruction": "why", "context": "a mat", "response": "never read"}])
+    prompt = "### Instruction\nwhy\n\n### Context\na mat\n\n### Answer\n"
+    assert (with_context["prompt"], with_context["generated"]) == (prompt, generated(asks, prompt))
+
+
+def test_a_conversation_is_answered_as_by_the_pipeline(chats: Path) -> None:
+    turns = [
+        {"role": "user", "content": "why is it"}, {"role": "assistant", "content": "on a mat"},
+        {"role": "user", "content": "what does the dog do"},
+    ]  # fmt: skip
+    (mine,) = predict(chats, [{"messages": turns}])
+    assert mine["generated"] == generated(chats, turns) != ""
+    assert mine["prompt"].endswith("<|user|>what does the dog do</s><|assistant|>")
+    (bare,) = predict(chats, "why")
+    assert bare["generated"] == generated(chats, [{"role": "user", "content": "why"}])
+    (answered,) = predict(chats, [{"messages": [*turns, {"role": "assistant", "content": "never read"}]}])
+    assert answered == mine
+
+
+def test_an_end_token_ends_the_answer(asks: Path, tmp_path: Path) -> None:
+    """The first token that the model says is made the end token."""
+    folder = tmp_path / "model"
+    shutil.copytree(asks, folder)
+    pipe = transformers.pipeline("text-generation", str(asks), device="cpu")
+    prompt = "### Instruction\nwhy\n\n### Answer\n"
+    first = pipe(prompt, do_sample=False, max_new_tokens=1, return_tensors=True)[0]["generated_token_ids"][-1]
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": first}))
+    (mine,) = predict(folder, "why")
+    assert (mine["tokens"], mine["ended"]) == (1, True)
+
+
+def test_a_prompt_too_long_for_the_positions_loses_its_first_tokens(asks: Path) -> None:
+    (mine,) = predict(asks, " ".join(WORDS * 9))
+    assert mine["cut"] > 0 and mine["tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"messages": [{"role": "assistant", "content": "hm"}]}, "row 1: the conversation has no turn to answer"),
+        ({"messages": "no JSON"}, "row 1: the column messages is no JSON"),
+        ({"messages": [{"role": "pope", "content": "hm"}]}, "row 1: message 1 has the role 'pope'"),
+        ({}, "row 1: the column messages is missing or null"),
+    ],
+)
+def test_a_bad_row_is_named(chats: Path, row: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        predict(chats, [row])
+
+
+def test_a_bare_text_needs_one_column(classes: Path) -> None:
+    with pytest.raises(ConfigError, match="the model reads the columns title, body"):
+        predict(classes, "one text")
+
+
+def test_a_folder_without_its_format_is_refused(classes: Path, tmp_path: Path) -> None:
+    shutil.copytree(classes, tmp_path / "model")
+    (tmp_path / "model" / FILE).unlink()
+    with pytest.raises(ModelError, match=r"no trnflow\.json"):
+        predict(tmp_path / "model", "text")
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "says"),
+    [
+        ("", DataError, "holds no rows"),
+        ("[]", DataError, "holds no rows"),
+        ('{"text": "a"}\n[1]\n', DataError, r"rows\.jsonl line 2 is not an object"),
+        ('{"text": "a"}\nnot json\n', DataError, r"rows\.jsonl line 2 is not JSON"),
+        ('{"other": "a"}\n', ConfigError, r"has no column text, which the model reads \(it has: other\)"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, lines: str, error: type[Exception], says: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(lines)
+    with pytest.raises(error, match=says):
+        RowFile(tmp_path / "rows.jsonl", ["text"], [])
+
+
+def test_predictions_appear_when_they_are_complete(tmp_path: Path) -> None:
+    out = tmp_path / "predictions.jsonl"
+    out.write_text("older\n")
+    with pytest.raises(DataError), new_lines(out, None) as append:
+        append({"row": 1})
+        raise DataError("row 2 is bad")
+    assert [path.name for path in tmp_path.iterdir()] == [out.name] and out.read_text() == "older\n"
+    with new_lines(out, None) as append:
+        append({"row": 1, "text": "größer"})
+        assert out.read_text() == "older\n"
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [{"row": 1, "text": "größer"}]
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_a_place_that_can_t_be_written_is_named(tmp_path: Path) -> None:
+    for place, source in ((tmp_path / "none/out.jsonl", None), (tmp_path, None), (tmp_path / "x", tmp_path / "x")):
+        with pytest.raises(ConfigError, match="--out"), new_lines(place, source):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
+        out = disk / "predictions.jsonl"
+        with pytest.raises(MachineError, match="No space left on device"), new_lines(out, None) as append:
+            for _ in range(9000):
+                append({"text": "x" * 100})
+        assert not list(disk.iterdir())
