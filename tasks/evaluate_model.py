@@ -104,6 +104,7 @@ def evaluate_model(
         report["metrics"] |= _answered(made)
         report["answered"] = sum(one["answer"] is not None for one in made)
         report["generations"] = made[:SHOWN]
+    _time_single_rows(model, split, out)
     calls = _calls(config, split, exported, model)
     del model  # the exported model brings weights of its own
     report["export"], found = _exported(exported, calls)
@@ -324,6 +325,16 @@ def _timed(run: Callable[[Callable[[int], None]], Result], split: Split, out: Wo
     found = run(lambda done: out.progress(done, rows))
     out.figures(samples_per_second=round(rows / (time.perf_counter() - start), 1))
     return found
+
+
+def _time_single_rows(model: PreTrainedModel, split: Split, out: Workdir) -> None:
+    """Report the latency of the weights for one row: median and 95th percentile, in milliseconds."""
+    import numpy as np
+
+    from tasks.evaluation.forward import single_row_seconds
+
+    middle, high = np.percentile(single_row_seconds(model, split), [50, 95])
+    out.figures(latency_p50_ms=round(1000 * float(middle), 2), latency_p95_ms=round(1000 * float(high), 2))
 
 
 def _finite(loss: float) -> float:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from flows.display.report import number, seconds
 from flows.runner.planning.forecast import dollars
-from flows.runner.work_folders import attempt_log
 from tasks.artifact import Meta
 from tasks.errors import BlobLost
 from tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
@@ -129,11 +128,11 @@ def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float
     found: dict[int, dict[str, float]] = {}
     names = sorted(Path(name).stem for name in store.backend.names(f"attempts/{key}")) if key else []
     for name in names:
-        file = attempt_log(store.home, name).with_suffix(".jsonl")
-        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-            event = json.loads(line)
-            finite = {name: value for name, value in event["values"].items() if math.isfinite(value)}
-            found.setdefault(event["step"], {}).update(finite)
+        for file in (store.home / "logs").glob(f"*{name}.jsonl"):  # the host and process stand before the attempt
+            for line in file.read_text(encoding="utf-8").splitlines():
+                event = json.loads(line)
+                finite = {metric: value for metric, value in event["values"].items() if math.isfinite(value)}
+                found.setdefault(event["step"], {}).update(finite)
     return found
 
 
@@ -171,8 +170,7 @@ def _data(store: Store, document: Meta) -> Meta:
         for stage, meta in (
             ("load_data", rows),
             ("format_prompts", texts),
-            ("tokenize_text", tokens),
-            ("pack_chunks", packed),
+            ("tokenize_text and pack_chunks", packed or tokens),
         )
         if meta.get("dropped")
     ]

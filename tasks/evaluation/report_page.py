@@ -66,7 +66,7 @@ def evaluation_part(folder: Path, report: Meta) -> Meta:
         "about_intervals": f"Intervals: {intervals['confidence']:.0%} of {intervals['resamples']:,} bootstrap resamples.",
         "plots": [_plot(folder / name, alt) for name, alt in PLOTS.items() if (folder / name).exists()],
         "classes": _classes(report.get("classes", [])),
-        "worst": _worst(report.get("worst", [])),
+        "worst": [_error(one) for one in report.get("worst", [])],
         "generations": [_generation(one) for one in report.get("generations", [])],
         "export": _export(report),
     }
@@ -98,10 +98,9 @@ def _classes(classes: list[Meta]) -> Meta | None:
     return table(("class", *names), rows, names) if classes else None
 
 
-def _worst(worst: list[Meta]) -> Meta | None:
-    names = ("row", "label", "predicted", "probability", "loss")
-    rows = ([*(number(one[name]) for name in names), one["text"]] for one in worst)
-    return table((*names, "text"), rows, ("row", "probability", "loss")) if worst else None
+def _error(one: Meta) -> Meta:
+    named = f"Row {one['row']}: {one['label']}, predicted {one['predicted']} ({one['probability']:.1%})"
+    return {"name": f"{named}, loss {number(one['loss'])}", "text": one["text"]}
 
 
 def _generation(one: Meta) -> Meta:
@@ -120,6 +119,8 @@ def _export(report: Meta) -> str:
     if "note" in export:
         return f"{export['target']}: {export['note']}"
     found = report["metrics"]
-    share, difference = number(found["export_agreement"]), number(found["export_max_difference"])
-    same = f"predicts the same class as the weights for a share of {share} of {export['compared']:,} rows or tokens"
-    return f"{export['target']}: {same}; the largest difference of two logits is {difference}"
+    unit = "rows" if report["task"] == "classification" else "tokens"
+    same = f"the same prediction as the weights' for {found['export_agreement']:.4%} of {export['compared']:,} {unit}"
+    return (
+        f"{export['target']}: {same}; the largest difference of two logits is {number(found['export_max_difference'])}."
+    )

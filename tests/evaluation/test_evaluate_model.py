@@ -134,6 +134,13 @@ def test_the_classification_report(evaluated: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
+def test_the_latency_of_a_row_is_a_figure_of_the_run_and_no_metric(evaluated: dict[str, Any], name: str) -> None:
+    figures = {key: value for event in evaluated[name]["said"] for key, value in event.get("figures", {}).items()}
+    assert 0 < figures["latency_p50_ms"] <= figures["latency_p95_ms"]
+    assert "latency" not in json.dumps(report(evaluated, name)) + json.dumps(evaluated[name]["meta"])
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
 def test_the_export_agrees_on_real_rows(evaluated: dict[str, Any], name: str) -> None:
     metrics, said = evaluated[name]["meta"]["metrics"], report(evaluated, name)["export"]
     assert 0 < metrics["export_max_difference"] < 1e-4
