@@ -12,11 +12,12 @@ Raises:
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tasks.artifact import Input, Meta
 from tasks.config import BatchRows, NonNegativeCount, StageConfig
@@ -24,6 +25,7 @@ from tasks.data.chunks import open_chunks
 from tasks.errors import DataError, MissingDependency, ModelError
 from tasks.evaluation.generation import GenerationConfig
 from tasks.evaluation.models import EAGER, load_model, longest_sequence
+from tasks.evaluation.report_page import TEMPLATE, write_page
 from tasks.export.stablehlo import ENVIRON
 from tasks.stage import Workdir, stage, write_json
 from tasks.training.batches.sampler import Split
@@ -45,7 +47,7 @@ WORST, LONGEST = 10, 500
 """How many of the worst predictions the report shows, and how many characters of their texts."""
 
 SHOWN = 3
-"""How many generations the report has; generations.json has all."""
+"""How many generations the report has; generations.jsonl has all."""
 
 
 class EvaluateConfig(StageConfig):
@@ -53,14 +55,22 @@ class EvaluateConfig(StageConfig):
 
     split: Literal["train", "validation", "test"] = "test"
     """The split to evaluate on. Where the data has no test split, validation is used, and the report says so."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """The device that evaluates."""
+    device: Literal["cpu", "cuda"] | None = None
+    """The device that evaluates. Default: `cuda` where `train.device` is `cuda`, else `cpu`."""
     batch: BatchRows = 32
     """The rows of a forward pass."""
     export_rows: NonNegativeCount = 2
     """The rows of each length on which the exported model is compared with the trained one. 0 skips the comparison."""
+    prompts: tuple[str | tuple[dict[str, Any], ...], ...] = ()
+    """Further prompts for a language model: texts, or lists of messages (`role`, `content`), which the tokenizer's chat
+    template turns into texts."""
     generation: GenerationConfig = GenerationConfig()
     """The texts that a language model generates for the report."""
+
+    def on_device_of(self, training: str) -> EvaluateConfig:
+        """Return these settings with `device` filled in. training: the device that trains."""
+        follows: Literal["cpu", "cuda"] = "cuda" if training == "cuda" else "cpu"
+        return self.model_copy(update={"device": self.device or follows})
 
 
 def environ(config: EvaluateConfig) -> dict[str, str]:
@@ -68,12 +78,12 @@ def environ(config: EvaluateConfig) -> dict[str, str]:
     return {**EAGER, **ENVIRON}
 
 
-@stage(kind="evaluation", environ=environ)
+@stage(kind="evaluation", environ=environ, assets=(TEMPLATE,))
 def evaluate_model(
     config: EvaluateConfig, texts: Input, packed: Input, weights: Input, exported: Input, out: Workdir
 ) -> Meta:
-    """Evaluate a model on a split. Write report.json, and confusion_matrix.png (classification) or generations.json
-    (language models).
+    """Evaluate a model on a split. Write report.json, report.html and predictions.parquet; of a classification
+    confusion_matrix.png and calibration.png, of a language model generations.jsonl.
 
     Args:
         texts: the rows as text, the source of prompts.
@@ -83,30 +93,37 @@ def evaluate_model(
 
     Returns: the artifact's metadata, with the metrics.
     """
-    task, name = packed.meta["task"], _split(config, packed, out)
+    task, name = packed.meta["task"], _split(config, packed)
     model = _on_device(load_model(weights.path, task), config)
     split, rows = Split(packed, name), texts.path / f"{name}.parquet"
     if task == "classification":
         report = _classification(config, packed, name, rows, model, out)
     else:
         report = _language(config, packed, name, rows, weights, model, out)
-        report["generations"] = _generations(config, texts, name, weights, model, out)[:SHOWN]
+        made = _generations(config, texts, name, weights, model, out)
+        report["metrics"] |= _answered(made)
+        report["answered"] = sum(one["answer"] is not None for one in made)
+        report["generations"] = made[:SHOWN]
+    _time_single_rows(model, split, out)
     calls = _calls(config, split, exported, model)
     del model  # the exported model brings weights of its own
     report["export"], found = _exported(exported, calls)
     metrics = report["metrics"] | found
     report |= {"task": task, "split": name, "asked": config.split, "rows": sum(split.rows.values()), "metrics": metrics}
+    report["notes"] = _notes(report)
+    for note in report["notes"]:
+        out.warn(note)
     write_json(out.path / "report.json", report)
+    write_page(out.path)
     return {"task": task, "split": name, "metrics": {key: metrics[key] for key in metrics if key not in REPORT_ONLY}}
 
 
-def _split(config: EvaluateConfig, packed: Input, out: Workdir) -> str:
+def _split(config: EvaluateConfig, packed: Input) -> str:
     """The name of the split to evaluate on: the configured one, or validation where test is missing."""
     rows = {name: sum(counts.values()) for name, counts in packed.meta["rows"].items()}
     if rows.get(config.split):
         return config.split
     if config.split == "test" and rows.get("validation"):
-        out.warn("there is no test split: evaluated on validation, which training may have watched")
         return "validation"
     there = ", ".join(sorted(name for name, count in rows.items() if count)) or "none"
     raise DataError(
@@ -120,7 +137,7 @@ def _on_device(model: PreTrainedModel, config: EvaluateConfig) -> PreTrainedMode
 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise MissingDependency("evaluate.device=cuda, but PyTorch finds no GPU here", "set evaluate.device=cpu")
-    return model.to(config.device)
+    return model.to(config.device or "cpu")
 
 
 def _classification(
@@ -143,7 +160,6 @@ def _classification(
     plots.confusion_matrix(matrix, labels, title, out.path / "confusion_matrix.png")
     plots.calibration(bins, f"expected calibration error {metrics['ece']:.3f}", out.path / "calibration.png")
     metrics["f1_weighted_majority"] = always["f1_weighted"]
-    _warn_of_one_class(found, labels, metrics, out)
     return {
         "metrics": metrics,
         "majority": always,
@@ -173,16 +189,25 @@ def _worst(found: Predictions, labels: list[str], rows: NDArray[np.int64], texts
     ]
 
 
-def _warn_of_one_class(found: Predictions, labels: list[str], metrics: Meta, out: Workdir) -> None:
-    """Warn when the model predicts one class for all rows, when its weighted F1 is not above the majority baseline's, or
-    when the split has one class."""
-    true, predicted = set(found.expected.tolist()), set(found.predicted.tolist())
-    if len(true) == 1:
-        out.warn(f"all rows of the split have the label {labels[true.pop()]}: F1, MCC and AUC tell nothing")
-    elif len(predicted) == 1:
-        out.warn(f"the model predicts {labels[predicted.pop()]} for every row")
-    elif metrics["f1_weighted"] <= metrics["f1_weighted_majority"]:
-        out.warn("the model's weighted F1 is no better than that of always predicting the most frequent class")
+def _notes(report: Meta) -> list[str]:
+    """What a reader of the report should know: another split than the one asked for, one class for all rows, a weighted F1
+    that is not above the majority baseline's."""
+    notes = []
+    if report["split"] != report["asked"]:
+        notes.append("there is no test split: evaluated on validation, which training may have watched")
+    if report["task"] == "classification":
+        labels, metrics = [entry["label"] for entry in report["classes"]], report["metrics"]
+        true = [label for label, counts in zip(labels, report["confusion"], strict=True) if any(counts)]
+        predicted = [
+            label for label, counts in zip(labels, zip(*report["confusion"], strict=True), strict=True) if any(counts)
+        ]
+        if len(true) == 1:
+            notes.append(f"all rows of the split have the label {true[0]}: F1, MCC and AUC tell nothing")
+        elif len(predicted) == 1:
+            notes.append(f"the model predicts {predicted[0]} for every row")
+        elif metrics["f1_weighted"] <= metrics["f1_weighted_majority"]:
+            notes.append("the model's weighted F1 is no better than that of always predicting the most frequent class")
+    return notes
 
 
 def _language(
@@ -225,20 +250,36 @@ def _language(
 def _generations(
     config: EvaluateConfig, texts: Input, split: str, weights: Input, model: PreTrainedModel, out: Workdir
 ) -> list[Meta]:
+    """Write generations.jsonl, one line for each prompt: the greedy text, and a sampled one. Return its objects."""
     from tasks.data.tokenization.tokenizer import read_tokenizer
-    from tasks.evaluation.generation import generate, prompt_encoder, prompts
+    from tasks.evaluation.generation import generate, given_prompts, prompt_encoder, prompts
 
     tokenizer, positions = read_tokenizer(weights.path), longest_sequence(model)
     encoder = prompt_encoder(tokenizer, texts.meta)
     ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
     stops = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
+    asked = given_prompts(config.prompts, weights.path)
+    asked += prompts(texts.path / f"{split}.parquet", config.generation.prompts)
     made = []
-    asked = prompts(texts.path / f"{split}.parquet", config.generation.prompts)
     for done, prompt in enumerate(asked, 1):
-        made.append(generate(model, tokenizer, encoder, prompt, config.generation, positions=positions, ends=stops))
+        greedy, sampled = (
+            generate(
+                model, tokenizer, encoder, prompt, config.generation, positions=positions, ends=stops, sample=sample
+            )
+            for sample in (False, True)
+        )
+        made.append({**greedy, "sampled": sampled["generated"], "sampled_ended": sampled["ended"]})
         out.progress(done, len(asked), "generations")
-    write_json(out.path / "generations.json", {"settings": config.generation.model_dump(), "generations": made})
+    lines = [f"{json.dumps(one, ensure_ascii=False, sort_keys=True)}\n" for one in made]
+    (out.path / "generations.jsonl").write_text("".join(lines), encoding="utf-8")
     return made
+
+
+def _answered(made: list[Meta]) -> Meta:
+    """Exact match and ROUGE of the greedy texts whose prompts have answers."""
+    from tasks.evaluation.generated_text import answer_scores
+
+    return dict(answer_scores([(one["generated"], one["answer"]) for one in made if one["answer"] is not None]))
 
 
 def _calls(config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel) -> list[Call]:
@@ -284,6 +325,16 @@ def _timed(run: Callable[[Callable[[int], None]], Result], split: Split, out: Wo
     found = run(lambda done: out.progress(done, rows))
     out.figures(samples_per_second=round(rows / (time.perf_counter() - start), 1))
     return found
+
+
+def _time_single_rows(model: PreTrainedModel, split: Split, out: Workdir) -> None:
+    """Report the latency of the weights for one row: median and 95th percentile, in milliseconds."""
+    import numpy as np
+
+    from tasks.evaluation.forward import single_row_seconds
+
+    middle, high = np.percentile(single_row_seconds(model, split), [50, 95])
+    out.figures(latency_p50_ms=round(1000 * float(middle), 2), latency_p95_ms=round(1000 * float(high), 2))
 
 
 def _finite(loss: float) -> float:

@@ -72,6 +72,20 @@ def test_the_demo_runs_all_nine_stages_and_reports(done: tuple[Checkout, dict[st
     assert (checkout.folder / ".trnflow/mlflow.db").stat().st_size > 0
 
 
+def test_the_page_of_the_run_shows_its_evaluation_and_curves(done: tuple[Checkout, dict[str, Any]]) -> None:
+    checkout, result = done
+    found = checkout.json("report", result["run"])
+    html = Path(found["path"]).read_text()
+    metrics = {stage["stage"]: stage["metrics"] for stage in result["stages"]}
+    assert f"{metrics['evaluate_model']['accuracy']:.4g}" in html
+    assert "eval_loss by step" in html and "<polyline points=" in html
+    assert html.count('src="data:image/png;base64,') == 2
+    assert "9 stages ran, 0 were reused" in html and "Labels of train" in html
+    checkout.run("get", "demo", "evaluate_model", "evaluation", *SMALL)
+    own = (checkout.folder / "evaluation/report.html").read_text()
+    assert result["run"] not in own and "<polyline" not in own
+
+
 def test_the_second_run_runs_nothing_and_imports_nothing_heavy(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, first = done
     program = (

@@ -1,5 +1,5 @@
-"""The commands about past runs: `runs` lists them, `diff` compares two of them, `lineage` shows the inputs of an
-artifact and the artifacts that were made from it.
+"""The commands about past runs: `runs` lists them, `diff` compares two of them, `report` makes a page of one, `lineage`
+shows the inputs of an artifact and the artifacts that were made from it.
 
 They need only a store (`--store`, TRNFLOW_STORE, else `<home>/store`), no recipe, and import no large library, so they
 start fast.
@@ -8,21 +8,27 @@ start fast.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import webbrowser
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from flows.cli.output import emit_json
+from flows.cli.output import emit, emit_json
 from flows.display import report
 from tasks.artifact import Meta
-from tasks.errors import BlobLost
+from tasks.errors import BlobLost, StoreError
 from tasks.keys.lineage import Family, compare, leaves, nearest_run, unique
 from tasks.store import Store
 from tasks.store.layout import SHARD, newest_runs, read_manifest
 from tasks.store.location import default_root
 from tasks.system.home import home_folder
 from tasks.system.redaction import hide
+
+if TYPE_CHECKING:
+    from flows.display.run_page import Previous
 
 ACTED = ("hit", "ran", "skip")
 
@@ -39,7 +45,7 @@ def store_parser(common: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add `runs`, `diff` and `lineage` to the parser. sub: argparse's collection of commands; store: the arguments of
+    """Add `runs`, `diff`, `report` and `lineage` to the parser. sub: argparse's collection of commands; store: the arguments of
     commands that read a store."""
     listing = sub.add_parser("runs", parents=[store], help="list past runs, newest first")
     listing.set_defaults(command=runs)
@@ -52,6 +58,12 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
     pair.add_argument("before", metavar="RUN", help="an id, its beginning, `last` or `last~N`")
     pair.add_argument("after", metavar="RUN")
     pair.set_defaults(command=diff)
+    written = sub.add_parser("report", parents=[store], help="write the page of a run and open it in a browser")
+    written.add_argument(
+        "run", metavar="RUN", nargs="?", default="last", help="an id, its beginning, `last` or `last~N`"
+    )
+    written.add_argument("--no-open", action="store_true", help="write the page only")
+    written.set_defaults(command=write_report)
 
 
 def root_of(options: Namespace) -> str:
@@ -209,6 +221,51 @@ def diff(options: Namespace) -> int:
     if found["unknown"]:
         sys.stdout.write(f"not in both runs, or no longer on record: {', '.join(found['unknown'])}\n")
     return 0
+
+
+def write_report(options: Namespace) -> int:
+    """Write the page of a run to `<home>/reports/<run>.html` and print its path; on a terminal also open it, unless --no-open
+    or --json is given."""
+    from flows.display.run_page import run_page
+
+    store = store_of(options)
+    ids = run_ids(store)
+    run = nearest_run(options.run, ids)
+    document = store.run(run)
+    if not document:
+        raise StoreError(f"the record of run {run} can't be read", "`trnflow verify` says what is damaged")
+    last = next((digest for digest in reversed(_artifacts(document)) if digest), None)
+    lineage = Family(all_records(store)).up(last) if last else None
+    html = run_page(store, run, document, _previous(store, run, document, ids), lineage)
+    path = _written(html, store.home / "reports" / f"{run}.html")
+    emit(options, {"run": run, "path": str(path)}, f"{path}\n")
+    if not options.json and not options.no_open and sys.stdout.isatty() and not webbrowser.open(path.as_uri()):
+        sys.stderr.write("no browser was found: open the file in one\n")
+    return 0
+
+
+def _written(html: str, path: Path) -> Path:
+    """Write a page under another name, then rename it: a reader sees all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(html, encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
+
+
+def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> Previous | None:
+    """The run of the same recipe before `run`, with what changed since. ids: of all runs, newest first."""
+    from flows.display.run_page import Previous
+
+    for earlier in ids[ids.index(run) + 1 :]:
+        before = store.run(earlier) or {}
+        if before.get("recipe") == document.get("recipe"):
+            sides = hide(before), hide(document)
+            return Previous(earlier, compare(*sides, (_documents(store, sides[0]), _documents(store, sides[1]))))
+    return None
 
 
 def _documents(store: Store, run: Meta) -> dict[str, Meta]:

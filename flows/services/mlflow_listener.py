@@ -18,7 +18,7 @@ from tasks.errors import Interrupted
 from tasks.system.redaction import hide
 from tasks.tracking import Tracker
 
-PLOTS = (".png", ".json")
+PLOTS = (".png", ".json", ".jsonl", ".html")
 PLOTTED = "evaluate_model"
 
 

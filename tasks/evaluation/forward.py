@@ -7,7 +7,9 @@ it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.training.batches.sampler import IGNORED, Batch, Split
@@ -27,6 +29,9 @@ ReportRows = Callable[[int], None]
 
 LOGITS = 1 << 29
 """The most bytes that the logits of a forward pass of a language model take in float32, unless one chunk takes more."""
+
+TIMED = 10**12
+"""Floating point operations that timing single rows may take, roughly: two for each parameter and position."""
 
 SLICE = 256
 """Positions whose losses are computed at once."""
@@ -133,6 +138,26 @@ def _by_segment(losses: Any, targets: Any, segments: Any) -> tuple[Any, Any, Any
     supervised = targets != IGNORED
     nll = np.bincount(segments[supervised], weights=losses[supervised], minlength=most)
     return nll[1:], np.bincount(segments[supervised], minlength=most)[1:], np.bincount(segments, minlength=most)[1:]
+
+
+def single_row_seconds(model: Any, split: Split) -> list[float]:
+    """Return the wall-clock seconds of forward passes of one row each, over rows taken evenly from a split.
+
+    As many rows as take about TIMED floating point operations, 3 to 50; one more is run first and not counted."""
+    import torch
+
+    length = max(split.rows)
+    count = min(max(TIMED // (2 * model.num_parameters() * length), 3), 50)
+    every = max(sum(split.rows.values()) // count, 1)
+    addresses = list(islice(split.in_order(1), 0, every * count, every))
+    seconds = []
+    with torch.inference_mode():
+        for address in [addresses[0], *addresses]:
+            input_ids, attention_mask = plain_inputs(split.read(address), model.device)
+            begun = time.perf_counter()
+            model(input_ids=input_ids, attention_mask=attention_mask).logits.sum().item()  # waits for the device
+            seconds.append(time.perf_counter() - begun)
+    return seconds[1:]
 
 
 def plain_inputs(part: Batch, device: Any = "cpu") -> tuple[Any, Any]:

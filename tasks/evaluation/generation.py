@@ -1,4 +1,5 @@
-"""Generate texts for the evaluation report. The prompts are the first rows of a split, each cut before its supervised part.
+"""Generate texts for the evaluation report. The prompts are the first rows of a split, each cut before its supervised part,
+and the prompts of the recipe.
 
 Token ids and position ids are computed as in training.
 """
@@ -6,11 +7,13 @@ Token ids and position ids are computed as in training.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.artifact import Meta
 from tasks.config import NonNegativeCount, Positive, PositiveCount, Seed, StageConfig, Tokens
+from tasks.errors import ConfigError
 from tasks.training.model.pretrained import first_position
 
 if TYPE_CHECKING:
@@ -25,10 +28,11 @@ OPENING = re.compile(r"\s*(?:\S+\s+){1,8}")
 
 
 class GenerationConfig(StageConfig):
-    """Settings by which `evaluate_model` samples texts from a language model for its report."""
+    """Settings by which `evaluate_model` generates texts with a language model for its report, each greedily and
+    sampled."""
 
     prompts: NonNegativeCount = 5
-    """The number of prompts, taken from the evaluated split. 0 generates nothing."""
+    """The number of prompts that are taken from the evaluated split. Exact match and ROUGE are computed on them."""
     max_new_tokens: Tokens = 64
     """The most tokens of a generated text."""
     temperature: Positive = 0.9
@@ -43,10 +47,11 @@ class GenerationConfig(StageConfig):
 
 class Prompt(NamedTuple):
     """A prompt and the answer that the data has for it. parts: the prompt as a list of parts, as format_prompts writes
-    them; reference: the answer's text."""
+    them; answer: the answer's text; row: the row of the texts, from 0. A prompt of the recipe has neither answer nor row."""
 
     parts: list[Meta]
-    reference: str
+    answer: str | None = None
+    row: int | None = None
 
     @property
     def text(self) -> str:
@@ -59,15 +64,46 @@ def prompts(texts: Path, count: int) -> list[Prompt]:
     from pyarrow.parquet import ParquetFile
 
     found: list[Prompt] = []
+    first = 0
     if not count:
         return found
     with ParquetFile(texts) as file:
         for batch in file.iter_batches(batch_size=count, columns=["parts"]):
             if len(found) >= count:
                 break
-            made = [_prompt(parts) for parts in batch.column("parts").to_pylist()]
-            found += [prompt for prompt in made if prompt.text and prompt.reference]
+            made = [
+                _prompt(parts)._replace(row=row) for row, parts in enumerate(batch.column("parts").to_pylist(), first)
+            ]
+            found += [prompt for prompt in made if prompt.text and prompt.answer]
+            first += batch.num_rows
     return found[:count]
+
+
+def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Path) -> list[Prompt]:
+    """Return the prompts of the recipe (`evaluate.prompts`). A text is the prompt as it stands; messages become one by the
+    chat template of the tokenizer in `folder`. Raises ConfigError when there is none, or when it refuses the messages."""
+    from transformers import AutoTokenizer
+
+    tokenizer = None if all(isinstance(one, str) for one in given) else AutoTokenizer.from_pretrained(folder)
+    if tokenizer is not None and not tokenizer.chat_template:
+        raise ConfigError(
+            "evaluate.prompts has messages, and the tokenizer has no chat template", "write them as texts"
+        )
+    return [
+        Prompt([{"text": one if isinstance(one, str) else _templated(tokenizer, one), "train": False}]) for one in given
+    ]
+
+
+def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=True))
+    except (TemplateError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"evaluate.prompts: the chat template refuses the messages {str(messages)[:80]}: {error}",
+            "write each message as {role: user, content: ...}, in the order that the template wants",
+        ) from error
 
 
 def generate(
@@ -79,12 +115,14 @@ def generate(
     *,
     positions: int | None,
     ends: list[int],
+    sample: bool = True,
 ) -> Meta:
-    """Generate a text for one prompt. Return a mapping with prompt, reference, generated text, token counts and whether an
+    """Generate a text for one prompt. Return a mapping with row, prompt, answer, generated text, token counts and whether an
     end token came.
 
-    encoder: turns the prompt into token ids; positions: the number of tokens that the model has positions for, None for any
-    number (a prompt that leaves no room for the answer loses its first tokens); ends: ids of the tokens that end a text.
+    sample: draw each token from the model's probabilities, else take the most probable one (greedy); encoder: turns the
+    prompt into token ids; positions: the number of tokens that the model has positions for, None for any number (a prompt
+    that leaves no room for the answer loses its first tokens); ends: ids of the tokens that end a text.
     """
     import torch
 
@@ -98,19 +136,20 @@ def generate(
         made = model.generate(
             row,
             attention_mask=torch.ones_like(row),
-            do_sample=True,
+            do_sample=sample,
             use_cache=True,
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
+            temperature=config.temperature if sample else None,
+            top_k=config.top_k if sample else None,
+            top_p=config.top_p if sample else None,
             max_new_tokens=new,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,
             **position_ids(model, row),
         )[0, len(kept) :].tolist()
     return {
+        "row": prompt.row,
         "prompt": prompt.text,
-        "reference": prompt.reference,
+        "answer": prompt.answer,
         "generated": tokenizer.tokenizer.decode(made, skip_special_tokens=True),
         "tokens": len(made),
         "prompt_tokens": len(ids),

@@ -12,12 +12,13 @@ import pytest
 
 from tasks.artifact import Input, Meta
 from tasks.data.tokenization.tokenizer import read_tokenizer
-from tasks.errors import DataError, MissingDependency
+from tasks.errors import ConfigError, DataError, MissingDependency
 from tasks.evaluate_model import EvaluateConfig, evaluate_model
 from tasks.evaluation.forward import token_losses
 from tasks.evaluation.generation import (
     GenerationConfig,
     generate,
+    given_prompts,
     prompt_encoder,
     prompt_ids,
     prompts,
@@ -80,7 +81,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     said = texts(root / "texts")
     bert, llama = small_models.bert(root / "bert"), small_models.llama(root / "llama")
     packed = {"bert": classified(root / "rows"), "llama": chunked(root / "chunks")}
-    settings = {"generation": {"prompts": 2, "max_new_tokens": 8}, "export_rows": 3}
+    settings = {"generation": {"prompts": 2, "max_new_tokens": 8}, "export_rows": 3, "prompts": ["the dog sat"]}
     calls = []
     for name, weights, batch, lengths in (("bert", bert, 2, [16, 32]), ("llama", llama, 1, [32])):
         asked = {"batch": batch} if len(lengths) > 1 else {"batch": batch, "length": lengths[0]}
@@ -133,6 +134,13 @@ def test_the_classification_report(evaluated: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
+def test_the_latency_of_a_row_is_a_figure_of_the_run_and_no_metric(evaluated: dict[str, Any], name: str) -> None:
+    figures = {key: value for event in evaluated[name]["said"] for key, value in event.get("figures", {}).items()}
+    assert 0 < figures["latency_p50_ms"] <= figures["latency_p95_ms"]
+    assert "latency" not in json.dumps(report(evaluated, name)) + json.dumps(evaluated[name]["meta"])
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
 def test_the_export_agrees_on_real_rows(evaluated: dict[str, Any], name: str) -> None:
     metrics, said = evaluated[name]["meta"]["metrics"], report(evaluated, name)["export"]
     assert 0 < metrics["export_max_difference"] < 1e-4
@@ -145,8 +153,8 @@ def test_the_export_agrees_on_real_rows(evaluated: dict[str, Any], name: str) ->
 def test_twice_the_same_bytes(evaluated: dict[str, Any], name: str) -> None:
     one, other = (evaluated["root"] / run / "out" for run in (name, f"{name}-again"))
     files = sorted(file.name for file in one.iterdir())
-    plots = ["calibration.png", "confusion_matrix.png"]
-    assert files == [*(plots if name == "bert" else ["generations.json"]), "predictions.parquet", "report.json"]
+    own = ["calibration.png", "confusion_matrix.png"] if name == "bert" else ["generations.jsonl"]
+    assert files == [*own, "predictions.parquet", "report.html", "report.json"]
     for file in files:
         assert (one / file).read_bytes() == (other / file).read_bytes()
     assert evaluated[name]["meta"] == evaluated[f"{name}-again"]["meta"]
@@ -220,21 +228,61 @@ def test_validation_stands_in_for_test_and_says_so(evaluated: dict[str, Any]) ->
 
 
 def test_generations_go_from_prompt_to_file(evaluated: dict[str, Any]) -> None:
-    made = json.loads((evaluated["root"] / "llama" / "out" / "generations.json").read_text())
-    assert made["settings"]["top_k"] == 50
-    first, second = made["generations"]
-    assert (first["prompt"], first["reference"]) == ("what does it do question ", "answer is cat")
+    lines = (evaluated["root"] / "llama" / "out" / "generations.jsonl").read_text().splitlines()
+    given, first, second = made = [json.loads(line) for line in lines]
+    assert (first["row"], first["prompt"], first["answer"]) == (0, "what does it do question ", "answer is cat")
     assert first["prompt_tokens"] == 6  # <s> and five words, without the closing </s>
     assert 0 < first["tokens"] <= 8
     # 121 tokens, of which the last 56 leave eight of the model's 64 positions free
-    assert (second["prompt_tokens"], second["prompt_tokens_cut"]) == (121, 65)
-    assert report(evaluated, "llama")["generations"] == [first, second]
+    assert (second["row"], second["prompt_tokens"], second["prompt_tokens_cut"]) == (3, 121, 65)
+    assert (given["row"], given["prompt"], given["answer"]) == (None, "the dog sat", None)
+    assert report(evaluated, "llama")["generations"] == made
+
+
+def test_a_greedy_text_is_what_transformers_generates(evaluated: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    folder = evaluated["weights"]["llama"].path
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer("the dog sat", return_tensors="pt")["input_ids"][:, :-1]  # without the closing </s>
+    made = model.generate(ids, do_sample=False, max_new_tokens=8, eos_token_id=2, pad_token_id=2)[0, ids.shape[1] :]
+    given = json.loads((evaluated["root"] / "llama" / "out" / "generations.jsonl").read_text().splitlines()[0])
+    assert given["generated"] == tokenizer.decode(made, skip_special_tokens=True) != given["sampled"]
+    assert given["ended"] == (int(made[-1]) == 2)
+
+
+def test_answers_are_scored_from_the_generations(evaluated: dict[str, Any]) -> None:
+    said = report(evaluated, "llama")
+    assert said["answered"] == 2
+    assert {"exact_match", "rouge1", "rouge2", "rougeL"} <= said["metrics"].keys()
+    assert said["metrics"]["exact_match"] == 0.0
+
+
+def test_messages_become_a_prompt_by_the_tokenizers_chat_template(tmp_path: Path) -> None:
+    folder = small_models.llama(tmp_path / "llama").path
+    message = {"role": "user", "content": "what is it"}
+    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
+        given_prompts(("the cat", (message,)), folder)
+    turns = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+    template = turns + "{% if add_generation_prompt %}[answer] {% endif %}"
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template})
+    )
+    text, chat = given_prompts(("the cat", (message,)), folder)
+    assert (text.text, chat.text, chat.answer) == ("the cat", "[user] what is it [answer] ", None)
+
+
+def test_evaluation_is_on_the_device_that_trains() -> None:
+    assert EvaluateConfig().on_device_of("cuda").device == "cuda"
+    assert EvaluateConfig().on_device_of("neuron").device == EvaluateConfig().on_device_of("cpu").device == "cpu"
+    assert EvaluateConfig(device="cpu").on_device_of("cuda").device == "cpu"
 
 
 def test_prompts_are_rows_with_something_to_complete(tmp_path: Path) -> None:
     file = texts(tmp_path / "texts").path / "validation.parquet"
     found = prompts(file, 5)
-    assert [prompt.reference for prompt in found] == ["answer is cat", "sat on", "some words are given"]
+    assert [prompt.answer for prompt in found] == ["answer is cat", "sat on", "some words are given"]
     assert found[2].text == "a plain text of one part, of which "
     assert len(prompts(file, 1)) == 1 and prompts(file, 0) == []
 

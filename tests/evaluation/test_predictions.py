@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,53 @@ def test_one_class_is_warned_of(tmp_path: Path) -> None:
     assert any("all rows of the split have the label joy" in text for text in bench.warnings())
     assert "auc" not in report["metrics"] and math.isfinite(report["metrics"]["log_loss"])
     assert (out / "calibration.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Page(HTMLParser):
+    """A page as a browser takes it: the tags with their attributes, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def loads_nothing(self) -> None:
+        """Assert that nothing runs, nothing is loaded from elsewhere, and that the page's own policy says so."""
+        policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+        assert ("meta", {"http-equiv": "Content-Security-Policy", "content": policy}) in self.tags
+        assert not {tag for tag, _ in self.tags} & {"script", "link", "iframe", "object", "embed", "base", "form", "a"}
+        for _, attributes in self.tags:
+            assert not any(name.startswith("on") for name in attributes)
+            assert str(attributes.get("src", "data:")).startswith("data:image/png;base64,") or "src" not in attributes
+            assert not {"href", "srcset", "background", "style"} & attributes.keys()
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> {{ 7 * 7 }}"
+
+
+def test_the_page_shows_hostile_text_as_text(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    bench = new_bench(tmp_path)
+    (tmp_path / "texts").mkdir()
+    pq.write_table(pa.table({"text": [HOSTILE] * 4, "label": [0, 1, 2, 0]}), tmp_path / "texts/test.parquet")
+    chunks = [[([5 + number, 6], number % 3)] for number in range(4)]
+    packed = small_models.packed_rows(tmp_path / "rows", "classification", {"test": {16: chunks}})
+    packed.meta["labels"] = ["<b>anger</b>", '"joy"', "sad & co"]
+    texts = Input(tmp_path / "texts", "texts", {}, "sha256:texts")
+    out, report = evaluate(bench, texts, packed, small_models.bert(tmp_path / "bert"))
+    html = (out / "report.html").read_text()
+    page = Page(html)
+    page.loads_nothing()
+    assert page.text.count(HOSTILE) == len(report["worst"]) > 0
+    assert all(label in page.text for label in packed.meta["labels"])
+    assert f"{report['metrics']['accuracy']:.4g}" in page.text
+    assert sum(tag == "img" for tag, _ in page.tags) == 2
+    assert str(tmp_path) not in html

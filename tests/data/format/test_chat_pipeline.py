@@ -79,7 +79,8 @@ def test_generations_and_perplexity_are_of_rows_as_they_were_trained(
     metrics = {stage["stage"]: stage["metrics"] for stage in done["stages"]}
     assert metrics["evaluate_model"]["loss"] == pytest.approx(metrics["train"]["eval_loss"], abs=1e-5)
     shell.json("get", "talks.yaml", "evaluate_model", str(tmp_path / "evaluation"))
-    made: list[dict[str, Any]] = json.loads((tmp_path / "evaluation/generations.json").read_text())["generations"]
+    lines = (tmp_path / "evaluation/generations.jsonl").read_text().splitlines()
+    made: list[dict[str, Any]] = [json.loads(line) for line in lines]
     assert len(made) == 3
     for one in made:
         question = one["prompt"].partition("[INST] ")[2].removesuffix(" [/INST]")

@@ -364,3 +364,22 @@ def test_nothing_heavy_is_imported(past: Shell, arguments: list[str]) -> None:
         [sys.executable, "-c", program], cwd=past.folder, env=environ, capture_output=True, text=True
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_page_of_a_run_tells_its_stages_data_lineage_and_what_changed(trnflow: Shell) -> None:
+    newest, shorter, first = (run["run"] for run in trnflow.json("runs")["runs"])
+    found = trnflow.json("report", shorter)
+    path = trnflow.folder / ".trnflow/reports" / f"{shorter}.html"
+    assert found == {"schema": 1, "run": shorter, "path": str(path)}
+    html = path.read_text()
+    assert f"mine: run {shorter}" in html and f"Difference from {first}" in html
+    assert "tokenize.max_length" in html and "2 stages ran, 2 were reused" in html
+    assert artifacts(trnflow, shorter)["pack_chunks"][:19] in html
+    assert "<script" not in html and "http" not in html.replace("http-equiv", "")
+    assert trnflow("report", "--no-open").stdout == f"{path.with_name(f'{newest}.html')}\n"
+    assert "Nothing differs." in path.with_name(f"{newest}.html").read_text()
+    assert "first run on record" in Path(trnflow.json("report", first)["path"]).read_text()
+    assert sorted(file.name for file in path.parent.iterdir()) == sorted(
+        f"{run}.html" for run in (newest, shorter, first)
+    )
+    trnflow.error("report", "2019", code=2)

@@ -1,0 +1,241 @@
+"""Make the page of a run for `trnflow report`: its evaluation, and stages, curves, data, lineage and what changed.
+
+The evaluation's part is that of report.html. What varies from run to run, such as seconds and speed, is on this page alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flows.display.report import number, seconds
+from flows.runner.planning.forecast import dollars
+from tasks.artifact import Meta
+from tasks.errors import BlobLost
+from tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
+from tasks.stage import read_json
+from tasks.store import Store
+from tasks.system.redaction import hide, scrub_all
+
+CURVES = ("loss", "eval_loss", "eval_accuracy", "eval_f1_weighted", "learning_rate", "grad_norm", "tokens_per_second")
+"""The metrics whose curves are drawn, where training reported them."""
+
+POINTS = 400
+"""The most points of a curve."""
+
+LEFT, TOP, WIDTH, HEIGHT = 50, 8, 360, 150
+"""The area of a curve in the template's drawing, in its units."""
+
+PARTS = ("settings", "data", "code", "env", "artifacts", "metrics")
+
+
+class Previous(NamedTuple):
+    """The run of the same recipe before a run: its id, and what `tasks.keys.lineage.compare` says that changed since."""
+
+    run: str
+    changes: Meta
+
+
+def run_page(store: Store, run: str, document: Meta, previous: Previous | None, lineage: Meta | None) -> str:
+    """Return the page of a run as HTML.
+
+    document: the run's record; previous: None where the recipe had no run before; lineage: what `Family.up` returns for the
+    run's last artifact, or None where it made none.
+    """
+    document = hide(document)
+    notes, report, evaluation = _evaluation(store, document)
+    head = f"{document['outcome']} {document['ended']}, {seconds(document['seconds'])} s"
+    price = _price(document)
+    spent = f", {document['dollars']:.2f} USD" if price else ""
+    about = f"; {subtitle_of(report)}" if report else ""
+    error = document.get("error")
+    wrong = [f"{error['stage'] or 'the run'} failed: {error['message']}"] if error else []
+    part = {
+        "stages": _stages(document, price),
+        "reused": _reused(document),
+        "curves": list(_curves(store, document)),
+        **_data(store, document),
+        "figures": _figures(document),
+        **_difference(previous),
+        "lineage": _tree(lineage, "", set()) if lineage else None,
+    }
+    title, subtitle = f"{document['recipe']}: run {run}", f"{head}{spent}{about}"
+    return page(title, subtitle, scrub_all([*wrong, *document.get("notes", []), *notes]), evaluation, scrub_all(part))
+
+
+def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, Meta | None]:
+    """(notes, report.json, the page's part) of the run's evaluation; None where the run has none."""
+    digest = _artifact_of(document, "evaluate_model")
+    if digest is None:
+        return [], None, None
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            store.copy_out(store.artifact(digest), Path(folder))
+        except BlobLost as error:
+            return [f"the evaluation is no longer in the store: {error.message}"], None, None
+        report = read_json(Path(folder) / "report.json")
+        if "intervals" not in report:
+            return (
+                ["the evaluation is of an earlier version: run the recipe again for its part of this page"],
+                None,
+                None,
+            )
+        return report["notes"], report, evaluation_part(Path(folder), report)
+
+
+def _artifact_of(document: Meta, stage: str) -> str | None:
+    return next((one["artifact"] for one in document["stages"] if one["stage"] == stage), None)
+
+
+def _price(document: Meta) -> float:
+    """USD per hour; 0 where the run's hardware has no price, or was not used (its record then has no dollars)."""
+    price = document.get("resolved", {}).get("hardware", {}).get("price_per_hour", 0.0)
+    return float(price) if document.get("dollars") else 0.0
+
+
+def _stages(document: Meta, price: float) -> Meta:
+    columns = ("stage", "action", "seconds", *(("USD",) if price else ()), "artifact", "why")
+    rows = []
+    for one in document["stages"]:
+        took = one["seconds"] or 0.0
+        cost = (f"{dollars(took, price):.4f}",) if price else ()
+        rows.append((one["stage"], one["action"], seconds(took), *cost, (one["artifact"] or "")[:19], one["why"]))
+    return table(columns, rows, ("seconds", "USD"))
+
+
+def _reused(document: Meta) -> str:
+    reused = [one["stage"] for one in document["stages"] if one["action"] == "hit"]
+    ran = sum(one["action"] == "ran" for one in document["stages"])
+    return f"{ran} stages ran, {len(reused)} were reused from the store{': ' if reused else ''}{', '.join(reused)}."
+
+
+def _curves(store: Store, document: Meta) -> Iterator[Meta]:
+    values = _training_metrics(store, document)
+    for name in CURVES:
+        points = sorted((step, found[name]) for step, found in values.items() if name in found)
+        if len(points) > 1:
+            yield {"name": name, **_drawn(points)}
+
+
+def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float]]:
+    """{step: metrics} of the run's training, from the files beside its attempts' logs on this machine; {} elsewhere. A step
+    that a resumed training repeats counts as its latest attempt has it."""
+    key = next((one["key"] for one in document["stages"] if one["stage"] == "train"), None)
+    found: dict[int, dict[str, float]] = {}
+    names = sorted(Path(name).stem for name in store.backend.names(f"attempts/{key}")) if key else []
+    for name in names:
+        for file in (store.home / "logs").glob(f"*{name}.jsonl"):  # the host and process stand before the attempt
+            for line in file.read_text(encoding="utf-8").splitlines():
+                event = json.loads(line)
+                finite = {metric: value for metric, value in event["values"].items() if math.isfinite(value)}
+                found.setdefault(event["step"], {}).update(finite)
+    return found
+
+
+def _drawn(points: list[tuple[int, float]]) -> Meta:
+    """A curve for the template: the corners of its line and the ends of its axes."""
+    every = -(-len(points) // POINTS)
+    kept = [*points[:-1:every], points[-1]]
+    steps, values = [step for step, _ in kept], [value for _, value in kept]
+    first, last, low, high = steps[0], steps[-1], min(values), max(values)
+    places = (
+        (LEFT + WIDTH * (step - first) / (last - first), TOP + HEIGHT * (1 - (value - low) / ((high - low) or 1.0)))
+        for step, value in kept
+    )
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    return {"points": line, "first": first, "last": last, "low": number(low), "high": number(high)}
+
+
+def _data(store: Store, document: Meta) -> Meta:
+    """The table of splits and the lines about dropped rows, labels and leakage."""
+    rows, texts, tokens, packed = (
+        _meta(store, document, stage) for stage in ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
+    )
+    if not rows:
+        return {"data": None, "data_lines": []}
+    columns = ("split", "rows", "texts", "tokens", "too long", "chunks")
+    found = [
+        (
+            split, f"{count:,}", _of(texts, "splits", split), _of(tokens, "tokens", split), _of(tokens, "overlong", split),
+            f"{sum(packed['rows'].get(split, {}).values()):,}" if packed else "",
+        )
+        for split, count in rows["splits"].items()
+    ]  # fmt: skip
+    lines = [
+        f"Dropped by {stage}: {number(meta['dropped'])}"
+        for stage, meta in (
+            ("load_data", rows),
+            ("format_prompts", texts),
+            ("tokenize_text and pack_chunks", packed or tokens),
+        )
+        if meta.get("dropped")
+    ]
+    lines += [f"Duplicates: {rows['duplicates']}"] if rows.get("duplicates") else []
+    leakage = {pair: count for pair, count in (rows.get("leakage") or {}).items() if count}
+    lines += [f"Rows that stand in two splits: {number(leakage)}" if leakage else "No row stands in two splits."]
+    lines += [f"Labels of {split}: {number(counts)}" for split, counts in (rows.get("label_counts") or {}).items()]
+    return {"data": table(columns, found, columns[1:]), "data_lines": lines}
+
+
+def _meta(store: Store, document: Meta, stage: str) -> Meta:
+    """The metadata of a stage's artifact; {} where the run has none or the store lost it."""
+    digest = _artifact_of(document, stage)
+    try:
+        return store.artifact(digest).meta if digest else {}
+    except BlobLost:
+        return {}
+
+
+def _of(meta: Meta, name: str, split: str) -> str:
+    return f"{meta[name][split]:,}" if split in meta.get(name, {}) else ""
+
+
+def _figures(document: Meta) -> Meta | None:
+    rows = [
+        (one["stage"], name, number(value))
+        for one in document["stages"]
+        for name, value in sorted(one.get("figures", {}).items())
+    ]
+    return table(("stage", "figure", "value"), rows, ("value",)) if rows else None
+
+
+def _difference(previous: Previous | None) -> Meta:
+    if previous is None:
+        return {"before": "the run before", "changes": None, "unchanged": "This is the recipe's first run on record."}
+    rows = [
+        (part, " ".join(str(change[label]) for label in ("stage", "name") if label in change), *_sides(change))
+        for part in PARTS
+        for change in previous.changes[part]
+    ]
+    changes = table(("part", "name", "before", "after"), rows, ()) if rows else None
+    return {"before": previous.run, "changes": changes, "unchanged": "Nothing differs."}
+
+
+def _sides(change: Meta) -> tuple[str, str]:
+    before, after = ("nothing" if change[side] is None else number(change[side]) for side in ("before", "after"))
+    return tuple(text[:19] if text.startswith("sha256:") else text[:60] for text in (before, after))  # type: ignore[return-value]
+
+
+def _tree(node: Meta, name: str, seen: set[str]) -> Meta:
+    """A node of the lineage for the template. An artifact that occurs again is not unfolded again."""
+    head = f"{name}: " if name else ""
+    if "source" in node:
+        return {"line": f"{head}source {_source(node['source'])}", "below": []}
+    digest = str(node["artifact"])
+    brief = f"{head}{digest[:19]}"
+    if node["stage"] is None:
+        return {"line": f"{brief}: no record says how it was made", "below": []}
+    line = f"{brief} made by {node['stage']} {node['created']}"
+    if digest in seen:
+        return {"line": f"{line} (see above)", "below": []}
+    seen.add(digest)
+    return {"line": line, "below": [_tree(item, inner, seen) for inner, item in node["inputs"].items()]}
+
+
+def _source(identity: Any) -> str:
+    text = json.dumps(identity, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:199]}…"

@@ -1,0 +1,126 @@
+"""Make the report page: one HTML file that loads nothing from elsewhere and runs no script.
+
+`evaluate_model` writes report.html of an evaluation alone; `trnflow report` fills the same template with an evaluation and
+the run that it belongs to. All texts are escaped by the template's engine.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.artifact import Meta
+from tasks.stage import read_json
+
+TEMPLATE = "tasks/evaluation/report.html.jinja"
+
+PLOTS = {"confusion_matrix.png": "confusion matrix", "calibration.png": "calibration curve"}
+
+CARDS = ("accuracy", "f1_weighted", "f1_macro", "perplexity", "bits_per_byte", "loss")
+"""The metrics that the page shows first."""
+
+CLASSES = 100
+"""The most classes that the page lists."""
+
+
+def page(title: str, subtitle: str, notes: Sequence[str], evaluation: Meta | None, run: Meta | None = None) -> str:
+    """Return the page as HTML. evaluation: from `evaluation_part`; run: what `flows.display.run_page` makes of a run."""
+    from jinja2 import Environment, StrictUndefined
+
+    source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
+    return template.render(title=title, subtitle=subtitle, notes=notes, evaluation=evaluation, run=run)
+
+
+def write_page(folder: Path) -> None:
+    """Write report.html into the folder of an evaluation, from its report.json and its plots."""
+    report = read_json(folder / "report.json")
+    title = f"Evaluation on {report['split']}"
+    (folder / "report.html").write_text(
+        page(title, subtitle_of(report), report["notes"], evaluation_part(folder, report)), encoding="utf-8"
+    )
+
+
+def subtitle_of(report: Meta) -> str:
+    """Return one line about an evaluation: its task and size."""
+    unit = "rows" if report["task"] == "classification" else f"chunks, {report['tokens']:,} supervised tokens"
+    cut = f", {report['cut']:,} rows cut" if report.get("cut") else ""
+    return f"{report['task'].replace('_', ' ')}, split {report['split']}: {report['rows']:,} {unit}{cut}"
+
+
+def evaluation_part(folder: Path, report: Meta) -> Meta:
+    """Return the page's part about an evaluation. folder: of the artifact, with the plots; report: its report.json."""
+    metrics, intervals = report["metrics"], report["intervals"]
+    return {
+        "cards": [
+            {"name": name, "value": number(metrics[name]), "interval": _between(intervals.get(name))}
+            for name in CARDS
+            if name in metrics
+        ],
+        "metrics": table(
+            ("metric", "value", "interval"),
+            ((name, number(value), _between(intervals.get(name))) for name, value in sorted(metrics.items())),
+        ),
+        "about_intervals": f"Intervals: {intervals['confidence']:.0%} of {intervals['resamples']:,} bootstrap resamples.",
+        "plots": [_plot(folder / name, alt) for name, alt in PLOTS.items() if (folder / name).exists()],
+        "classes": _classes(report.get("classes", [])),
+        "worst": [_error(one) for one in report.get("worst", [])],
+        "generations": [_generation(one) for one in report.get("generations", [])],
+        "export": _export(report),
+    }
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ("value", "interval")
+) -> Meta:
+    """Return a table for the template. numbers: the columns that are aligned to the right."""
+    return {"columns": list(columns), "rows": [list(row) for row in rows], "numbers": list(numbers)}
+
+
+def number(value: Any) -> str:
+    """Return a figure as text: floats with four significant digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _between(interval: Sequence[float] | None) -> str:
+    return f"{number(interval[0])} to {number(interval[1])}" if interval else ""
+
+
+def _plot(file: Path, alt: str) -> Meta:
+    return {"alt": alt, "data": f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"}
+
+
+def _classes(classes: list[Meta]) -> Meta | None:
+    names = ("precision", "recall", "f1", "support")
+    rows = ([one["label"], *(number(one[name]) for name in names)] for one in classes[:CLASSES])
+    return table(("class", *names), rows, names) if classes else None
+
+
+def _error(one: Meta) -> Meta:
+    named = f"Row {one['row']}: {one['label']}, predicted {one['predicted']} ({one['probability']:.1%})"
+    return {"name": f"{named}, loss {number(one['loss'])}", "text": one["text"]}
+
+
+def _generation(one: Meta) -> Meta:
+    parts = [
+        ("prompt", one["prompt"]),
+        ("greedy", one["generated"]),
+        ("sampled", one["sampled"]),
+        ("answer", one["answer"]),
+    ]
+    name = "A prompt of the recipe" if one["row"] is None else f"Row {one['row']}"
+    return {"name": name, "parts": [{"name": name, "text": text} for name, text in parts if text is not None]}
+
+
+def _export(report: Meta) -> str:
+    export = report["export"]
+    if "note" in export:
+        return f"{export['target']}: {export['note']}"
+    found = report["metrics"]
+    unit = "rows" if report["task"] == "classification" else "tokens"
+    same = f"the same prediction as the weights' for {found['export_agreement']:.4%} of {export['compared']:,} {unit}"
+    return (
+        f"{export['target']}: {same}; the largest difference of two logits is {number(found['export_max_difference'])}."
+    )
