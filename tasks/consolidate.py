@@ -16,19 +16,21 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import field_validator
 
-from tasks.artifact import Artifact, Input, Json, Meta, Source
+from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.config import StageConfig
 from tasks.data.format.row_format import FILE, row_format
 from tasks.errors import ModelError
+from tasks.model_folder.model_card import write_card
 from tasks.model_folder.older_config import older_keys
 from tasks.model_folder.published_weights import PublishedWeights, model_without_values
+from tasks.model_folder.settings_files import generation_settings, positions_of, write_tokenizer
+from tasks.sources.model_source import generation_config
 from tasks.stage import Keyed, Workdir, read_json, stage, write_json
 from tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights, Weights, write_adapter
 from tasks.training.checkpoint.warm_start import starting_from
@@ -63,11 +65,13 @@ def environ(config: ConsolidateConfig) -> dict[str, str]:
 
 
 def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
-    """Return the part of the stage's cache key that describes its inputs: the checkpoint's digest, how rows were formatted
-    and, for a checkpoint that holds only a part of the model, the digest of the weights from which the rest is read."""
+    """Return the part of the stage's cache key that describes its inputs: the checkpoint's digest, how rows were formatted,
+    the base model's generation settings and name, and, for a checkpoint that holds only a part of the model, the digest of
+    the weights from which the rest is read."""
     shards, model, start = inputs["shards"], inputs["model"], inputs.get("warm_start")
     assert isinstance(shards, Artifact) and isinstance(model, Source)
-    keyed: Meta = {"shards": shards.digest, "format": _row_format(inputs.get("texts"), inputs.get("tokens"))}
+    keyed: Meta = {"shards": shards.digest, **{part: model.identity.get(part) for part in ("generation", "name")}}
+    keyed["format"] = _row_format(inputs.get("texts"), inputs.get("tokens"))
     if _is_partial(shards.meta):
         keyed["weights"] = start.digest if isinstance(start, Artifact) else model.identity["weights"]
     return keyed
@@ -88,30 +92,34 @@ def consolidate(
     `generation_config.json`, and for LoRA `adapter/`.
 
     shards: the artifact of `train`. model, warm_start: the base model and the artifact whose weights replace those of
-    `model` (None: keep them); they are read only for a checkpoint that holds a part of the model. texts, tokens: the
-    artifacts of `format_prompts` and `tokenize_text`, whose metadata says how rows were formatted; without them there is
-    no `trnflow.json`."""
+    `model` (None: keep them). Weights of theirs are read only for a checkpoint that holds a part of the model. texts,
+    tokens: the artifacts of `format_prompts` and `tokenize_text`, whose metadata says how rows were formatted; without them
+    there is no `trnflow.json`."""
     from transformers import AutoConfig
 
     from tasks.training.checkpoint.shards import Reader
 
+    base, name = model, None if warm_start else model.identity.get("name")  # what the weights began with has that name
     stored, model = CheckpointWeights(Reader(shards.path)), starting_from(model, warm_start)
     weights: Weights = MergedWeights(shards, model, stored) if _is_partial(shards.meta) else stored
     settings = AutoConfig.for_model(**read_json(shards.path / "config.json"))
     # version 4.57 reads its own keys in place of newer ones
     document = {**read_json(shards.path / "config.json"), **older_keys(settings.to_dict()), "dtype": config.dtype}
     write_json(out.path / "config.json", document)
-    published = PublishedWeights(weights, model_without_values(shards.meta["task"], settings))
+    empty = model_without_values(shards.meta["task"], settings)
+    published = PublishedWeights(weights, empty)
     sizes = {name: math.prod(published.shape(name)) for name in published.names}
     if shards.meta["task"] == "causal_lm":
-        write_json(out.path / "generation_config.json", _generation(document))
-    for file in sorted((shards.path / "tokenizer").iterdir()):
-        shutil.copyfile(file, out.path / file.name)
+        write_json(out.path / "generation_config.json", generation_settings(document, generation_config(base)))
+    write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty))
     _write_row_format(_row_format(texts, tokens), out)
     tensors = _tensors(published, config.dtype, out)
     _write_shards(out.path, _grouped(sizes, config), published, tensors, config.dtype)
     if (shards.path / CONFIG).exists():
         write_adapter(out.path / "adapter", shards, model, stored, config.dtype)
+        write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty))
+        write_card(out.path / "adapter", shards.meta, document, name, adapter=True)
+    write_card(out.path, shards.meta, document, name)
     _verify(out.path, shards.meta["task"], weights, config.dtype)
     return {
         "task": shards.meta["task"],
@@ -226,14 +234,6 @@ def _verify(folder: Path, task: str, weights: Weights, dtype: str) -> None:
                 f"the consolidated model does not load as it was trained: {what.replace('_', ' ')} {', '.join(names[:3])}",
                 "this is a defect of trnflow: report it with the recipe",
             )
-
-
-def _generation(config: Json) -> Meta:
-    ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    if ids["pad_token_id"] is None:
-        eos = ids["eos_token_id"]
-        ids["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
-    return {name: value for name, value in ids.items() if value is not None}
 
 
 def _bytes(size: str) -> int:

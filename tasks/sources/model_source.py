@@ -1,7 +1,8 @@
 """Resolve the recipe's `model` to exact bytes: a Hugging Face model in a folder or on the hub, or the configuration of a
 model that is trained from scratch.
 
-The identity has three parts, `tokenizer` (the tokenizer's files alone), `config` (the architecture) and `weights`, so
+The identity has the parts `tokenizer` (the tokenizer's files alone), `config` (the architecture), `weights`, `generation`
+(`generation_config.json`) and `name` (the hub name), so
 that the key of each stage holds only the parts that the stage reads. If only the weights change, the rows are not
 tokenized again.
 """
@@ -12,7 +13,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import field_validator, model_validator
 
@@ -28,9 +29,11 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model",
 )  # fmt: skip
+GENERATION = "generation_config.json"
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
 LAYERS = 10_000
 SIZE = 1_000_000_000
+_HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
 _SIZE_NAME = re.compile(r"(size|layers?|heads|embeddings|positions|dim|experts|length|window)$")
 
 
@@ -42,6 +45,9 @@ class ModelConfig(StageConfig):
     model from scratch."""
     revision: str | None = None
     """The branch, tag or commit of a hub model. Default: its main branch."""
+    name: str | None = None
+    """The hub name of the model in the folder `source`, such as `org/model`. The model card and the adapter name it as
+    the base model, so that peft finds it. A hub name in `source` needs none."""
     config: dict[str, Any] = {}
     """The architecture of a model from scratch, in transformers' names (`model_type: bert`, `hidden_size: 128`).
     Ignored when `source` is set."""
@@ -49,6 +55,13 @@ class ModelConfig(StageConfig):
     """Fields of the model's configuration to replace, such as `{hidden_dropout_prob: 0.0}`."""
     tokenizer: str | None = None
     """A folder or hub name with the tokenizer, where it does not lie beside the model."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_hub_name(cls, value: str | None) -> str | None:
+        if value is not None and not _HUB_NAME.fullmatch(value):
+            raise ValueError(f"{value!r} is no hub name: write org/model")
+        return value
 
     @field_validator("config", "overrides")
     @classmethod
@@ -67,7 +80,8 @@ class ModelConfig(StageConfig):
 
 
 def model_source(config: ModelConfig, resolver: Resolver) -> Source:
-    """Resolve the recipe's `model` to exact bytes: a Source with the identity `{config, tokenizer, weights}`.
+    """Resolve the recipe's `model` to exact bytes: a Source with the identity `{config, tokenizer, weights,
+    generation, name}`.
 
     Raises ConfigError for a missing folder, ModelError for a gated or unknown repository, or a folder with pickled weights
     only."""
@@ -83,6 +97,8 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
         },
         "tokenizer": tokenizer.get("tokenizer"),
         "weights": model.get("weights"),
+        "generation": model.get("generation"),
+        "name": (model.get("location") or {}).get("repo") or config.name,
     }
     location = {"model": model.get("location"), "tokenizer": tokenizer.get("location")}
     return Source("model", identity, location, note=" ".join(filter(None, {model.get("note"), tokenizer.get("note")})))
@@ -91,7 +107,17 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
 def model_folder(source: Source) -> Path | None:
     """Return the folder with a model's config.json and weights, after downloading it from the hub if needed; None for a
     model that is trained from scratch. source: from `model_source`."""
-    return _folder(source.location["model"], ("config.json", "generation_config.json", *WEIGHT_PATTERNS))
+    return _folder(source.location["model"], ("config.json", GENERATION, *WEIGHT_PATTERNS))
+
+
+def generation_config(source: Source) -> Meta | None:
+    """Return the content of the model's `generation_config.json`; None without one. source: from `model_source`.
+
+    Raise ModelError when the file is no JSON object."""
+    if source.identity.get("generation") is None:
+        return None
+    file = cast(Path, _folder(source.location["model"], (GENERATION,))) / GENERATION
+    return _read_config(file) if file.exists() else None
 
 
 def tokenizer_folder(source: Source) -> Path | None:
@@ -122,13 +148,13 @@ def _resolve_folder(folder: Path, resolver: Resolver) -> Meta:
             "convert them once with `model.save_pretrained(folder)` of a current transformers",
         )
     tokenizer = [name for name in names if name in TOKENIZER_FILES]
-    digests = dict(
-        zip(weights + tokenizer, resolver.memo.digests([folder / n for n in weights + tokenizer]), strict=True)
-    )
+    read = weights + tokenizer + [name for name in names if name == GENERATION]
+    digests = dict(zip(read, resolver.memo.digests([folder / name for name in read]), strict=True))
     return {
         "config": _read_config(folder / "config.json") if "config.json" in names else None,
         "tokenizer": {"files": {name: digests[name] for name in tokenizer}} if tokenizer else None,
         "weights": {"files": {name: digests[name] for name in weights}} if weights else None,
+        "generation": digests.get(GENERATION),
         "location": {"folder": str(folder.resolve())},
     }
 
@@ -136,7 +162,7 @@ def _resolve_folder(folder: Path, resolver: Resolver) -> Meta:
 def _resolve_hub(repo: str, revision: str, resolver: Resolver) -> Meta:
     answer, note = resolver.remembered(f"hub/models/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     at = {"repo": repo, "commit": answer["commit"]}
-    return {"config": answer["config"], "tokenizer": at, "weights": at, "location": at, "note": note}
+    return {"config": answer["config"], "tokenizer": at, "weights": at, "generation": at, "location": at, "note": note}
 
 
 def _ask_hub(repo: str, revision: str) -> Meta:

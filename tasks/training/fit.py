@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifact import Input, Meta, Source
+from tasks.config import keyed_params
 from tasks.errors import StoreError
 from tasks.stage import Workdir, write_json
 from tasks.training.batches.sampler import Schedule, Split
@@ -29,6 +30,12 @@ from tasks.training.optim.optimizer import check_learning_rates
 from tasks.training.ranks import World
 from tasks.training.selection import check_selection
 from tasks.training.shared_types import PARAMETER, Built, TensorSlice
+
+PUBLISHED = frozenset({
+    "method", "lora", "optimizer", "learning_rate", "schedule", "warmup_ratio", "weight_decay", "global_batch", "epochs",
+    "max_steps", "label_smoothing", "class_weights", "dtype", "seed",
+})  # fmt: skip
+"""The settings that the artifact's metadata holds, for the model card: what was trained, not on which devices."""
 
 
 def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
@@ -72,6 +79,8 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
         "method": config.method,
         "steps": run.progress.step,
         "metrics": run.summary(),
+        "data": packed.digest,
+        "settings": {name: value for name, value in keyed_params(config).items() if name in PUBLISHED},
         **({"best_step": run.progress.best.step} if config.keeps_best else {}),
     }
 

@@ -100,8 +100,10 @@ def write_adapter(folder: Path, shards: Input, model: Source, trained: Checkpoin
     wanted = getattr(torch, dtype)
     tensors = {adapter_name(name): trained.tensor(name).to(wanted).contiguous() for name in trained.names}
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    at = model.location["model"] or {}
-    base = {"base_model_name_or_path": at.get("repo"), "revision": at.get("commit")}
+    base = {"base_model_name_or_path": None, "revision": None}
+    if "warm_start" not in model.location:  # the weights of a warm start have no name on the hub
+        commit = (model.location["model"] or {}).get("commit")
+        base = {"base_model_name_or_path": model.identity.get("name"), "revision": commit}
     write_json(folder / CONFIG, {**read_json(shards.path / CONFIG), **base})
 
 

@@ -1,0 +1,78 @@
+"""Write the model card: a `README.md` with the metadata that the Hugging Face hub reads.
+
+The card says what the stage `consolidate` knows: the base model, the digest of the training data, the settings of training
+and the figures that training computed. It contains no date, path or row of data, so that the same model has the same card.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tasks.artifact import Meta
+
+PIPELINES = {"classification": "text-classification", "causal_lm": "text-generation"}
+
+
+def write_card(folder: Path, shards: Meta, config: Meta, base: str | None, *, adapter: bool = False) -> None:
+    """Write `README.md` to `folder`.
+
+    shards: the metadata of the checkpoint; config: the model's `config.json`; base: the hub name of the base model, if it
+    has one; adapter: whether `folder` holds LoRA's adapter instead of a whole model."""
+    from huggingface_hub import ModelCardData
+
+    known = ModelCardData(
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag=PIPELINES[shards["task"]],
+        base_model=base,
+        tags=["trnflow", *(["lora"] if adapter else [])],
+    )
+    parts = [f"---\n{known.to_yaml()}\n---", *_paragraphs(shards, config, base, adapter)]
+    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _paragraphs(shards: Meta, config: Meta, base: str | None, adapter: bool) -> Iterable[str]:
+    architecture = (config.get("architectures") or [config["model_type"]])[0]
+    yield f"# {architecture}{', a LoRA adapter' if adapter else ''}"
+    yield f"A model for {PIPELINES[shards['task']].replace('-', ' ')}, {_origin(base)} with trnflow."
+    yield _how_to_open(shards["task"], base, adapter)
+    if shards.get("labels"):
+        yield "## Labels\n\n" + _table(("id", "label"), enumerate(shards["labels"]))
+    facts = {"data": shards.get("data"), "steps": shards.get("steps"), "best_step": shards.get("best_step")}
+    rows = [(name, value) for name, value in {**facts, **shards.get("settings", {})}.items() if value is not None]
+    if rows:
+        yield "## Training\n\n" + _table(("setting", "value"), rows)
+    if shards.get("metrics"):
+        what = "Names with `eval_` are of the validation split; those with `_before` are from before training."
+        yield f"## Figures\n\n{what}\n\n" + _table(("figure", "value"), shards["metrics"].items())
+
+
+def _origin(base: str | None) -> str:
+    return "trained" if base is None else f"fine-tuned from `{base}`"
+
+
+def _how_to_open(task: str, base: str | None, adapter: bool) -> str:
+    if not adapter:
+        return f'    transformers.pipeline("{PIPELINES[task]}", model=FOLDER)'
+    if base is None:
+        return (
+            "The base model has no name on the hub: open it first, then `peft.PeftModel.from_pretrained(base, FOLDER)`."
+        )
+    kind = "CausalLM" if task == "causal_lm" else "SequenceClassification"
+    return f"    peft.AutoPeftModelFor{kind}.from_pretrained(FOLDER)"
+
+
+def _table(heads: tuple[str, str], rows: Iterable[tuple[object, object]]) -> str:
+    lines = [f"| {_cell(left)} | {_cell(right)} |" for left, right in rows]
+    return "\n".join([f"| {heads[0]} | {heads[1]} |", "|---|---|", *lines])
+
+
+def _cell(value: object) -> str:
+    """Return a value as the text of a table's cell, in which labels and names mean no Markdown or HTML."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    for sign in "\\`*_[]|~#":
+        text = text.replace(sign, "\\" + sign)
+    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())

@@ -1,0 +1,48 @@
+"""Write the files of a model folder that are not weights: how texts are generated, and the tokenizer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tasks.artifact import Json, Meta
+from tasks.stage import read_json, write_json
+
+UNLIMITED = 10**9
+"""A `model_max_length` above this stands for no limit: transformers writes 10^30."""
+
+
+def generation_settings(config: Json, base: Meta | None) -> Meta:
+    """Return the content of `generation_config.json`: that of the base model (stop tokens, sampling), with the ids of
+    special tokens added where they are missing.
+
+    config: the model's `config.json`; base: the base model's `generation_config.json`, None if there is none."""
+    known: Meta = {name: value for name, value in (base or {}).items() if value is not None}
+    ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    if ids["pad_token_id"] is None:
+        eos = known.get("eos_token_id", ids["eos_token_id"])
+        ids["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+    return {**{name: value for name, value in ids.items() if value is not None}, **known}
+
+
+def write_tokenizer(folder: Path, to: Path, positions: int | None) -> None:
+    """Copy the tokenizer's files from `folder` to `to`, and limit its rows to the model's positions.
+
+    positions: the most tokens of a row that the model takes, None for any number. Without `model_max_length` in
+    tokenizer_config.json, a pipeline of transformers fails on a long text, because even `truncation=True` cuts nothing."""
+    for file in sorted(folder.iterdir()):
+        shutil.copyfile(file, to / file.name)
+    settings = to / "tokenizer_config.json"
+    document: Meta = read_json(settings) if settings.exists() else {}
+    limit = document.get("model_max_length")
+    if positions is not None and (not isinstance(limit, int | float) or limit > UNLIMITED):
+        write_json(settings, {**document, "model_max_length": positions})
+
+
+def positions_of(model: Any) -> int | None:
+    """Return the most tokens of a row that a transformers model has positions for; None if its config names no limit."""
+    from tasks.training.model.pretrained import first_position
+
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return limit - first_position(model) if isinstance(limit, int) and limit > 0 else None

@@ -1,0 +1,56 @@
+"""The files beside the weights: generation, tokenizer and model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from tasks.artifact import Meta
+from tasks.model_folder.model_card import write_card
+from tasks.model_folder.settings_files import generation_settings, write_tokenizer
+from tasks.stage import read_json, write_json
+
+
+def test_generation_keeps_what_the_base_says() -> None:
+    config = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    assert generation_settings(config, None) == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    base = {"eos_token_id": [2, 7], "temperature": 0.6, "do_sample": True, "pad_token_id": None}
+    wanted = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 2, "temperature": 0.6, "do_sample": True}
+    assert generation_settings(config, base) == wanted
+
+
+@pytest.mark.parametrize(
+    ("known", "limit"), [({}, 64), ({"model_max_length": 10**30}, 64), ({"model_max_length": 32}, 32)]
+)
+def test_a_tokenizer_without_a_limit_gets_the_model_s(known: Meta, limit: int, tmp_path: Path) -> None:
+    write_json(tmp_path / "from" / "tokenizer_config.json", {"unk_token": "<unk>", **known})
+    (tmp_path / "to").mkdir()
+    write_tokenizer(tmp_path / "from", tmp_path / "to", 64)
+    found = {"unk_token": "<unk>", "model_max_length": limit}
+    assert read_json(tmp_path / "to" / "tokenizer_config.json") == found
+    (tmp_path / "any").mkdir()
+    write_tokenizer(tmp_path / "from", tmp_path / "any", None)
+    assert read_json(tmp_path / "any" / "tokenizer_config.json") == {"unk_token": "<unk>", **known}
+
+
+def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
+    shards = {
+        "task": "classification",
+        "labels": ["joy", "<script>alert(1)</script>", "a|b"],
+        "data": "sha256:d",
+        "settings": {"learning_rate": 5e-5, "epochs": 3, "lora": None},
+        "metrics": {"eval_loss": 0.25, "train_loss": 1.5},
+    }
+    write_card(tmp_path, shards, {"architectures": ["BertForSequenceClassification"]}, "org/base")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert (card.data.base_model, card.data.library_name) == ("org/base", "transformers")
+    assert card.data.pipeline_tag == "text-classification"
+    assert "| eval\\_loss | 0.25 |" in card.text and "| data | sha256:d |" in card.text
+    assert "| learning\\_rate | 5e-05 |" in card.text and "lora" not in card.text
+    assert "<script" not in card.text and "a\\|b" in card.text
+
+    write_card(tmp_path, {**shards, "labels": None, "task": "causal_lm"}, {"model_type": "llama"}, None, adapter=True)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.library_name == "peft" and card.data.base_model is None and "no name on the hub" in card.text
