@@ -1,0 +1,1 @@
+"""The commands about finished models: freeze rows, promote, roll back."""
