@@ -28,7 +28,7 @@ from flows.cli import (
     service_commands,
     store_commands,
 )
-from flows.cli.model import predict
+from flows.cli.model import champion_commands, predict
 from flows.cli.output import exit_at_once, say_error
 from flows.recipes.suggested_command import complete
 from tasks.errors import Interrupted, TrnflowError, unexpected
@@ -139,6 +139,7 @@ def parser() -> argparse.ArgumentParser:
     predict.add_commands(sub, store)
     history_commands.add_commands(sub, store)
     store_commands.add_commands(sub, store)
+    champion_commands.add_commands(sub, recipe, store)
     recipe_commands.add_commands(sub, common, recipe)
     service_commands.add_commands(sub, common)
     completion.add_commands(sub, common)

@@ -30,6 +30,7 @@ from tasks.launch import GRACE_SECONDS
 from tasks.launch.launcher import Launcher
 from tasks.load_data import DataConfig
 from tasks.pack_chunks import PackConfig
+from tasks.promotion.settings import PromoteConfig
 from tasks.sources.model_source import ModelConfig
 from tasks.sources.paths import Folders, located
 from tasks.store.location import default_root
@@ -157,6 +158,8 @@ class Recipe(StageConfig):
     """The exported model (stage `export_neuron`)."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """The evaluation (stage `evaluate_model`)."""
+    promote: PromoteConfig = PromoteConfig()
+    """When a model replaces the champion (`trnflow promote`)."""
     hardware: HardwareConfig = HardwareConfig()
     """The machine that the recipe is for."""
     store: StoreConfig = StoreConfig()

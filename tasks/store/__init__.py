@@ -9,7 +9,9 @@ A store has the following files. Those marked create-only are created by one wri
 <root>/partial/<key>/step-N/{...,COMMIT} training state saved at a step, to resume from; never an output
 <root>/leases/<key>/<fence>.json         create-only: which run is making the key's result; its heartbeat is beside it
 <root>/runs/<run id>.json                recipe, stages, keys, attempts, outcome
-<root>/roots/<kind>/<name>.json          pins and other documents whose artifacts garbage collection must keep
+<root>/roots/pins/<name>.json            pins: documents whose artifacts garbage collection must keep
+<root>/roots/champions/<name>/<n>.json   create-only: the nth champion of a recipe; the highest n is the champion
+<root>/roots/frozen/<name>/<n>.json      create-only: the nth frozen rows of a recipe, on which models are compared
 <root>/quarantine/...                    damaged files
 <root>/trash/...                         replaced or collected files, deleted after the grace period
 """

@@ -22,6 +22,7 @@ from tasks.artifact import Json, Meta
 from tasks.errors import StoreError
 from tasks.keys.hash_cache import sha256_file
 from tasks.store.backend import Backend, Entry
+from tasks.store.garbage.numbered_roots import counting
 from tasks.store.garbage.roots import references
 from tasks.store.garbage.trash import THREADS, bring_back
 from tasks.store.layout import blob_name, checked_record, is_unfinished, read_manifest, read_object
@@ -113,10 +114,11 @@ class _Verifier:
     def verify(self) -> Verified:
         documents = {name: document for kind in DOCUMENTS for name, document in self._documents(kind)}
         self._hash(_named(self._backend.entries("blobs")))
+        roots = counting((name for name in documents if name.startswith("roots/")), documents.__getitem__)
         for name, document in documents.items():
             if name.startswith("records/"):
                 self._record(name, document)
-            elif name.startswith("roots/"):
+            elif name in roots:
                 self._root(name, document)
         spare = {name: size for name, size in self._blobs.items() if name not in self._reached}
         self._found.unreferenced, self._found.unreferenced_bytes = len(spare), sum(spare.values())

@@ -1,10 +1,11 @@
 """The mark phase of garbage collection: find the files of a store that must stay. Writes nothing.
 
-The search begins at *roots*: the documents below `roots/` (pins, registered models), the runs that the policy keeps,
-attempts and leases of running processes, and files written within the grace period. A document protects each artifact that
-it names in a field `artifact`, and the records, attempts and partial state of each key that it names in a field `key`, at
-any depth. Names in a key document are ignored, so a model does not protect the data that it was trained on. A protected
-record protects its artifact, that is the manifest and all its blobs.
+The search begins at *roots*: the documents below `roots/` (pins, champions and frozen rows; see `numbered_roots` for
+which of those count), the runs that the policy keeps, attempts and leases of running processes, and files written within
+the grace period. A document protects each artifact that it names in a field `artifact`, `evaluation`, `frozen` or `scores`,
+and the records, attempts and partial state of each key that it names in a field `key`, at any depth. Names in a key
+document do not count, so a model does not protect the data that it was made of. A protected record protects its artifact,
+that is the manifest and all its blobs.
 
 Raises StoreError when a root can't be read, since the files that it protects are then unknown. Costs one listing of the
 store and one read of each record, run, attempt and protected manifest.
@@ -23,6 +24,7 @@ from tasks.artifact import Json, Meta
 from tasks.errors import StoreError
 from tasks.keys.canonical_json import digest_of
 from tasks.store.backend import Entry
+from tasks.store.garbage.numbered_roots import counting
 from tasks.store.garbage.trash import Trashed
 from tasks.store.layout import blob_name, is_unfinished, newest_runs, read_manifest
 from tasks.system.process import is_running
@@ -35,6 +37,8 @@ LEASE_SECONDS = 600.0
 shorter."""
 
 _ASIDE = ("document", "resolved")
+_ARTIFACTS = ("artifact", "evaluation", "frozen", "scores")
+"""The fields of documents that name an artifact. Only in `artifact` may something else than a digest stand."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -107,6 +111,8 @@ def references(document: Json) -> Iterator[tuple[str, str]]:
             for name, value in item.items():
                 if isinstance(value, str) and name in ("artifact", "key", "run"):
                     yield name, value
+                elif isinstance(value, str) and name in _ARTIFACTS and _DIGEST.fullmatch(value):
+                    yield "artifact", value
                 elif name not in _ASIDE:
                     pending.append(value)
 
@@ -122,8 +128,11 @@ class _Marker:
         self._artifacts: set[str] = set()
 
     def mark(self) -> None:
-        for name in self._view.below("roots"):
+        roots = self._view.below("roots")
+        for name in counting(roots, self._document):
             self._root(name)
+        for name in roots:  # an earlier champion's file keeps itself alone
+            self._keep(name, "roots")
         for name in self._kept_runs():
             self._run(name, "runs")
         for name in self._view.below("leases"):

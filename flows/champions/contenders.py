@@ -1,0 +1,111 @@
+"""Find a model to promote: that of a recipe's present settings, of a past run, or of a digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flows.finetune import FINETUNE
+from flows.recipes.recipe import Recipe
+from flows.runner.run import look
+from tasks.artifact import Artifact, Meta
+from tasks.errors import BlobLost, ConfigError
+from tasks.store import Store
+from tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
+from tasks.store.layout import newest_runs
+
+SHAPING = ("format", "tokenize")
+"""The sections of a recipe that say how rows become a model's tokens."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model that may be or is a champion.
+
+    Attributes:
+        artifact: The model, an artifact of `consolidate`.
+        shaping: The recipe's sections `format` and `tokenize` with which the model was trained, as JSON.
+        evaluation: Digest of the artifact of `evaluate_model` about this model; None if the store has none.
+        records: The records of model and evaluation, each as {"stage", "key"}.
+    """
+
+    artifact: Artifact
+    shaping: Meta
+    evaluation: str | None
+    records: tuple[Meta, ...]
+
+
+def of_recipe(recipe: Recipe, store: Store) -> Contender:
+    """Return the model that a recipe's present settings made. ConfigError when there is none in the store."""
+    outcome = look(recipe, store, FINETUNE).outcomes["consolidate"]
+    if outcome.artifact is None:
+        raise ConfigError(
+            f"the recipe {recipe.name} has no model for these settings: {outcome.why}",
+            "`trnflow run` makes it; or name a run (`trnflow runs`) or the digest of a model",
+        )
+    return _contender(store, outcome.artifact, recipe.to_json())
+
+
+def of_run(store: Store, run: str) -> Contender:
+    """Return the model that a past run made or used. run: the full id. ConfigError when the run has no model."""
+    document = store.run(run) or {}
+    digest = _model_in(document)
+    if digest is None:
+        raise ConfigError(
+            f"the run {run} of {document.get('recipe')} made no model: it ended before consolidate",
+            "name a run that completed (`trnflow runs`)",
+        )
+    return _contender(store, _model(store, digest), document["resolved"])
+
+
+def of_digest(store: Store, digest: str, name: str) -> Contender:
+    """Return the model with a digest (in full). ConfigError when it is no model, or neither a champion of the recipe `name`
+    nor a run of this store had it."""
+    artifact = _model(store, digest)
+    for _, document in numbered(store.backend, CHAMPIONS, name):
+        if document["artifact"] == digest:
+            return of_champion(store, document)
+    for run in newest_runs(store.backend.entries("runs")):
+        document = store.run(run) or {}
+        if _model_in(document) == digest and "resolved" in document:
+            return _contender(store, artifact, document["resolved"])
+    raise ConfigError(
+        f"no run in this store had the model {digest[:19]}, so that it is not known how rows become its tokens",
+        "run the recipe that made it: cached stages are not run again",
+    )
+
+
+def of_champion(store: Store, document: Meta) -> Contender:
+    """Return the model that the file of a champion names. BlobLost when the store has lost it."""
+    return Contender(
+        store.artifact(document["artifact"]), document["shaping"], document["evaluation"], tuple(document["records"])
+    )
+
+
+def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
+    made = [record for record in store.records("consolidate") if record["artifact"] == artifact.digest]
+    judged = [
+        record
+        for record in store.records("evaluate_model")
+        if record["document"]["inputs"].get("weights") == artifact.digest
+    ]
+    records = tuple({"stage": record["stage"], "key": record["key"]} for record in (*made, *judged[:1]))
+    shaping = {section: settings[section] for section in SHAPING}
+    return Contender(artifact, shaping, judged[0]["artifact"] if judged else None, records)
+
+
+def _model_in(run: Meta) -> str | None:
+    """The digest of the model of a run's document."""
+    return next((stage["artifact"] for stage in run.get("stages", []) if stage["stage"] == "consolidate"), None)
+
+
+def _model(store: Store, digest: str) -> Artifact:
+    try:
+        artifact = store.artifact(digest)
+    except BlobLost as error:
+        raise ConfigError(error.message, "name a model that the store still holds") from error
+    if artifact.kind != "model":
+        raise ConfigError(
+            f"{digest[:19]} is of kind {artifact.kind}, and what is promoted is a model",
+            "name what consolidate made: `trnflow show RECIPE consolidate`",
+        )
+    return artifact

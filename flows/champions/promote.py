@@ -1,0 +1,219 @@
+"""Promote a model: compare it with the champion on frozen rows, and make it the champion if it is surely better.
+
+The champion of a recipe is a fact of the store: the file with the highest n among `roots/champions/<name>/<n>.json`. A file
+is created once and never changed. Of two challengers at once, one creates n + 1; the other finds it taken, and is compared
+with the new champion.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flows.champions.contenders import Contender, of_champion
+from flows.champions.freeze import Frozen, freeze, newest_frozen, secure_named
+from flows.champions.scoring import Scored, score
+from flows.recipes.recipe import Recipe
+from flows.runner.attempts import now
+from flows.runner.executor import Listener
+from flows.runner.work_folders import clean, workplace
+from tasks.artifact import Artifact, Meta
+from tasks.errors import BlobLost, ConfigError, DataError, StoreError
+from tasks.promotion.bootstrap import LESS_IS_BETTER, Comparison, compare, metric_of
+from tasks.store import Store
+from tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, add_numbered, numbered
+
+PROMOTED, ROLLED_BACK = "promoted", "rolled back"
+
+
+class Decision(NamedTuple):
+    """What became of a challenger.
+
+    Attributes:
+        promoted: Whether the challenger is the champion now, and was not before.
+        number: The n of the champion's file.
+        champion: Digest of the model that is the champion now.
+        challenger: Digest of the model that was to be promoted.
+        comparison: How the two compare; None for the first champion, and for a model that is the champion already.
+        frozen: The rows on which they were compared.
+        froze: Whether the rows were frozen by this promotion, because there were none.
+        why: The reason in a sentence.
+    """
+
+    promoted: bool
+    number: int
+    champion: str
+    challenger: str
+    comparison: Comparison | None
+    frozen: Frozen
+    froze: bool
+    why: str
+
+    def to_json(self) -> Meta:
+        compared = self.comparison.to_json() if self.comparison else None
+        return {**self._asdict(), "comparison": compared, "frozen": self.frozen.to_json()}
+
+
+def champions_of(store: Store, name: str) -> list[Numbered]:
+    """Return the files of all champions of a recipe, the present one first. StoreError when one can't be read."""
+    return numbered(store.backend, CHAMPIONS, name)
+
+
+def promote(
+    recipe: Recipe, store: Store, challenger: Contender, listeners: tuple[Listener, ...], *, offline: bool = False
+) -> Decision:
+    """Compare a challenger with the recipe's champion and make it the champion if it is better, or if there is none yet.
+
+    Better means: the lower end of the bootstrap interval of the difference exceeds `promote.margin`. If the recipe has no
+    frozen rows, its present test rows are frozen first. offline: make no requests to a data hub.
+
+    Raises:
+        DataError: The frozen rows have other labels than a model, or the two models' scores can't be paired.
+        BlobLost: The store has lost the champion's bytes.
+    """
+    clean(store)
+    metric_of(recipe.promote, challenger.artifact.meta["task"])
+    before = newest_frozen(recipe, store)
+    frozen = before or freeze(recipe, store, listeners, offline=offline)
+    ours = score(recipe, store, challenger, frozen.artifact, listeners)
+    while True:
+        found = champions_of(store, recipe.name)
+        comparison, why = None, "the first champion"
+        if found:
+            champion = found[0]
+            if champion.document["artifact"] == challenger.artifact.digest:
+                why = "this model is the champion already"
+                return _decision(champion, challenger, None, frozen, before is None, why, promoted=False)
+            comparison = _compared(recipe, store, champion, challenger, ours, frozen, listeners)
+            why = describe(comparison)
+            if not comparison.is_better:
+                return _decision(champion, challenger, comparison, frozen, before is None, why, promoted=False)
+        document = _document(recipe, challenger, ours, frozen, found, comparison, why)
+        added = add_champion(store, recipe.name, document, challenger.artifact)
+        if added is not None:
+            return _decision(added, challenger, comparison, frozen, before is None, why, promoted=True)
+
+
+def rollback(recipe: Recipe, store: Store) -> Numbered:
+    """Make the model that the present champion replaced the champion again, and return its new file.
+
+    Raises:
+        ConfigError: There is no champion, or no earlier one.
+        BlobLost: The store has lost the earlier model's bytes.
+        StoreError: Another process changed the champion meanwhile.
+    """
+    found = champions_of(store, recipe.name)
+    if not found:
+        raise ConfigError(f"{recipe.name} has no champion", f"`trnflow promote {recipe.name}` makes the first")
+    present = found[0].document["artifact"]
+    won = next(one for one in found if (one.document["artifact"], one.document["action"]) == (present, PROMOTED))
+    earlier = next((one for one in found if one.document["artifact"] == won.document["replaces"]), None)
+    if earlier is None:
+        raise ConfigError(
+            f"{recipe.name} has no champion before {present[:19]}, which was the first",
+            "`trnflow champions` lists them",
+        )
+    why = f"rolled back from {present[:19]}"
+    document = earlier.document | {
+        "action": ROLLED_BACK, "replaces": present, "comparison": None, "why": why, "created": now(),
+        "number": found[0].number + 1,
+    }  # fmt: skip
+    artifact = store.artifact(document["artifact"])
+    missing = store.missing(artifact)
+    if missing is not None:
+        raise BlobLost(f"the store has lost {missing.path} of the earlier champion {artifact.digest[:19]}")
+    added = add_champion(store, recipe.name, document, artifact)
+    if added is None:
+        raise StoreError(f"another process changed the champion of {recipe.name} meanwhile", "look, then run it again")
+    return added
+
+
+def add_champion(store: Store, name: str, document: Meta, artifact: Artifact) -> Numbered | None:
+    """Create the file of a champion under `document["number"]`; return None if this number is taken."""
+    number = document["number"]
+    if not add_numbered(store.backend, CHAMPIONS, name, number, document):
+        return None
+    secure_named(store, CHAMPIONS, name, number, artifact)
+    return Numbered(number, document)
+
+
+def describe(found: Comparison) -> str:
+    """Return a comparison as one sentence."""
+    word = "better" if found.is_better else "not surely better"
+    less = ", less is better" if found.metric in LESS_IS_BETTER else ""
+    return (
+        f"{word} than the champion on {found.rows} frozen rows: {found.metric} {found.challenger:.4g} against "
+        f"{found.champion:.4g}{less}; difference {found.difference:+.4g}, interval {found.low:+.4g} to {found.high:+.4g}"
+    )
+
+
+def _compared(
+    recipe: Recipe,
+    store: Store,
+    champion: Numbered,
+    challenger: Contender,
+    ours: Scored,
+    frozen: Frozen,
+    listeners: tuple[Listener, ...],
+) -> Comparison:
+    holder = of_champion(store, champion.document)
+    tasks = holder.artifact.meta["task"], challenger.artifact.meta["task"]
+    if tasks[0] != tasks[1]:
+        raise DataError(
+            f"the champion is a model for {tasks[0]}, the challenger for {tasks[1]}", "give the recipe another name"
+        )
+    theirs = score(recipe, store, holder, frozen.artifact, listeners)
+    is_paired = theirs.examples == ours.examples == frozen.artifact.meta["rows"]
+    if not is_paired and holder.shaping["format"] != challenger.shaping["format"]:
+        raise DataError(
+            f"the two models' formats make {theirs.examples} and {ours.examples} examples of {frozen.artifact.meta['rows']} "
+            "frozen rows, so that they can't be paired",
+            "`trnflow freeze` rows that both formats read in one example each",
+        )
+    with workplace(store.home, "comparison") as work:
+        theirs_at, ours_at = (
+            store.checkout(one.artifact, work / side) / "scores.parquet"
+            for side, one in (("champion", theirs), ("challenger", ours))
+        )
+        return compare(theirs_at, ours_at, tasks[0], recipe.promote)
+
+
+def _document(
+    recipe: Recipe,
+    model: Contender,
+    scores: Scored,
+    frozen: Frozen,
+    earlier: list[Numbered],
+    comparison: Comparison | None,
+    why: str,
+) -> Meta:
+    return {
+        "schema": 1,
+        "recipe": recipe.name,
+        "number": (earlier[0].number if earlier else 0) + 1,
+        "action": PROMOTED,
+        "artifact": model.artifact.digest,
+        "task": model.artifact.meta["task"],
+        "evaluation": model.evaluation,
+        "frozen": frozen.artifact.digest,
+        "scores": scores.artifact.digest,
+        "records": [*model.records, {"stage": "score_rows", "key": scores.key}],
+        "shaping": model.shaping,
+        "replaces": earlier[0].document["artifact"] if earlier else None,
+        "comparison": comparison.to_json() if comparison else None,
+        "why": why,
+        "created": now(),
+    }
+
+
+def _decision(
+    champion: Numbered,
+    challenger: Contender,
+    comparison: Comparison | None,
+    frozen: Frozen,
+    froze: bool,
+    why: str,
+    *,
+    promoted: bool,
+) -> Decision:
+    digests = champion.document["artifact"], challenger.artifact.digest
+    return Decision(promoted, champion.number, *digests, comparison, frozen, froze, why)

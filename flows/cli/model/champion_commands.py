@@ -1,0 +1,143 @@
+"""The commands about champions: `freeze` keeps the rows on which models are compared, `promote` makes a better model the
+champion, `rollback` returns to the earlier one, `champions` lists them."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flows.cli.history_commands import artifact_of, run_ids
+from flows.cli.output import emit
+from flows.display import report
+from flows.display.progress import Progress
+from flows.recipes import recipe as settings
+from flows.runner.run import open_store
+from tasks.artifact import Meta
+from tasks.keys.lineage import nearest_run
+from tasks.store import Store
+from tasks.store.location import default_root
+from tasks.system.home import home_folder
+
+
+def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.ArgumentParser) -> None:
+    """Add `freeze`, `promote`, `rollback` and `champions` to the parser.
+
+    sub: argparse's collection of commands; recipe, store: the arguments of commands that take a recipe, or read a store."""
+    keep = sub.add_parser("freeze", parents=[recipe], help="keep the present test rows, to compare models on them")
+    keep.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
+    keep.set_defaults(command=freeze)
+    better = sub.add_parser(
+        "promote", parents=[recipe], help="make a model the champion if it is better on the frozen rows"
+    )
+    better.add_argument(
+        "challenger", nargs="?", metavar="RUN|DIGEST", help="default: the model of the recipe's present settings"
+    )
+    better.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
+    better.set_defaults(command=promote)
+    back = sub.add_parser("rollback", parents=[recipe], help="make the earlier champion the champion again")
+    back.set_defaults(command=rollback)
+    listing = sub.add_parser("champions", parents=[store], help="list the champions, of one recipe with their past")
+    listing.add_argument("recipe", nargs="?", metavar="RECIPE", help="the name of a recipe; default: all recipes")
+    listing.set_defaults(command=champions)
+
+
+def freeze(options: Namespace) -> int:
+    """Freeze the test rows of a recipe's present data and print their number; return exit code 0."""
+    from flows.champions.freeze import freeze as freeze_test_rows
+
+    recipe, store = _opened(options)
+    with _progress() as progress:
+        frozen = freeze_test_rows(recipe, store, (progress,), offline=options.offline)
+    found = frozen.to_json()
+    text = (
+        f"froze {found['rows']} test rows of {recipe.name} as number {frozen.number} ({frozen.artifact.digest[:19]})\n"
+    )
+    emit(options, {"recipe": recipe.name, **found}, text)
+    return 0
+
+
+def promote(options: Namespace) -> int:
+    """Compare a model with the champion and print which of them is the champion now; return exit code 0."""
+    from flows.champions.contenders import Contender, of_digest, of_recipe, of_run
+    from flows.champions.promote import promote as promote_model
+
+    recipe, store = _opened(options)
+
+    def challenger(text: str | None) -> Contender:
+        if text is None:
+            return of_recipe(recipe, store)
+        ids = run_ids(store)
+        if text.split("~")[0] == "last" or any(run.startswith(text) for run in ids):
+            return of_run(store, nearest_run(text, ids))
+        return of_digest(store, artifact_of(text, store), recipe.name)
+
+    with _progress() as progress:
+        found = promote_model(recipe, store, challenger(options.challenger), (progress,), offline=options.offline)
+    lines = (
+        [f"there were no frozen rows: froze the present test rows as number {found.frozen.number}"]
+        if found.froze
+        else []
+    )
+    verb = "is now champion" if found.promoted else "is not promoted; the champion stays"
+    lines += [f"{found.challenger[:19]} {verb} {found.number} of {recipe.name}: {found.why}"]
+    emit(options, {"recipe": recipe.name, **found.to_json()}, "".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def rollback(options: Namespace) -> int:
+    """Make the model that the present champion replaced the champion again; return exit code 0."""
+    from flows.champions.promote import rollback as roll_back
+
+    recipe, store = _opened(options)
+    found = roll_back(recipe, store)
+    text = f"{found.document['artifact'][:19]} is champion {found.number} of {recipe.name}: {found.document['why']}\n"
+    emit(options, {"recipe": recipe.name, **_brief(found.number, found.document)}, text)
+    return 0
+
+
+def champions(options: Namespace) -> int:
+    """Print the champion of each recipe, or of one recipe all its champions, the newest first; return exit code 0."""
+    from tasks.store.garbage.numbered_roots import CHAMPIONS, names_of, numbered
+
+    store = Store(options.store or default_root(home_folder()), home_folder())
+    store.check()
+    names = [options.recipe] if options.recipe else names_of(store.backend, CHAMPIONS)
+    found = [
+        {"recipe": name, **_brief(one.number, one.document)}
+        for name in names
+        for one in numbered(store.backend, CHAMPIONS, name)[: None if options.recipe else 1]
+    ]
+    rows = [("recipe", "n", "artifact", "created", "action", "why")]
+    rows += [
+        (one["recipe"], str(one["number"]), one["artifact"][:19], one["created"], one["action"], one["why"])
+        for one in found
+    ]
+    none = f"{options.recipe} has no champion" if options.recipe else "no recipe has a champion"
+    text = report.aligned(rows) if found else f"{none}: `trnflow promote RECIPE` makes the first"
+    emit(options, {"store": store.root, "champions": found}, f"{text}\n")
+    return 0
+
+
+def _brief(number: int, document: Meta) -> Meta:
+    names = ("artifact", "evaluation", "frozen", "scores", "replaces", "action", "why", "created", "comparison")
+    return {"number": number, **{name: document.get(name) for name in names}}
+
+
+def _opened(options: Namespace) -> tuple[settings.Recipe, Store]:
+    recipe = settings.load(options.recipe, options.overrides)
+    store = open_store(recipe)
+    store.prepare()
+    return recipe, store
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Show the progress of stages until the context ends."""
+    progress = Progress()
+    try:
+        yield progress
+    finally:
+        progress.close()

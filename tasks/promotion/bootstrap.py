@@ -1,0 +1,143 @@
+"""Compare two models on the same rows: the difference of a metric, and its interval by the paired bootstrap.
+
+Each resample draws rows with replacement, the same rows for both models, and computes the difference of the metric. The
+interval of the differences says whether one model is surely better, or whether the difference is chance. Deterministic for
+a seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tasks.artifact import Meta
+from tasks.errors import ConfigError, DataError
+from tasks.promotion.settings import PromoteConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+METRICS = {
+    "classification": ("f1_weighted", "f1_macro", "accuracy", "loss"),
+    "causal_lm": ("bits_per_byte", "loss"),
+}
+"""The metrics of each task, the default first."""
+LESS_IS_BETTER = ("loss", "bits_per_byte")
+
+Resampled = Callable[["Ints | slice"], float]
+"""Computes a model's metric on some rows: their numbers, repeated as often as they were drawn."""
+
+
+class Comparison(NamedTuple):
+    """The result of comparing a challenger with the champion.
+
+    metric: its name; champion, challenger: its values on all rows; difference: positive when the challenger is better;
+    low, high: ends of the two-sided interval of the difference; rows: the number of rows compared; is_better: whether `low`
+    exceeds the margin."""
+
+    metric: str
+    champion: float
+    challenger: float
+    difference: float
+    low: float
+    high: float
+    rows: int
+    is_better: bool
+
+    def to_json(self) -> Meta:
+        return self._asdict()
+
+
+def metric_of(config: PromoteConfig, task: str) -> str:
+    """Return the metric by which models of a task are compared. ConfigError when `promote.metric` is of another task."""
+    metrics = METRICS[task]
+    if config.metric is not None and config.metric not in metrics:
+        raise ConfigError(
+            f"promote.metric: {config.metric} is no metric of this task", f"choose one of {', '.join(metrics)}"
+        )
+    return config.metric or metrics[0]
+
+
+def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) -> Comparison:
+    """Compare two models by their `scores.parquet` (see `score_rows`), whose rows must be the same in the same order.
+
+    Raises:
+        DataError: the files have different numbers of rows.
+        ConfigError: `promote.metric` is of another task.
+    """
+    import numpy as np
+
+    metric = metric_of(config, task)
+    (first, rows), (second, others) = (_resampled(path, metric) for path in (champion, challenger))
+    if rows != others:
+        raise DataError(
+            f"the champion has scores of {rows} examples of the frozen rows, the challenger of {others}: they can't be paired",
+            "`trnflow freeze` the recipe again with rows that both models read in one example each",
+        )
+    sign = -1.0 if metric in LESS_IS_BETTER else 1.0
+    draw = np.random.default_rng(config.seed)
+    differences = np.empty(config.resamples)
+    for number in range(config.resamples):
+        drawn = draw.integers(0, rows, rows)
+        differences[number] = sign * (second(drawn) - first(drawn))
+    tail = (1.0 - config.confidence) / 2.0
+    low, high = (float(value) for value in np.quantile(differences, [tail, 1.0 - tail]))
+    values = first(slice(None)), second(slice(None))
+    return Comparison(metric, *values, sign * (values[1] - values[0]), low, high, rows, low > config.margin)
+
+
+def _resampled(scores: Path, metric: str) -> tuple[Resampled, int]:
+    """A function that computes the metric on some rows, and the number of rows."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(scores)
+    columns = {name: table.column(name).to_numpy() for name in table.column_names if name not in ("label", "predicted")}
+    if metric in ("accuracy", "f1_macro", "f1_weighted"):
+        names = sorted({*table.column("label").to_pylist(), *table.column("predicted").to_pylist()})
+        place = {name: number for number, name in enumerate(names)}
+        pairs = zip(table.column("label").to_pylist(), table.column("predicted").to_pylist(), strict=True)
+        return _from_confusion([place[a] * len(names) + place[b] for a, b in pairs], len(names), metric), table.num_rows
+    if metric == "bits_per_byte":
+        return _ratio(columns["nll"] / math.log(2), columns["bytes"]), table.num_rows
+    if "nll" in columns:
+        return _ratio(columns["nll"], columns["tokens"]), table.num_rows
+    return (lambda rows: float(columns["loss"][rows].mean())), table.num_rows
+
+
+def _ratio(over: Floats, under: Ints) -> Resampled:
+    """Sum over sum; 0 where the drawn rows have nothing below."""
+    return lambda rows: float(over[rows].sum() / max(int(under[rows].sum()), 1))
+
+
+def _from_confusion(pairs: list[int], classes: int, metric: str) -> Resampled:
+    """pairs: (true class * classes + predicted class) of each row."""
+    import numpy as np
+
+    cells = np.array(pairs, np.int64)
+
+    def value(rows: Ints | slice) -> float:
+        confusion = np.bincount(cells[rows], minlength=classes * classes).reshape(classes, classes)
+        return _classification(confusion, metric)
+
+    return value
+
+
+def _classification(confusion: Ints, metric: str) -> float:
+    """The metric of a confusion matrix [true, predicted]; as scikit-learn with `zero_division=0`. Classes that neither occur
+    nor are predicted do not count for f1_macro."""
+    import numpy as np
+
+    hits, support, guessed = np.diag(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
+    if metric == "accuracy":
+        return float(hits.sum() / support.sum())
+    both = support + guessed
+    f1 = np.divide(2 * hits, both, out=np.zeros(len(hits)), where=both > 0)
+    if metric == "f1_macro":
+        return float(f1[both > 0].mean())
+    return float((f1 * support).sum() / support.sum())

@@ -1,0 +1,205 @@
+"""Stage `score_rows`: score a model on each row of a split, so that two models can be compared row by row.
+
+A classifier gives a predicted class and a loss for each row, a language model the negative log likelihood of the row's
+supervised tokens and the bytes of their text. A row that is longer than the window of a language model is read in several
+windows; each begins with the last token of the one before, so that every token is predicted exactly once. Costs one
+forward pass over the split in eager PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from tasks.artifact import Input, Meta
+from tasks.config import StageConfig, Tokens
+from tasks.errors import DataError, MissingDependency, ModelError
+from tasks.evaluation.models import EAGER, load_model, longest_sequence
+from tasks.promotion.freeze_rows import SPLIT
+from tasks.stage import Workdir, stage
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+PASS_TOKENS = 8192
+"""The most tokens of one forward pass, padding included."""
+
+
+class ScoreConfig(StageConfig):
+    """Settings of the stage `score_rows`."""
+
+    window: Tokens
+    """The most tokens that a language model reads at once: the longest length that it was trained on."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """The device that scores."""
+
+
+class Window(NamedTuple):
+    """A part of a row that a model reads at once. row: its number; start, end: the tokens, in all rows one after another."""
+
+    row: int
+    start: int
+    end: int
+
+
+def environ(config: ScoreConfig) -> dict[str, str]:
+    """Return the environment variables of the scoring process."""
+    return EAGER
+
+
+@stage(kind="scores", environ=environ)
+def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input, out: Workdir) -> Meta:
+    """Write `scores.parquet`, one row for each example of the split, in order.
+
+    Columns of a classifier: `row: int64`, `label` and `predicted: string`, `loss: double` (nats). Of a language model:
+    `row: int64`, `nll: double` (nats), `tokens: int64` (predicted ones) and `bytes: int64` (of the supervised text).
+    Returns metadata: task, rows, labels, metrics.
+
+    Raises:
+        DataError: tokenising dropped rows, or no token is supervised.
+        ModelError: a loss is not finite.
+    """
+    import pyarrow.parquet as pq
+
+    task, rows = tokens.meta["task"], texts.meta["splits"][SPLIT]
+    if tokens.meta["splits"][SPLIT] != rows:
+        raise DataError(
+            f"{rows - tokens.meta['splits'][SPLIT]} of {rows} frozen rows have no token to score",
+            "leave them out of the test split, and `trnflow freeze` again",
+        )
+    if config.device == "cuda" and not _has_gpu():
+        raise MissingDependency("evaluate.device=cuda, but PyTorch finds no GPU here", "set evaluate.device=cpu")
+    model = load_model(weights.path, task).to(config.device)
+    table, metrics = (
+        _classes(tokens, model, out) if task == "classification" else _likelihoods(config, texts, tokens, model, out)
+    )
+    if not all(math.isfinite(value) for value in metrics.values()):
+        raise ModelError(
+            "a loss on the frozen rows is not finite", "the weights are broken: look at the training's loss"
+        )
+    pq.write_table(table, out.path / "scores.parquet", compression="zstd")
+    return {"task": task, "rows": rows, "labels": tokens.meta["labels"], "metrics": metrics}
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _classes(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Table, Meta]:
+    import numpy as np
+    import pyarrow as pa
+    import torch
+
+    ids, offsets = _arrays(tokens)
+    labels, names = np.load(tokens.path / SPLIT / "labels.npy").astype(np.int64), tokens.meta["labels"]
+    predicted, loss = np.zeros(len(labels), np.int64), np.zeros(len(labels))
+    windows = [Window(row, int(offsets[row]), int(offsets[row + 1])) for row in range(len(labels))]
+    for part in _passes(windows, out):
+        logits = _logits(model, ids, part, tokens.meta["pad_id"]).float()
+        rows = [window.row for window in part]
+        wanted = torch.from_numpy(labels[rows]).to(logits.device)
+        loss[rows] = torch.nn.functional.cross_entropy(logits, wanted, reduction="none").cpu().double().numpy()
+        predicted[rows] = logits.argmax(-1).cpu().numpy()
+    columns = {
+        "row": pa.array(range(len(labels)), pa.int64()),
+        "label": pa.array([names[number] for number in labels], pa.string()),
+        "predicted": pa.array([names[number] for number in predicted], pa.string()),
+        "loss": pa.array(loss, pa.float64()),
+    }
+    return pa.table(columns), {"accuracy": float((labels == predicted).mean()), "loss": float(loss.mean())}
+
+
+def _likelihoods(
+    config: ScoreConfig, texts: Input, tokens: Input, model: PreTrainedModel, out: Workdir
+) -> tuple[pa.Table, Meta]:
+    import numpy as np
+    import pyarrow as pa
+    import torch
+
+    ids, offsets = _arrays(tokens)
+    mask = np.load(tokens.path / SPLIT / "loss_mask.npy", mmap_mode="r")
+    rows = len(offsets) - 1
+    nll, count = np.zeros(rows), np.zeros(rows, np.int64)
+    length = min(config.window, longest_sequence(model) or config.window)
+    for part in _passes(list(_windows(offsets, length)), out):
+        logits = _logits(model, ids, part, tokens.meta["pad_id"])
+        for window, scores in zip(part, logits, strict=True):
+            wanted = torch.from_numpy(np.asarray(ids[window.start + 1 : window.end])).long().to(scores.device)
+            loss = torch.nn.functional.cross_entropy(scores[: len(wanted)].float(), wanted, reduction="none")
+            supervised = np.asarray(mask[window.start + 1 : window.end]).astype(bool)
+            nll[window.row] += float(loss.cpu().double().numpy()[supervised].sum())
+            count[window.row] += int(supervised.sum())
+    size = np.array(_supervised_bytes(texts), np.int64)
+    if not count.sum() or not size.sum():
+        raise DataError(
+            "no token of the frozen rows is supervised", "check which parts of a row format_prompts trains on"
+        )
+    columns = {"row": pa.array(range(rows), pa.int64()), "nll": nll, "tokens": count, "bytes": size}
+    bits = float(nll.sum() / size.sum() / math.log(2))
+    return pa.table(columns), {"bits_per_byte": bits, "loss": float(nll.sum() / count.sum())}
+
+
+def _arrays(tokens: Input) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The token ids of all rows one after another, and the offsets at which rows begin."""
+    import numpy as np
+
+    folder = tokens.path / SPLIT
+    return np.load(folder / "input_ids.npy", mmap_mode="r"), np.load(folder / "offsets.npy")
+
+
+def _windows(offsets: NDArray[np.int64], length: int) -> Iterator[Window]:
+    """Yield the windows of each row. A row of one token has none, since nothing comes before that token."""
+    for row, (first, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        for start in range(first, end - 1, max(length - 1, 1)):
+            yield Window(row, start, min(start + length, end))
+
+
+def _passes(windows: list[Window], out: Workdir) -> Iterator[list[Window]]:
+    """Yield the windows in groups for one forward pass each, shortest first, and report progress."""
+    ordered = sorted(windows, key=lambda window: (window.end - window.start, window.row))
+    part: list[Window] = []
+    done = 0
+    for window in ordered:
+        if part and (len(part) + 1) * (window.end - window.start) > PASS_TOKENS:
+            yield part
+            done += len(part)
+            out.progress(done, len(ordered))
+            part = []
+        part.append(window)
+    if part:
+        yield part
+        out.progress(len(ordered), len(ordered))
+
+
+def _logits(model: PreTrainedModel, ids: NDArray[np.int32], part: list[Window], pad_id: int) -> Any:
+    """The logits of a group of windows, padded on the right."""
+    import numpy as np
+    import torch
+
+    longest = max(window.end - window.start for window in part)
+    batch, mask = np.full((len(part), longest), pad_id, np.int64), np.zeros((len(part), longest), np.int64)
+    for number, window in enumerate(part):
+        batch[number, : window.end - window.start] = ids[window.start : window.end]
+        mask[number, : window.end - window.start] = 1
+    with torch.inference_mode():
+        return model(
+            input_ids=torch.from_numpy(batch).to(model.device), attention_mask=torch.from_numpy(mask).to(model.device)
+        ).logits
+
+
+def _supervised_bytes(texts: Input) -> list[int]:
+    """The bytes of the supervised parts of each row, as UTF-8."""
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(texts.path / f"{SPLIT}.parquet", pre_buffer=False)
+    return [
+        sum(len(part["text"].encode()) for part in row["parts"] if part["train"])
+        for batch in file.iter_batches(1024)
+        for row in batch.to_pylist()
+    ]

@@ -1,0 +1,28 @@
+"""The recipe's section `promote`: when a model replaces the champion."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tasks.config import NonNegative, Seed, StageConfig
+
+Metric = Literal["accuracy", "f1_macro", "f1_weighted", "loss", "bits_per_byte"]
+
+
+class PromoteConfig(StageConfig):
+    """When a challenger replaces the champion: the lower end of the bootstrap interval of the difference must exceed
+    `margin`."""
+
+    metric: Metric | None = None
+    """The metric by which two models are compared. Default: `f1_weighted` for classification, `bits_per_byte` for language
+    models."""
+    margin: NonNegative = 0.0
+    """The amount by which the challenger must surely be better, in units of the metric."""
+    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
+    """The confidence of the two-sided bootstrap interval."""
+    resamples: Annotated[int, Field(ge=100, le=100_000)] = 2000
+    """The number of bootstrap resamples."""
+    seed: Seed = 0
+    """The seed of the bootstrap."""

@@ -1,0 +1,151 @@
+"""Freeze, promote and roll back as a user does, with real models. The tests follow each other in one store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import f1_score
+
+from flows.champions.contenders import of_recipe
+from flows.champions.promote import champions_of, promote
+from flows.recipes import recipe as settings
+from flows.runner.call import Outcome
+from flows.runner.executor import Listener
+from flows.runner.run import open_store
+from tasks.store import Store
+from tests.flows.champions.conftest import STRONG, write_rows
+from tests.helpers.command_line import InProcessShell
+
+
+def champions(shell: InProcessShell) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = shell.json("champions", "tiny")["champions"]
+    return found
+
+
+def artifact_folder(shell: InProcessShell, digest: str, to: Path) -> Path:
+    """The artifact's files, copied by what the manifest says."""
+    blobs = shell.folder / ".trnflow/store/blobs/sha256"
+    manifest = json.loads((blobs / digest[7:9] / digest[7:]).read_bytes())
+    to.mkdir()
+    for path, _, blob in manifest["files"]:
+        (to / path).write_bytes((blobs / blob[7:9] / blob[7:]).read_bytes())
+    return to
+
+
+def test_the_first_promotion_freezes_rows_and_says_so(tiny: InProcessShell, tmp_path: Path) -> None:
+    assert champions(tiny) == []
+    done = tiny("promote", "tiny.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "there were no frozen rows: froze the present test rows as number 1" in done.stdout
+    (first,) = champions(tiny)
+    assert first["number"] == 1 and first["replaces"] is None and first["comparison"] is None
+    rows = pq.read_table(artifact_folder(tiny, first["frozen"], tmp_path / "frozen") / "test.parquet").to_pydict()
+    written = [json.loads(line) for line in (tiny.folder / "rows/test.jsonl").read_text().splitlines()]
+    assert rows["text"] == [row["text"] for row in written]
+    assert rows["label"] == [row["label"] for row in written]
+    assert len(set(rows["row_id"])) == 160
+
+
+def test_a_challenger_that_is_not_better_leaves_the_champion(tiny: InProcessShell) -> None:
+    same = tiny.json("promote", "tiny.yaml")
+    assert not same["promoted"] and same["why"] == "this model is the champion already"
+    # one more step of the same training differs by noise
+    tiny.json("run", "tiny.yaml", "--direct", "--until", "consolidate", "train.max_steps=2", "train.learning_rate=1e-9")
+    found = tiny.json("promote", "tiny.yaml", "last")
+    assert not found["promoted"] and found["number"] == 1
+    assert found["champion"] != found["challenger"]
+    assert found["comparison"]["low"] <= 0
+    assert len(champions(tiny)) == 1
+
+
+def test_a_better_one_becomes_champion_by_the_figures_of_its_evaluation(tiny: InProcessShell, tmp_path: Path) -> None:
+    found = tiny.json("promote", "tiny.yaml", STRONG)
+    assert found["promoted"] and found["number"] == 2
+    assert found["comparison"]["low"] > 0
+    newest, first = champions(tiny)
+    assert newest["replaces"] == first["artifact"]
+    report = json.loads((artifact_folder(tiny, newest["evaluation"], tmp_path / "e") / "report.json").read_bytes())
+    assert found["comparison"]["challenger"] == pytest.approx(report["metrics"]["f1_weighted"], abs=1e-9)
+    scores = pq.read_table(artifact_folder(tiny, newest["scores"], tmp_path / "s") / "scores.parquet").to_pydict()
+    f1 = f1_score(scores["label"], scores["predicted"], average="weighted")
+    assert f1 == pytest.approx(found["comparison"]["challenger"])
+
+
+def test_rollback_names_the_earlier_model_and_stops_at_the_first(tiny: InProcessShell) -> None:
+    before = champions(tiny)
+    back = tiny.json("rollback", "tiny.yaml")
+    assert back["number"] == 3 and back["artifact"] == before[1]["artifact"]
+    assert [one["number"] for one in champions(tiny)] == [3, 2, 1]
+    assert "no champion before" in tiny.error("rollback", "tiny.yaml", code=2)
+    again = tiny.json("promote", "tiny.yaml", before[0]["artifact"][:20])
+    assert again["promoted"] and again["number"] == 4
+
+
+class Rival(Listener):
+    """Promotes another challenger while the champion is being compared with the first."""
+
+    def __init__(self, recipe: settings.Recipe, store: Store) -> None:
+        self.recipe, self.store, self.scored = recipe, store, 0
+
+    def stage_ended(self, outcome: Outcome) -> None:
+        self.scored += outcome.stage == "score_rows"
+        if outcome.stage == "score_rows" and self.scored == 2:  # the challenger was scored, now the champion
+            assert promote(self.recipe, self.store, of_recipe(self.recipe, self.store), ()).promoted
+
+
+def test_who_loses_the_race_is_compared_with_the_new_champion(
+    tiny: InProcessShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are better than the champion; the second becomes champion while the first is compared."""
+    tiny.json("rollback", "tiny.yaml")
+    middle = "train.max_steps=39"
+    tiny.json("run", "tiny.yaml", "--direct", "--until", "consolidate", middle)
+    monkeypatch.chdir(tiny.folder)
+    monkeypatch.delenv("TRNFLOW_HOME", raising=False)
+    first, second = (settings.load("tiny.yaml", [steps]) for steps in (middle, STRONG))
+    store = open_store(first)
+    found = promote(first, store, of_recipe(first, store), (rival := Rival(second, store),))
+    assert rival.scored >= 3
+    newest = champions_of(store, "tiny")[0]
+    assert newest.document["artifact"] == of_recipe(second, store).artifact.digest
+    assert not found.promoted
+    assert found.champion == newest.document["artifact"] and found.number == newest.number
+    assert found.comparison is not None and found.comparison.low <= 0
+
+
+def test_collection_keeps_the_champions_and_they_compare_again(tiny: InProcessShell) -> None:
+    tiny.json("gc", "--yes", "--keep-last", "0", "--grace", "0")
+    tiny.json("gc", "--yes", "--keep-last", "0", "--grace", "0")
+    assert tiny.json("verify")["ok"]
+    assert tiny.json("rollback", "tiny.yaml")["artifact"] == champions(tiny)[-1]["artifact"]
+
+
+def test_freezing_again_changes_no_earlier_rows(tiny: InProcessShell) -> None:
+    place = tiny.folder / ".trnflow/store/roots/frozen/tiny"
+    first = (place / "1.json").read_bytes()
+    write_rows(tiny.folder / "rows", {"pos": "pos", "neg": "neg"}, seed=2)
+    assert tiny.json("freeze", "tiny.yaml")["number"] == 2
+    assert (place / "1.json").read_bytes() == first
+    digests = [json.loads((place / f"{n}.json").read_text())["artifact"] for n in (1, 2)]
+    assert digests[0] != digests[1]
+
+
+def test_frozen_rows_of_other_labels_are_refused(tiny: InProcessShell) -> None:
+    before = champions(tiny)
+    write_rows(tiny.folder / "rows", {"pos": "pos", "neg": "bad"}, seed=2)
+    tiny.json("freeze", "tiny.yaml")
+    said = tiny.error("promote", "tiny.yaml", before[1]["artifact"][:20], code=1)
+    assert "the frozen rows have other labels than the model: bad, neg are in one of them only" in said
+    assert champions(tiny) == before
+
+
+def test_bad_input_is_one_clear_line(tiny: InProcessShell) -> None:
+    assert "has no model for these settings" in tiny.error("promote", "tiny.yaml", "train.max_steps=77", code=2)
+    assert "is of kind frozen" in tiny.error("promote", "tiny.yaml", champions(tiny)[0]["frozen"][:20], code=2)
+    said = tiny.error("promote", "tiny.yaml", champions(tiny)[1]["artifact"], "promote.metric=bits_per_byte", code=2)
+    assert "bits_per_byte is no metric of this task" in said
+    assert "has no champion" in tiny.error("rollback", "tiny.yaml", "name=other", code=2)

@@ -1,0 +1,124 @@
+"""The paired bootstrap against other programs' figures, and how often chance wins."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+from sklearn.metrics import accuracy_score, f1_score
+
+from tasks.errors import ConfigError, DataError
+from tasks.promotion.bootstrap import Comparison, compare, metric_of
+from tasks.promotion.settings import PromoteConfig
+
+LABELS = ["anger", "joy", "sad"]
+
+
+def classes(path: Path, predicted: NDArray[Any], truth: NDArray[Any]) -> Path:
+    columns = {"row": range(len(truth)), "label": truth.tolist(), "predicted": predicted.tolist()}
+    pq.write_table(pa.table({**columns, "loss": (predicted != truth) + 0.5}), path)
+    return path
+
+
+def likelihoods(path: Path, nll: NDArray[Any], size: NDArray[Any]) -> Path:
+    pq.write_table(pa.table({"row": range(len(nll)), "nll": nll, "tokens": size // 4, "bytes": size}), path)
+    return path
+
+
+def answers(draw: np.random.Generator, truth: NDArray[Any], accuracy: float) -> NDArray[Any]:
+    """Right with this probability, independently for each row; else any label."""
+    return np.where(draw.random(len(truth)) < accuracy, truth, draw.choice(LABELS, len(truth)))
+
+
+@pytest.fixture
+def truth() -> NDArray[Any]:
+    return np.random.default_rng(0).choice(LABELS, 600, p=[0.6, 0.3, 0.1])
+
+
+def test_values_are_those_of_scikit_learn(tmp_path: Path, truth: NDArray[Any]) -> None:
+    draw = np.random.default_rng(1)
+    both = [answers(draw, truth, 0.6), answers(draw, truth, 0.9)]
+    paths = [classes(tmp_path / str(n), one, truth) for n, one in enumerate(both)]
+    for metric in ("accuracy", "f1_macro", "f1_weighted"):
+        found = compare(*paths, "classification", PromoteConfig(metric=metric, resamples=100))
+        wanted = [
+            accuracy_score(truth, one) if metric == "accuracy" else f1_score(truth, one, average=metric[3:])
+            for one in both
+        ]
+        assert (found.champion, found.challenger) == pytest.approx(wanted, abs=1e-12)
+        assert found.difference == pytest.approx(wanted[1] - wanted[0], abs=1e-12)
+
+
+def test_the_interval_is_that_of_scipy(tmp_path: Path, truth: NDArray[Any]) -> None:
+    from scipy.stats import bootstrap
+
+    draw = np.random.default_rng(1)
+    first, second = answers(draw, truth, 0.7), answers(draw, truth, 0.8)
+    paths = classes(tmp_path / "a", first, truth), classes(tmp_path / "b", second, truth)
+    found = compare(*paths, "classification", PromoteConfig(metric="accuracy", resamples=5000))
+    right = (first == truth).astype(float), (second == truth).astype(float)
+    theirs = bootstrap(
+        right, lambda a, b, axis: (b - a).mean(axis=axis), paired=True, method="percentile", n_resamples=5000, rng=3
+    ).confidence_interval
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.006)
+
+
+def test_of_200_challengers_that_differ_by_noise_at_most_five_percent_win(tmp_path: Path, truth: NDArray[Any]) -> None:
+    """2.5 % are expected: one of the two tails of a 95 % interval. Each has a champion of its own, since one lucky champion
+    would hide the rate."""
+    draw, settings = np.random.default_rng(8), PromoteConfig(resamples=400)
+    paths, size = (tmp_path / "champion", tmp_path / "challenger"), draw.integers(20, 200, 300)
+    wins = {"classification": 0, "causal_lm": 0}
+    for task in wins:
+        for _ in range(200):
+            for path in paths:
+                if task == "classification":
+                    classes(path, answers(draw, truth, 0.7), truth)
+                else:
+                    likelihoods(path, size * draw.normal(1.0, 0.2, 300), size)
+            wins[task] += compare(*paths, task, settings).is_better
+    assert all(1 <= count <= 10 for count in wins.values()), wins
+
+
+def test_a_clear_difference_wins_and_margin_and_confidence_raise_the_bar(tmp_path: Path, truth: NDArray[Any]) -> None:
+    draw = np.random.default_rng(2)
+    paths = (
+        classes(tmp_path / "a", answers(draw, truth, 0.6), truth),
+        classes(tmp_path / "b", answers(draw, truth, 0.8), truth),
+    )
+
+    def found(**more: Any) -> Comparison:
+        return compare(*paths, "classification", PromoteConfig(**more))
+
+    assert found().is_better
+    assert found() == found()
+    assert found(seed=1) != found()
+    assert not found(margin=0.2).is_better
+    assert found(confidence=0.999).low < found().low
+    assert not compare(*paths[::-1], "classification", PromoteConfig()).is_better
+
+
+def test_the_same_model_and_fewer_bits_per_byte(tmp_path: Path) -> None:
+    size = np.random.default_rng(0).integers(20, 200, 100)
+    worse, better = (likelihoods(tmp_path / str(rate), size * rate, size) for rate in (1.2, 1.1))
+    found = compare(worse, better, "causal_lm", PromoteConfig())
+    assert found.is_better and found.metric == "bits_per_byte"
+    assert found.champion == pytest.approx(1.2 / math.log(2))
+    assert found.difference == pytest.approx(0.1 / math.log(2))
+    assert not compare(better, worse, "causal_lm", PromoteConfig()).is_better
+    assert not compare(better, better, "causal_lm", PromoteConfig()).is_better
+    assert compare(worse, better, "causal_lm", PromoteConfig(metric="loss")).is_better
+
+
+def test_what_can_t_be_compared_is_refused(tmp_path: Path, truth: NDArray[Any]) -> None:
+    paths = classes(tmp_path / "a", truth, truth), classes(tmp_path / "b", truth[:-1], truth[:-1])
+    with pytest.raises(DataError, match="600 examples of the frozen rows, the challenger of 599"):
+        compare(*paths, "classification", PromoteConfig())
+    with pytest.raises(ConfigError, match="bits_per_byte is no metric of this task"):
+        metric_of(PromoteConfig(metric="bits_per_byte"), "classification")
