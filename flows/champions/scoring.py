@@ -74,7 +74,8 @@ def _call_stages(runner: Runner, recipe: Recipe, model: Contender, frozen: Artif
     rows = runner(number_labels, NumberLabelsConfig(labels=labels), frozen)
     texts = runner(format_prompts, FormatConfig.model_validate(model.shaping["format"]), rows, tokenizer)
     tokens = runner(tokenize_text, TokenizeConfig.model_validate(model.shaping["tokenize"] | shape), texts, tokenizer)
-    runner(score_rows, ScoreConfig(window=longest, device=recipe.evaluate.device), texts, tokens, model.artifact)
+    device = recipe.evaluate.on_device_of(recipe.training.device).device or "cpu"
+    runner(score_rows, ScoreConfig(window=longest, device=device), texts, tokens, model.artifact)
 
 
 def _tokenizer(store: Store, model: Artifact, work: Path) -> Source:
