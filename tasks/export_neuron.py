@@ -2,7 +2,7 @@
 
 stablehlo (the default): one graph for each length. The written export is read back and run on a batch, of which half is
 padding; `max_difference` in the metadata is the largest difference between its logits and those of eager PyTorch. A small
-model takes about two seconds for each length. Three copies of the weights are in memory at once.
+model takes about two seconds for each length. The weights are in memory once: mapped from their files, then on the device.
 `tasks/export/stablehlo.py` describes the files.
 
 neuron: AWS's compiler, through optimum-neuron (in an environment of its own, since it pins other versions of libraries) or,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from tasks.export.stablehlo import Graph
-
 TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """The largest accepted difference of logits by the dtype of the weights, times the largest logit if that is above one."""
 
@@ -59,7 +57,16 @@ def accelerator(config: ExportConfig) -> Meta:
     return compiler(config)
 
 
-@stage(kind="exported", accel=accelerator, environ=environ)
+LOADERS = ("load_jax.py", "load_iree.py")
+"""Programs for those who use the export, in `tasks/export/loaders`; they are copied into the artifact beside a README."""
+
+
+@stage(
+    kind="exported",
+    accel=accelerator,
+    environ=environ,
+    assets=tuple(f"tasks/export/loaders/{name}" for name in LOADERS),
+)
 def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
     """Export the model of a Hugging Face folder as graphs from (input_ids, attention_mask) to logits, one for each static
     shape [batch, length].
@@ -81,6 +88,8 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
         return {**meta, "max_difference": None}
     difference = _export_stablehlo(config, weights, lengths, meta, out)
     _copy_companions(weights.path, out.path)
+    for name in LOADERS:
+        shutil.copyfile(Path(__file__).parent / "export" / "loaders" / name, out.path / name)
     return {**meta, "max_difference": difference, "metrics": {"max_difference": difference}}
 
 
@@ -110,8 +119,11 @@ def _lengths(config: ExportConfig, weights: Input) -> list[int]:
 
 def _export_stablehlo(config: ExportConfig, weights: Input, lengths: list[int], meta: Meta, out: Workdir) -> float:
     """Write, read back, run; the largest difference from eager, rounded up to one digit so that it repeats."""
+    import gc
+
     import torch
 
+    from tasks.export.lowering import lower
     from tasks.export.stablehlo import load_stablehlo, write_stablehlo
 
     model = load_model(weights.path, weights.meta["task"])
@@ -120,12 +132,13 @@ def _export_stablehlo(config: ExportConfig, weights: Input, lengths: list[int], 
     for done, length in enumerate(lengths):
         out.progress(done, 2 * len(lengths), "graphs")
         inputs = example(model, config.batch, length)
-        graphs[length] = _lowered(model, inputs)
+        graphs[length] = lower(model, *inputs)
         with torch.no_grad():
             expected[length] = (inputs, model(*inputs).logits)
     write_stablehlo(out.path, graphs, weights.path, {name: meta[name] for name in ("batch", "task", "labels")})
     dtype = str(model.dtype).removeprefix("torch.")
     del graphs, model
+    gc.collect()  # before the export brings the weights again: modules are in cycles
     exported = load_stablehlo(out.path)
     worst = 0.0
     for done, (length, (inputs, logits)) in enumerate(expected.items(), len(lengths)):
@@ -135,18 +148,6 @@ def _export_stablehlo(config: ExportConfig, weights: Input, lengths: list[int], 
         worst = max(worst, difference)
     out.progress(2 * len(lengths), 2 * len(lengths), "graphs")
     return rounded_up(worst)
-
-
-def _lowered(model: PreTrainedModel, inputs: tuple[torch.Tensor, torch.Tensor]) -> Graph:
-    from tasks.export.stablehlo import lower
-
-    try:
-        return lower(model, *inputs)
-    except RuntimeError as error:
-        raise ModelError(
-            f"{type(model).__name__} can't be lowered to StableHLO: {str(error).strip().partition(chr(10))[0]}",
-            "stop before the export with --until consolidate, or report the model type",
-        ) from error
 
 
 def _difference(eager: torch.Tensor, exported: torch.Tensor, attention_mask: torch.Tensor) -> float:

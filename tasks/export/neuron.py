@@ -123,7 +123,7 @@ def _trace(config: ExportConfig, weights: Input, length: int, folder: Path) -> N
     import torch
     import torch_neuronx
 
-    from tasks.export.stablehlo import logits_of
+    from tasks.export.lowering import logits_of
 
     model = load_model(weights.path, weights.meta["task"])
     inputs = torch.ones((config.batch, length), dtype=torch.long)

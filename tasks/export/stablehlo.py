@@ -6,8 +6,7 @@
     constants.safetensors   the graphs' constants that are not among the weights, such as rotary frequencies, position ids
 
 Any PJRT device runs the export. Equal models give equal bytes: the bytecode has no paths, times or process ids. Tied weights are
-stored once. Lowering takes about a second for a small model. torch_xla 2.9 compiles a graph again at *every* call, so
-call few times.
+stored once. Weights are read one tensor at a time.
 
 Raises `ModelError` for a folder that is no such export and for a shape that was not exported.
 """
@@ -15,20 +14,22 @@ Raises `ModelError` for a folder that is no such export and for a shape that was
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from tasks.artifact import Meta
 from tasks.errors import ModelError
+from tasks.export.lowering import INPUTS, Graph, Spec
 from tasks.stage import read_json, write_json
 
 if TYPE_CHECKING:
     import torch
 
+    from tasks.export.runners import Runner
+
 FORMAT = "trnflow-stablehlo"
 VERSION = 1
-INPUTS = ("input_ids", "attention_mask")
 
 ENVIRON = {
     "PJRT_DEVICE": "CPU",
@@ -39,58 +40,6 @@ times faster (on two cores a 2-layer BERT in 0.4 s instead of 1.2, a 5-layer Lla
 
 _WEIGHTS = "model*.safetensors"
 _CONSTANTS = "constants.safetensors"
-
-
-class Spec(NamedTuple):
-    """The name, shape and dtype of a graph's input or output or of a stored tensor. dtype: as torch names it, such as
-    `int64`."""
-
-    name: str
-    shape: list[int]
-    dtype: str
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A model lowered to StableHLO for one static shape.
-
-    Attributes:
-        bytecode: the graph as MLIR bytecode.
-        arguments: (`input` or `tensor`, spec) of each argument in order; a `tensor` is a weight or constant that is passed
-            in.
-        outputs: the results in order.
-        tensors: {name: tensor} of all parameters, buffers and constants of the model.
-    """
-
-    bytecode: bytes
-    arguments: list[tuple[str, Spec]]
-    outputs: list[Spec]
-    tensors: dict[str, torch.Tensor]
-
-
-def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Graph:
-    """Lower a Hugging Face model with a head to a StableHLO graph that maps (input_ids, attention_mask) to logits.
-
-    input_ids, attention_mask: int64 [batch, length]; only their shapes matter, which become the graph's static shape.
-    """
-    import torch
-    from torch_xla.stablehlo import StableHLOExportOptions, exported_program_to_stablehlo
-
-    with torch.no_grad():
-        program = torch.export.export(logits_of(model), (input_ids, attention_mask), strict=False)
-    # weights come from the program itself: on their way through torch_xla they become numpy, which has no bfloat16
-    options = StableHLOExportOptions(include_human_readable_text=False, export_weights=False)
-    bundle = exported_program_to_stablehlo(program, options)._bundle
-    function = bundle.stablehlo_funcs[0]
-    tensors = {_stored_name(name): tensor for name, tensor in {**program.constants, **program.state_dict}.items()}
-    tensors |= {_constant(index): torch.from_numpy(value) for index, value in enumerate(bundle.additional_constants)}
-    signature = zip(function.meta.input_locations, function.meta.input_signature, strict=True)
-    return Graph(
-        bytes(function.bytecode),
-        [_argument(location, kind.shape, kind.dtype) for location, kind in signature],
-        [Spec("logits", list(kind.shape), kind.dtype) for kind in function.meta.output_signature],
-        tensors,
-    )
 
 
 def write_stablehlo(folder: Path, graphs: dict[int, Graph], weights: Path, about: Meta) -> None:
@@ -122,9 +71,10 @@ def write_stablehlo(folder: Path, graphs: dict[int, Graph], weights: Path, about
 
 
 class StableHlo:
-    """An exported model that was read from a folder; call it like a function.
+    """An exported model that was read from a folder; call it like a function. It runs on the CPU.
 
-    batch: the number of rows of each call; lengths: the row lengths, in tokens, that it has graphs for, ascending.
+    batch: the number of rows of each call; lengths: the row lengths, in tokens, that it has graphs for, ascending;
+    runner: the library that compiles and runs the graphs, `jax` where it is installed, else `torch_xla`.
     """
 
     def __init__(self, folder: Path, document: Meta) -> None:
@@ -132,32 +82,31 @@ class StableHlo:
         self.document = document
         self.batch = int(document["batch"])
         self.lengths = sorted(int(length) for length in document["functions"])
+        self.runner = "jax" if find_spec("jax") else "torch_xla"
         self._stored_tensors = _Tensors(folder)
+        self._runner: Runner | None = None
+
+    @property
+    def compiles_once(self) -> bool:
+        """Whether each graph is compiled at its first call only. torch_xla 2.9 compiles at every call."""
+        return self.runner == "jax"
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Return the logits for (input_ids, attention_mask), int64 [batch, length], on the CPU. Compiles the graph at each
-        call. ModelError when there is no graph of that shape."""
+        """Return the logits for (input_ids, attention_mask), int64 [batch, length]. ModelError when there is no graph of
+        that shape."""
         rows, length = input_ids.shape
         if rows != self.batch or length not in self.lengths:
             raise ModelError(
                 f"the exported model takes {self.batch} rows of {self.lengths} tokens, not {rows} of {length}",
                 "export again with export.batch and export.length set to what is needed",
             )
-        result = self._module(self.document["functions"][str(length)])(input_ids, attention_mask)
-        logits: torch.Tensor = (result[0] if isinstance(result, list | tuple) else result).cpu()
-        return logits
+        if self._runner is None:
+            from tasks.export.runners import JaxRunner, TorchXlaRunner
 
-    def _module(self, function: Meta) -> Any:
-        """Build torch_xla's module of a graph from JSON, safetensors and bytecode."""
-        from torch_xla.stablehlo import StableHLOFunc, StableHLOGraphModule, StableHLOModelBundle
-
-        arguments = function["arguments"]
-        tensors = {
-            item["name"]: self._stored_tensors.tensor(item["name"]) for item in arguments if item["kind"] == "tensor"
-        }
-        bytecode = (self.folder / function["bytecode"]).read_bytes()
-        runnable = StableHLOFunc(_function_meta(function, self.document["inputs"]), bytecode, None)
-        return StableHLOGraphModule(StableHLOModelBundle(tensors, [], [runnable]))
+            kind = JaxRunner if self.compiles_once else TorchXlaRunner
+            self._runner = kind(self.folder, self._stored_tensors.tensor)
+        given = dict(zip(self.document["inputs"], (input_ids, attention_mask), strict=True))
+        return self._runner(self.document["functions"][str(length)], given)
 
 
 def load_stablehlo(folder: Path) -> StableHlo:
@@ -181,30 +130,37 @@ def producer(bytecode: bytes) -> str:
 
 
 class _Tensors:
-    """The tensors of an export by name: the weights on disk and, while writing, the constants."""
+    """The tensors of an export by name: the weights on disk and, while writing, the constants.
+
+    No file stays open, so that pages of a tensor that was read leave this process's memory with the tensor."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import safe_open
 
         self.constants: dict[str, torch.Tensor] = {}
-        files = [*sorted(folder.glob(_WEIGHTS)), *folder.glob(_CONSTANTS)]
-        handles: list[Any] = [safe_open(file, framework="pt") for file in files]
-        self._stored = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118 - no mapping
+        self._files: dict[str, Path] = {}
+        for file in [*sorted(folder.glob(_WEIGHTS)), *folder.glob(_CONSTANTS)]:
+            with safe_open(file, framework="pt") as opened:
+                self._files |= dict.fromkeys(opened.keys(), file)
 
     def tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor; one from a file is a view of the file's mapped pages. ModelError when no file holds it."""
+        from safetensors import safe_open
+
         if name in self.constants:
             return self.constants[name]
-        if name not in self._stored:
+        if name not in self._files:
             raise ModelError(f"the export names the tensor {name}, which none of its files holds", "export again")
-        stored: torch.Tensor = self._stored[name].get_tensor(name)
+        with safe_open(self._files[name], framework="pt") as opened:
+            stored: torch.Tensor = opened.get_tensor(name)
         return stored
 
     def name_of(self, names: list[str], tensor: torch.Tensor, length: int) -> str:
         """Return the name of an equal stored tensor among `names`; store the tensor as a constant if there is none."""
         for name in [*names, f"{names[0]}.{length}"]:
-            if (name in self._stored or name in self.constants) and _same(self.tensor(name), tensor):
+            if (name in self._files or name in self.constants) and _same(self.tensor(name), tensor):
                 return name
-        free = names[0] if names[0] not in self._stored and names[0] not in self.constants else f"{names[0]}.{length}"
+        free = names[0] if names[0] not in self._files and names[0] not in self.constants else f"{names[0]}.{length}"
         self.constants[free] = tensor.detach().clone().contiguous()
         return free
 
@@ -227,54 +183,3 @@ def _described(kind: str, spec: Spec, graph: Graph, length: int, stored_tensors:
 
 def _is_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.dtype == other.dtype
-
-
-def _argument(location: Any, shape: list[int], dtype: str) -> tuple[str, Spec]:
-    if location.type_.value == "input_arg":
-        return "input", Spec(INPUTS[location.position], list(shape), dtype)
-    name = _constant(location.position) if location.type_.value == "constant" else _stored_name(location.name)
-    return "tensor", Spec(name, list(shape), dtype)
-
-
-def _function_meta(function: Meta, inputs: list[str]) -> Any:
-    from torch_xla.stablehlo import InputLocation, StableHLOFunctionMeta, VariableSignature
-
-    arguments = function["arguments"]
-    return StableHLOFunctionMeta(
-        name="forward",
-        stablehlo_version=function["stablehlo"],
-        input_signature=[VariableSignature(item["shape"], item["dtype"]) for item in arguments],
-        output_signature=[VariableSignature(item["shape"], item["dtype"]) for item in function["outputs"]],
-        input_locations=[
-            InputLocation.parameter(item["name"])
-            if item["kind"] == "tensor"
-            else InputLocation.input_arg(inputs.index(item["name"]))
-            for item in arguments
-        ],
-        unused_inputs=[],
-    )
-
-
-def _constant(index: int) -> str:
-    return f"constant.{index}"
-
-
-def _stored_name(name: str) -> str:
-    return name.removeprefix("model.")
-
-
-def logits_of(model: torch.nn.Module) -> torch.nn.Module:
-    """Wrap a Hugging Face model with a head as a module that takes (input_ids, attention_mask) and returns only the
-    logits."""
-    import torch
-
-    class Logits(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
-            return logits
-
-    return Logits()

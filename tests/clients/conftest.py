@@ -23,14 +23,15 @@ def run_client(tmp_path_factory: pytest.TempPathFactory) -> RunClient:
 
     It runs the Python text `script` in an empty folder, with the client `name` (a file `tests/clients/<name>.lock`)
     first on the path, or, if `name` is "", in this environment as it is. `sys.argv[1:]` is `arguments`; `environ` is
-    added to the environment. It returns the last line that the script printed, read as JSON. It skips the test where
+    added to the environment. With `alone` only the client and the standard library are on the path. It returns
+    the last line that the script printed, read as JSON. It skips the test where
     `make clients` has not run, and fails it if the script fails."""
 
-    def run(name: str, script: str, *arguments: str | Path, **environ: str) -> Any:
+    def run(name: str, script: str, *arguments: str | Path, alone: bool = False, **environ: str) -> Any:
         if name and not (CLIENTS / name / "installed").exists():
             pytest.skip(f"no client {name}: run `make clients`")
         folder = tmp_path_factory.mktemp("client")
-        command = [sys.executable, "-P", "-c", script, *map(str, arguments)]
+        command = [sys.executable, *(["-S"] if alone else []), "-P", "-c", script, *map(str, arguments)]
         environment = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",

@@ -72,7 +72,7 @@ def test_the_folder_is_complete_and_holds_weights_once(exports: dict[str, Meta])
     files = digests(exports["llama"]["folder"])
     assert sorted(files) == [
         "16.mlirbc", "32.mlirbc", "config.json", "constants.safetensors", "export.json", "generation_config.json",
-        "model.safetensors", "tokenizer.json",
+        "load_iree.py", "load_jax.py", "model.safetensors", "tokenizer.json",
     ]  # fmt: skip
     assert files["model.safetensors"] == digests(exports["llama"]["folder"].parents[1] / "llama")["model.safetensors"]
     assert (exports["llama"]["folder"] / "constants.safetensors").stat().st_size < 1000

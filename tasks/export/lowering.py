@@ -1,0 +1,227 @@
+"""Lower a PyTorch model to a StableHLO graph for one static shape, without a copy of its weights.
+
+torch_xla's own `exported_program_to_stablehlo` copies every weight to the XLA device first. Here the weights are
+placeholders, which have a shape and a dtype only, so lowering takes little memory beside the model. GELU's `erf` becomes a
+polynomial: torch_xla lowers it to `custom_call @mhlo.erf`, which only XLA knows. A graph with a custom call is refused,
+since other StableHLO runtimes, such as IREE, could not compile it. Lowering takes about a second for a small model.
+
+Raises `ModelError` for a model that can't be lowered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasks.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+INPUTS = ("input_ids", "attention_mask")
+
+ERF_LIMIT = 3.832506856900711
+"""Beyond this, erf is 1 in single precision."""
+ERF_ABOVE = (
+    0.00022905065861350646,
+    0.0034082910107109506,
+    0.050955695062380861,
+    0.18520832239976145,
+    1.128379143519084,
+)
+ERF_BELOW = (
+    -1.1791602954361697e-7,
+    0.000023547966471313185,
+    0.0010179625278914885,
+    0.014070470171167667,
+    0.11098505178285362,
+    0.49746925110067538,
+    1.0,
+)
+"""erf(x) = x p(x²) / q(x²): the coefficients of p and q, highest power first, as in XLA's own expansion of erf for float32.
+Largest absolute error: 4e-7."""
+
+
+class Spec(NamedTuple):
+    """The name, shape and dtype of a graph's input or output or of a stored tensor. dtype: as torch names it, such as
+    `int64`."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model lowered to StableHLO for one static shape.
+
+    Attributes:
+        bytecode: the graph as MLIR bytecode.
+        arguments: (`input` or `tensor`, spec) of each argument in order; a `tensor` is a weight or constant that is passed
+            in.
+        outputs: the results in order.
+        tensors: {name: tensor} of all parameters, buffers and constants of the model.
+    """
+
+    bytecode: bytes
+    arguments: list[tuple[str, Spec]]
+    outputs: list[Spec]
+    tensors: dict[str, torch.Tensor]
+
+
+def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Graph:
+    """Lower a Hugging Face model with a head to a StableHLO graph that maps (input_ids, attention_mask) to logits.
+
+    input_ids, attention_mask: int64 [batch, length]; only their shapes matter, which become the graph's static shape.
+    ModelError when an operator of the model has no StableHLO form, or only a custom call.
+    """
+    import torch
+
+    try:
+        with torch.no_grad():
+            program = torch.export.export(logits_of(model), (input_ids, attention_mask), strict=False)
+            program = program.run_decompositions(_decompositions())
+            if missing := _not_lowered(program):
+                raise _cannot(model, f"XLA has no form of {', '.join(missing)}")
+            graph = _lowered(program)
+    except RuntimeError as error:
+        raise _cannot(model, str(error).strip().partition("\n")[0]) from error
+    if found := custom_calls(graph.bytecode):
+        raise _cannot(model, f"its graph has custom calls, which only XLA could run: {', '.join(found)}")
+    return graph
+
+
+def custom_calls(bytecode: bytes) -> list[str]:
+    """Return the targets of the custom calls in a graph's MLIR bytecode, such as `mhlo.erf`; empty when there is none."""
+    if b"custom_call_v" not in bytecode:  # bytecode names only the operations that the graph has
+        return []
+    targets = {name.decode() for name in re.findall(rb"(?:mhlo|chlo|xla|stablehlo)\.[a-z]\w*", bytecode)}
+    return sorted(targets) or ["unknown"]
+
+
+def logits_of(model: torch.nn.Module) -> torch.nn.Module:
+    """Wrap a Hugging Face model with a head as a module that takes (input_ids, attention_mask) and returns only the
+    logits."""
+    import torch
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+            return logits
+
+    return Logits()
+
+
+def erf(value: torch.Tensor) -> torch.Tensor:
+    """Return erf of a floating-point tensor, made of additions, multiplications and a division; computed in float32."""
+    import torch
+
+    x = value.to(torch.float32).clamp(-ERF_LIMIT, ERF_LIMIT)
+    result = x * _polynomial(x * x, ERF_ABOVE) / _polynomial(x * x, ERF_BELOW)
+    return result.clamp(-1.0, 1.0).to(value.dtype)
+
+
+def _polynomial(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
+    total = x * coefficients[0] + coefficients[1]
+    for coefficient in coefficients[2:]:
+        total = total * x + coefficient
+    return total
+
+
+def _decompositions() -> Any:
+    """The table by which operators are taken apart before they are lowered: torch_xla's own, and GELU and erf."""
+    import torch
+    from torch._decomp import get_decompositions
+
+    aten = torch.ops.aten
+    table: dict[Any, Any] = dict(torch.export.default_decompositions())
+    table.update(get_decompositions([aten.gelu, aten.grid_sampler_2d]))
+    table[aten.erf.default] = erf
+    table[aten._safe_softmax.default] = torch.softmax
+    return table
+
+
+def _not_lowered(program: ExportedProgram) -> list[str]:
+    """The program's operators that torch_xla would run on the CPU instead: on a placeholder that ends the process."""
+    import torch
+    import torch_xla  # noqa: F401 - it registers its kernels
+
+    kernels = ("XLA", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    operators = {node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    names = [str(operator._name) for operator in operators]
+    return sorted(name for name in names if not any(has_kernel(name, key) for key in kernels))
+
+
+def _lowered(program: ExportedProgram) -> Graph:
+    """Trace the program with XLA's lazy tensors and read the graph; nothing is compiled or run."""
+    import torch
+    import torch_xla
+    from torch_xla.core.xla_model import get_stablehlo_bytecode
+    from torch_xla.stablehlo import XLAExportInterpreter
+
+    stored = {**program.constants, **program.state_dict}
+    names, traced = _placeholders(program)
+    device = torch_xla.device()
+    torch_xla.sync()  # nothing of an earlier trace may be part of this one
+    torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # numbers become part of the graph, not arguments
+    try:
+        with torch.no_grad():
+            results = XLAExportInterpreter(program.graph_module, device, set(), None).run(
+                *traced, enable_io_processing=False
+            )[len(program.graph_signature.buffers_to_mutate) :]
+        ids, values = torch_xla._XLAC._get_tensors_xla_device_data_node(results)
+        bytecode = bytes(get_stablehlo_bytecode(results))
+        known = {torch_xla._XLAC._xla_get_tensor_id(tensor): name for tensor, name in zip(traced, names, strict=True)}
+        made = [value for identity, value in zip(ids, values, strict=True) if identity not in known]
+        constants = {f"constant.{index}": value.detach().cpu() for index, value in enumerate(made)}
+        unnamed = iter(constants)
+        arguments = [
+            _argument(known.get(identity) or next(unnamed), value) for identity, value in zip(ids, values, strict=True)
+        ]
+        outputs = [Spec("logits", list(result.shape), _dtype(result)) for result in results]
+    finally:
+        torch_xla._XLAC._set_xla_all_numbers_special_scalars(False)
+        torch_xla._XLAC._clear_pending_irs(str(device))
+    tensors = {stored_name(name): tensor for name, tensor in stored.items()}
+    return Graph(bytecode, arguments, outputs, tensors | constants)
+
+
+def _placeholders(program: ExportedProgram) -> tuple[list[str], list[torch.Tensor]]:
+    """The names of the program's arguments in order, and a tensor for each that has shape and dtype but no bytes."""
+    from torch_xla.core.xla_builder import create_placeholder_tensor
+
+    names, tensors = [], []
+    inputs = iter(INPUTS)
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for node, given in zip(nodes, program.graph_signature.input_specs, strict=True):
+        names.append(next(inputs) if given.target is None else stored_name(given.target))
+        tensors.append(create_placeholder_tensor(node.meta["val"].shape, node.meta["val"].dtype))
+    return names, tensors
+
+
+def _argument(name: str, value: torch.Tensor) -> tuple[str, Spec]:
+    return "input" if name in INPUTS else "tensor", Spec(name, list(value.shape), _dtype(value))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def stored_name(name: str) -> str:
+    """Return a tensor's name in the weight files, from its name in `logits_of`'s module."""
+    return name.removeprefix("model.")
+
+
+def _cannot(model: torch.nn.Module, why: str) -> ModelError:
+    return ModelError(
+        f"{type(model).__name__} can't be lowered to StableHLO: {why}",
+        "stop before the export with --until consolidate, or report the model type",
+    )
