@@ -27,7 +27,7 @@ CURVES = ("loss", "eval_loss", "eval_accuracy", "eval_f1_weighted", "learning_ra
 POINTS = 400
 """The most points of a curve."""
 
-LEFT, TOP, WIDTH, HEIGHT = 50, 8, 360, 150
+LEFT, TOP, WIDTH, HEIGHT = 64, 8, 346, 150
 """The area of a curve in the template's drawing, in its units."""
 
 PARTS = ("settings", "data", "code", "env", "artifacts", "metrics")
@@ -166,7 +166,7 @@ def _data(store: Store, document: Meta) -> Meta:
         for split, count in rows["splits"].items()
     ]  # fmt: skip
     lines = [
-        f"Dropped by {stage}: {number(meta['dropped'])}"
+        f"Dropped by {stage}: {_counts(meta['dropped'])}"
         for stage, meta in (
             ("load_data", rows),
             ("format_prompts", texts),
@@ -176,9 +176,13 @@ def _data(store: Store, document: Meta) -> Meta:
     ]
     lines += [f"Duplicates: {rows['duplicates']}"] if rows.get("duplicates") else []
     leakage = {pair: count for pair, count in (rows.get("leakage") or {}).items() if count}
-    lines += [f"Rows that stand in two splits: {number(leakage)}" if leakage else "No row stands in two splits."]
-    lines += [f"Labels of {split}: {number(counts)}" for split, counts in (rows.get("label_counts") or {}).items()]
+    lines += [f"Rows that stand in two splits: {_counts(leakage)}" if leakage else "No row stands in two splits."]
+    lines += [f"Labels of {split}: {_counts(counts)}" for split, counts in (rows.get("label_counts") or {}).items()]
     return {"data": table(columns, found, columns[1:]), "data_lines": lines}
+
+
+def _counts(counts: Meta) -> str:
+    return ", ".join(f"{name} {number(count)}" for name, count in counts.items())
 
 
 def _meta(store: Store, document: Meta, stage: str) -> Meta:

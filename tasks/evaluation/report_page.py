@@ -120,7 +120,7 @@ def _export(report: Meta) -> str:
         return f"{export['target']}: {export['note']}"
     found = report["metrics"]
     unit = "rows" if report["task"] == "classification" else "tokens"
-    same = f"the same prediction as the weights' for {found['export_agreement']:.4%} of {export['compared']:,} {unit}"
+    same = f"the same prediction as the weights' for {100 * found['export_agreement']:.6g}% of {export['compared']:,} {unit}"
     return (
         f"{export['target']}: {same}; the largest difference of two logits is {number(found['export_max_difference'])}."
     )
