@@ -34,6 +34,7 @@ from flows.runner.executor import Listener
 from flows.runner.run import Options, Result, execute, new_run_id, open_store
 from flows.runner.runner import Runner
 from flows.services.mlflow_listener import Tracking
+from flows.services.pages import pages
 from flows.services.task_runners import task_runner
 from tasks.artifact import Artifact, Meta
 from tasks.errors import Interrupted
@@ -253,7 +254,8 @@ def _run_recipe(name: str, overrides: Iterable[str], options: Options) -> State[
         )
         session.result = tracking.finish(result)
     said = f"{recipe.name}: stages and key figures"
-    page.show(create_markdown_artifact, markdown=_table(result), key="run", description=said)
+    mlflow = pages(store.home, recipe.tracking, recipe.folder("tracking.uri"))[1] if recipe.tracking.enabled else None
+    page.show(create_markdown_artifact, markdown=_table(result) + _where(result, mlflow), key="run", description=said)
     result.prefect_lost = page.lost
     for note in result.notes:
         get_run_logger().warning(scrub(note))
@@ -278,3 +280,11 @@ def _table(result: Result) -> str:
         f"| {o.stage} | {o.action} | {report.seconds(o.seconds)} | {report.highlights(o)} |" for o in result.outcomes
     ]
     return "\n".join(["| stage | action | seconds | key figures |", "|---|---|---|---|", *rows, ""])
+
+
+def _where(result: Result, mlflow: str | None) -> str:
+    """Say where the run's page and its evaluation are. A browser opens no local file from Prefect's page, so the address is
+    MLflow's. mlflow: the line that names it; None when the run is not recorded there."""
+    made = any(outcome.stage == "evaluate_model" and outcome.artifact for outcome in result.outcomes)
+    there = f", and the run in MLflow has the evaluation's `report.html` ({mlflow})" if made and mlflow else ""
+    return f"\n`trnflow report {result.run}` writes the page of this run{there}.\n"

@@ -23,6 +23,7 @@ def test_the_command_line_shows_its_stages_to_prefect(api: Api, tmp_path: Path) 
     artifacts = {artifact["key"]: artifact for artifact in api.post("artifacts/filter")}
     assert {"load-data", "load-data-manifest", "format-prompts", "run"} <= artifacts.keys()
     assert "train_rows" in artifacts["load-data"]["data"]
+    assert "`trnflow report 2" in artifacts["run"]["data"]
 
 
 def test_a_deployed_run_completes_and_the_next_shows_cached_tasks(api: Api) -> None:
