@@ -6,9 +6,11 @@ optimum-neuron in this environment, `optimum-cli` on the PATH, torch_neuronx in 
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +19,13 @@ from tasks.artifact import Input, Meta
 from tasks.errors import CompileError, MissingDependency
 from tasks.evaluation.models import load_model
 from tasks.sources.model_source import TOKENIZER_FILES
-from tasks.stage import Workdir
+from tasks.stage import Workdir, read_json, write_json
 from tasks.system.compiler_flags import flags_around
 
 if TYPE_CHECKING:
     from tasks.export.config import ExportConfig
 
-COMPILER = ("libneuronxla", "neuronx-cc", "optimum-neuron", "torch-neuronx")
+COMPILER = ("libneuronxla", "neuronx-cc", "neuronx-distributed", "optimum-neuron", "torch-neuronx", "transformers")
 TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -48,7 +50,8 @@ def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out
         out.progress(done, len(lengths), "graphs")
         folder = out.path / str(length)
         if prefix is not None:
-            _run([*prefix, *optimum_arguments(config, weights, length, folder)], out.scratch)
+            source = half_precision(config, weights, out.scratch)
+            _run([*prefix, *optimum_arguments(config, source, length, folder)], out.scratch)
         else:
             _trace(config, weights, length, folder)
     out.progress(len(lengths), len(lengths), "graphs")
@@ -102,6 +105,25 @@ def optimum_arguments(config: ExportConfig, weights: Input, length: int, folder:
     return [*arguments, str(folder)]
 
 
+def half_precision(config: ExportConfig, weights: Input, scratch: Path) -> Input:
+    """Return the weights as optimum-neuron is to see them: of a language model a folder of links in `scratch` whose
+    config.json names the half precision of `auto_cast_type`.
+
+    optimum-neuron 0.4.5 takes the dtype of a language model from its config, and ignores `--torch_dtype`.
+    """
+    if weights.meta["task"] != "causal_lm":
+        return weights
+    folder, dtype = scratch / "half", DTYPES[config.auto_cast_type]
+    folder.mkdir(exist_ok=True)
+    for file in weights.path.iterdir():
+        if file.name != "config.json" and not (folder / file.name).exists():
+            (folder / file.name).symlink_to(file.resolve())
+    write_json(
+        folder / "config.json", {**read_json(weights.path / "config.json"), "dtype": dtype, "torch_dtype": dtype}
+    )
+    return replace(weights, path=folder)
+
+
 def _run(command: list[str], scratch: Path) -> None:
     """Run the exporter in the folder `scratch`: the compiler writes logs and working files into its working directory."""
     try:
@@ -110,12 +132,31 @@ def _run(command: list[str], scratch: Path) -> None:
         raise MissingDependency(
             f"export.neuron_python: there is no {command[0]}", "name the Python of an environment with optimum-neuron"
         ) from error
+    if done.returncode and (missing := re.search(r"No module named '([\w.]+)'", done.stdout)):
+        raise MissingDependency(
+            f"the Neuron export needs the package {missing[1]}, which {command[0]} does not find",
+            "install it there as AWS's Neuron SDK documentation says, or name another environment in export.neuron_python",
+        )
+    failed = logged_failure(done.stdout)
+    if done.returncode == 0 and failed:
+        raise CompileError(
+            f"the Neuron export ended without an error code, but logged: {failed}", "look at the exporter's own output"
+        )
     if done.returncode:
         last = "\n".join(done.stdout.strip().splitlines()[-20:])
         raise CompileError(
             f"the Neuron export ended with exit code {done.returncode}:\n{last}\n(command: {' '.join(command)})",
             "run that command by hand to see all of its output",
         )
+
+
+def logged_failure(log: str) -> str | None:
+    """Return the line of an exporter's log that says that its check of the export failed, or None.
+
+    optimum-neuron's exporter only logs what its validation finds, except for wrong shapes, and exits with 0.
+    """
+    words = ("an error occured", "an error occurred", "but not close enough")
+    return next((line.strip() for line in log.splitlines() if any(word in line.lower() for word in words)), None)
 
 
 def _trace(config: ExportConfig, weights: Input, length: int, folder: Path) -> None:

@@ -134,6 +134,8 @@ def test_lengths_must_come_from_somewhere(tmp_path: Path) -> None:
 
 
 def neuron_input(tmp_path: Path, task: str) -> Input:
+    (tmp_path / "model").mkdir(exist_ok=True)
+    (tmp_path / "model" / "config.json").write_text("{}")
     return Input(tmp_path / "model", "model", {"task": task, "lengths": [128]}, "sha256:0")
 
 
@@ -191,3 +193,40 @@ def test_a_wrong_neuron_python_is_named(tmp_path: Path) -> None:
     config = ExportConfig(target="neuron", neuron_python=str(tmp_path / "none"))
     with pytest.raises(MissingDependency, match=r"export\.neuron_python"):
         export_neuron(config, neuron_input(tmp_path, "causal_lm"), small_models.workdir(tmp_path / "out"))
+
+
+def test_a_language_model_is_handed_over_in_half_precision(tmp_path: Path) -> None:
+    """optimum-neuron takes the dtype from config.json."""
+    body = (
+        "model, folder = pathlib.Path(sys.argv[sys.argv.index('--model') + 1]), pathlib.Path(sys.argv[-1])\n"
+        "folder.mkdir(parents=True)\n"
+        "(folder / 'seen.json').write_text((model / 'config.json').read_text())\n"
+        "(folder / 'weights').write_bytes((model / 'model.safetensors').read_bytes())"
+    )
+    weights = small_models.llama(tmp_path / "model")
+    config = ExportConfig(target="neuron", auto_cast_type="fp16", neuron_python=stand_in(tmp_path, body))
+    export_neuron(config, weights, small_models.workdir(tmp_path / "out"))
+    seen = read_json(tmp_path / "out" / "16" / "seen.json")
+    assert (seen["dtype"], seen["torch_dtype"]) == ("float16", "float16")
+    assert read_json(tmp_path / "model" / "config.json")["dtype"] == "float32"
+    assert (tmp_path / "out" / "16" / "weights").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
+
+
+def test_an_environment_without_neurons_packages_is_a_missing_dependency(tmp_path: Path) -> None:
+    body = "sys.exit(\"Traceback ...\\nModuleNotFoundError: No module named 'neuronx_distributed'\")"
+    config = ExportConfig(target="neuron", neuron_python=stand_in(tmp_path, body))
+    with pytest.raises(MissingDependency, match="needs the package neuronx_distributed"):
+        export_neuron(config, small_models.bert(tmp_path / "model"), small_models.workdir(tmp_path / "out"))
+
+
+def test_a_failure_that_is_only_logged_counts(tmp_path: Path) -> None:
+    body = "print('An error occured with the error message: logits are wrong.'); pathlib.Path(sys.argv[-1]).mkdir()"
+    config = ExportConfig(target="neuron", neuron_python=stand_in(tmp_path, body))
+    with pytest.raises(CompileError, match="logits are wrong"):
+        export_neuron(config, small_models.bert(tmp_path / "model"), small_models.workdir(tmp_path / "out"))
+
+
+def test_the_versions_that_neuron_export_depends_on_are_in_the_key() -> None:
+    versions = export_neuron.stage.accel(ExportConfig(target="neuron"))["versions"]
+    assert {"neuronx-distributed", "transformers", "neuronx-cc", "optimum-neuron"} <= versions.keys()
+    assert versions["transformers"]
