@@ -6,9 +6,10 @@ in peft's format.
 
 `trnflow.json` says how rows were formatted for training, and a chat template of the recipe becomes the tokenizer's.
 
-Weights are joined and written one tensor at a time, into safetensors files of at most `max_shard_size`. Then the folder
-is loaded and each parameter is compared with the checkpoint, which takes memory for one copy of the model (two copies if
-only a part was trained). Fails with ModelError when a tensor is missing, unexpected or different.
+Weights are joined and written one tensor at a time, into safetensors files of at most `max_shard_size`. Then each tensor is
+compared with the checkpoint's, and the model computes one row with the memory-mapped files. This takes memory for a few
+copies of the largest tensor, and, if only a part was trained, for one copy of the base model. Fails with ModelError when
+a tensor is missing, unexpected, different or not finite, or the logits are not finite.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import field_validator
 
 from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.config import StageConfig
 from tasks.data.format.row_format import FILE, row_format
-from tasks.errors import ModelError
+from tasks.model_folder.check import check_finite, check_folder, check_shapes
 from tasks.model_folder.model_card import write_card
 from tasks.model_folder.older_config import older_keys
 from tasks.model_folder.published_weights import PublishedWeights, model_without_values
@@ -35,6 +36,7 @@ from tasks.stage import Keyed, Workdir, read_json, stage, write_json
 from tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights, Weights, write_adapter
 from tasks.training.checkpoint.warm_start import starting_from
 from tasks.training.model.lora import CONFIG
+from tasks.training.model.pretrained import auto_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,6 +109,7 @@ def consolidate(
     document = {**read_json(shards.path / "config.json"), **older_keys(settings.to_dict()), "dtype": config.dtype}
     write_json(out.path / "config.json", document)
     empty = model_without_values(shards.meta["task"], settings)
+    check_shapes(weights, empty)
     published = PublishedWeights(weights, empty)
     sizes = {name: math.prod(published.shape(name)) for name in published.names}
     if shards.meta["task"] == "causal_lm":
@@ -120,7 +123,7 @@ def consolidate(
         write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty))
         write_card(out.path / "adapter", shards.meta, document, name, adapter=True)
     write_card(out.path, shards.meta, document, name)
-    _verify(out.path, shards.meta["task"], weights, config.dtype)
+    check_folder(out.path, auto_class(shards.meta["task"]), settings, published, config.dtype)
     return {
         "task": shards.meta["task"],
         "labels": shards.meta["labels"],
@@ -158,7 +161,9 @@ def _tensors(weights: Weights, dtype: str, out: Workdir) -> Iterator[tuple[str, 
 
     names = weights.names
     for done, name in enumerate(names, start=1):
-        yield name, weights.tensor(name).to(getattr(torch, dtype))
+        value = weights.tensor(name).to(getattr(torch, dtype))
+        check_finite(name, value, dtype)
+        yield name, value
         out.progress(done, len(names), "tensors")
 
 
@@ -212,28 +217,6 @@ def _write_safetensors(
             found, tensor = next(tensors)
             assert found == name
             handle.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _verify(folder: Path, task: str, weights: Weights, dtype: str) -> None:
-    """Raise ModelError unless the folder loads, with each parameter equal to the checkpoint's."""
-    import torch
-    import transformers
-
-    kind: Any = transformers.AutoModelForCausalLM
-    if task == "classification":
-        kind = transformers.AutoModelForSequenceClassification
-    wanted = getattr(torch, dtype)
-    model, found = kind.from_pretrained(folder, dtype=wanted, output_loading_info=True)
-    wrong = {name: sorted(map(str, found[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    if not any(wrong.values()):
-        pairs = ((name, value, weights.tensor(name)) for name, value in model.named_parameters())
-        wrong["different_tensors"] = [name for name, ours, theirs in pairs if not torch.equal(ours, theirs.to(wanted))]
-    for what, names in wrong.items():
-        if names:
-            raise ModelError(
-                f"the consolidated model does not load as it was trained: {what.replace('_', ' ')} {', '.join(names[:3])}",
-                "this is a defect of trnflow: report it with the recipe",
-            )
 
 
 def _bytes(size: str) -> int:

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tasks.artifact import Artifact
 from tasks.consolidate import ConsolidateConfig, consolidate
@@ -17,6 +17,7 @@ from tasks.errors import ModelError
 from tasks.stage import of, read_json, write_json
 from tasks.training.shared_types import PARAMETER
 from tests.helpers.checkpoints import NOTHING, checkpoint
+from tests.helpers.small_models import workdir
 from tests.training.run_stage import files_of, run_stage
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm
 
@@ -61,6 +62,49 @@ def test_a_lost_tensor_is_named(tmp_path) -> None:
     write_json(shards.path / "index.json", index)
     with pytest.raises(ModelError, match=r"missing keys bert\.pooler\.dense\.weight"):
         run_stage(consolidate, ConsolidateConfig(), tmp_path / "run", shards=shards, model=NOTHING)
+
+
+def test_damaged_shards_and_weights_are_one_clear_error(tmp_path) -> None:
+    shards, parameters = checkpoint(tmp_path, packed_classes(tmp_path / "packed"), **BERT)
+    first, second = sorted(shards.path.glob("shard-*"))
+    sound = second.read_bytes()
+
+    def fails(message: str) -> None:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        shutil.rmtree(tmp_path / "out-scratch", ignore_errors=True)
+        with pytest.raises(ModelError, match=message):
+            consolidate(ConsolidateConfig(), shards, NOTHING, out=workdir(tmp_path / "out"))
+
+    second.write_bytes(sound[: len(sound) // 2])
+    fails(rf"{second.name} in .* gives no ")
+    second.unlink()
+    fails(rf"{second.name} in .* gives no ")
+    name = "bert.embeddings.word_embeddings.weight"
+    save_file({PARAMETER + other: torch.zeros(*value.shape, 2) for other, value in parameters.items()}, second)
+    fails(rf"{second.name} in .* is of another checkpoint")
+    second.write_bytes(sound)
+    held = load_file(first)
+    held[PARAMETER + name][0, 0] = float("nan")
+    save_file(held, first)
+    fails(f"the weights {name} hold NaN or infinite numbers as float32")
+
+
+def test_shapes_that_do_not_match_the_config_are_named(tmp_path) -> None:
+    shards, _ = checkpoint(tmp_path, packed_classes(tmp_path / "packed"), **BERT)
+    document = read_json(shards.path / "config.json")
+    write_json(shards.path / "config.json", {**document, "vocab_size": 100})
+    with pytest.raises(ModelError, match=r"mismatched keys bert\.embeddings\.word_embeddings\.weight"):
+        consolidate(ConsolidateConfig(), shards, NOTHING, out=workdir(tmp_path / "out"))
+
+
+def test_weights_that_overflow_in_the_forward_pass_are_refused(tmp_path) -> None:
+    shards, _ = checkpoint(tmp_path, packed_lm(tmp_path / "packed"), **LLAMA)
+    for shard in shards.path.glob("shard-*"):
+        held = load_file(shard)
+        held[f"{PARAMETER}lm_head.weight"].fill_(3e38)
+        save_file(held, shard)
+    with pytest.raises(ModelError, match="computes NaN or infinite logits in float32"):
+        consolidate(ConsolidateConfig(), shards, NOTHING, out=workdir(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(("size", "fine"), [("5GB", True), ("1.5 MiB", True), ("5", False), ("huge", False)])

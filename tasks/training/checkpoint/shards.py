@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tasks.training.shared_types import TensorSlice
 
 INDEX = "index.json"
+REMOVE = "remove it to train from the start"
 PIECE = 1 << 19  # bytes hashed and written at a time
 
 # safetensors' names, in its order: wide types first, so that each tensor is aligned
@@ -145,26 +146,36 @@ class Reader:
     def tensor(self, name: str) -> Tensor:
         """Return the whole tensor on the CPU. Raise ModelError when the checkpoint lacks it or a part of it."""
         import torch
-        from safetensors import safe_open
 
         if name not in self._tensors:
-            raise ModelError(
-                f"the checkpoint {self._folder} holds no tensor {name}", "remove it to train from the start"
-            )
+            raise ModelError(f"the checkpoint {self._folder} holds no tensor {name}", REMOVE)
         whole: Tensor | None = None
         filled = 0
         for part in self._tensors[name]["slices"]:
-            with safe_open(self._folder / part["file"], framework="pt") as shard:
-                value: Tensor = shard.get_tensor(name)
+            value = self._slice(part["file"], name)
             whole = torch.empty(self.shape(name), dtype=value.dtype) if whole is None else whole
-            place = tuple(slice(at, at + size) for at, size in zip(part["start"], value.shape, strict=True))
-            whole[place] = value
+            ends = [at + size for at, size in zip(part["start"], value.shape, strict=False)]
+            if value.ndim != whole.ndim or any(end > size for end, size in zip(ends, whole.shape, strict=True)):
+                raise ModelError(
+                    f"{part['file']} in {self._folder} is of another checkpoint: its {name} has shape {list(value.shape)}",
+                    REMOVE,
+                )
+            whole[tuple(map(slice, part["start"], ends))] = value
             filled += value.numel()
         if whole is None or filled != whole.numel():
-            raise ModelError(
-                f"the slices of {name} in {self._folder} are incomplete", "remove it to train from the start"
-            )
+            raise ModelError(f"the slices of {name} in {self._folder} are incomplete", REMOVE)
         return whole
+
+    def _slice(self, file: str, name: str) -> Tensor:
+        """Return a slice of a tensor as it is in the shard `file`."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self._folder / file, framework="pt") as shard:
+                value: Tensor = shard.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} in {self._folder} gives no {name}: {error}", REMOVE) from error
+        return value
 
     def check_model(self, prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise ModelError unless the tensors whose names begin with `prefix` are exactly those of `shapes` (name
@@ -176,7 +187,7 @@ class Reader:
                 raise ModelError(
                     f"the checkpoint {self._folder} is of another model: its {name} {_shape_text(mine)}, and this model's "
                     f"{_shape_text(wanted)}",
-                    "remove it to train from the start",
+                    REMOVE,
                 )
 
 
