@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from flows.runner.run import Result, checkout_state, open_store
 from flows.services.pages import tracking_uri
 from tasks.artifact import Meta
 from tasks.config import keyed_params
-from tasks.errors import Interrupted
+from tasks.errors import Interrupted, StoreError
+from tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
 from tasks.system.redaction import hide
 from tasks.tracking import Tracker
 
@@ -33,18 +35,7 @@ class Tracking(Listener):
         self.run = run
         self._recipe = recipe
         self._store = open_store(recipe)
-        self._tracker: Tracker | None = None
-        if recipe.tracking.enabled:
-            self._tracker = Tracker(
-                home,
-                run,
-                recipe.name,
-                settings=recipe.to_json(),
-                tags=_tags(),
-                experiment=recipe.tracking.experiment,
-                uri=tracking_uri(home, recipe.tracking, recipe.folder("tracking.uri")),
-                written=recipe.tracking.uri,
-            )
+        self._tracker = new_tracker(recipe, home, run)
 
     def stage_started(self, call: Call, key: str) -> None:
         """Record that a stage begins, with the settings that are part of its key."""
@@ -86,6 +77,7 @@ class Tracking(Listener):
     def finish(self, result: Result) -> Result:
         """End the run in MLflow and return the result. If not everything is uploaded yet, a note in the result says so."""
         if self._tracker and self._tracker.is_open:
+            self._champion()
             stopped = isinstance(result.error, Interrupted)
             status = "KILLED" if stopped else "FAILED" if result.error else "FINISHED"
             warning = self._tracker.finish(status, wait_seconds=2.0 if stopped else 20.0)
@@ -93,12 +85,38 @@ class Tracking(Listener):
                 result.notes.append(warning)
         return result
 
+    def _champion(self) -> None:
+        """Record the present champion, so that an alias in MLflow that is behind the store is put right."""
+        assert self._tracker is not None
+        with contextlib.suppress(StoreError, FileNotFoundError):
+            for number, document in numbered(self._store.backend, CHAMPIONS, self._recipe.name)[:1]:
+                self._tracker.champion(self._recipe.name, document["task"], number, document["artifact"], None, {})
+
     def __enter__(self) -> Tracking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._tracker:
             self._tracker.__exit__(kind, error, at)
+
+
+def new_tracker(recipe: Recipe, home: Path, run: str, tags: dict[str, str] | None = None) -> Tracker | None:
+    """Begin to record a run in MLflow as the recipe says; None when `tracking.enabled` is false.
+
+    run: the id of the run; tags: further tags of the run in MLflow.
+    """
+    if not recipe.tracking.enabled:
+        return None
+    return Tracker(
+        home,
+        run,
+        recipe.name,
+        settings=recipe.to_json(),
+        tags=_tags() | (tags or {}),
+        experiment=recipe.tracking.experiment,
+        uri=tracking_uri(home, recipe.tracking, recipe.folder("tracking.uri")),
+        written=recipe.tracking.uri,
+    )
 
 
 def sources(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.artifact import Meta
 from tasks.tracking.figures import lengths_figure
 from tasks.tracking.mlflow_values import flatten, numbers, plain_name
+from tasks.tracking.registry import mirror_champion
 from tasks.tracking.spool import SpoolFiles
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class MlflowRuns:
             "dataset": self._dataset,
             "stage_started": self._stage_started,
             "stage_ended": self._stage_ended,
+            "champion": self._champion,
             "run_ended": self._run_ended,
         }
 
@@ -110,6 +112,10 @@ class MlflowRuns:
             self._client.log_figure(run, lengths_figure(event["lengths"]), "row_lengths.png")
         self._end(run, "FINISHED", event)
         self._state["stages"][stage]["ended"] = True
+
+    def _champion(self, event: Meta) -> None:
+        self._metrics(self._state["parent"], numbers(event["comparison"]), event, 0)
+        mirror_champion(self._client, self._state["experiment"], self._state["parent"], event)
 
     def _run_ended(self, event: Meta) -> None:
         self._state["ended"] = True

@@ -122,6 +122,22 @@ class Spool:
             figures=figures or {}, plots=[kept for plot in plots if (kept := self._keep(stage, plot))], lengths=lengths or {},
         )  # fmt: skip
 
+    def champion(
+        self, recipe: str, task: str, number: int, champion: str, challenger: str | None, comparison: dict[str, float]
+    ) -> None:
+        """Write which model is the recipe's champion, for MLflow's model registry.
+
+        Args:
+            task: `classification` or `causal_lm`.
+            number: the n of the champion's file in the store.
+            champion, challenger: digests; no challenger if none was compared.
+            comparison: {figure: value} of the comparison, for the run in MLflow.
+        """
+        self.append(
+            "champion",
+            recipe=recipe, task=task, number=number, champion=champion, challenger=challenger, comparison=comparison,
+        )  # fmt: skip
+
     def run_ended(self, status: str) -> None:
         """Write the last event of the run and close the spool. status: FINISHED, FAILED or KILLED."""
         self.append("run_ended", status=status)

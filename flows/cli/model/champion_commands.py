@@ -62,6 +62,8 @@ def freeze(options: Namespace) -> int:
 def promote(options: Namespace) -> int:
     """Compare a model with the champion and print which of them is the champion now; return exit code 0."""
     from flows.champions.contenders import Contender, of_digest, of_recipe, of_run
+    from flows.champions.mirror import mirror
+    from flows.champions.promote import champions_of
     from flows.champions.promote import promote as promote_model
 
     recipe, store = _opened(options)
@@ -83,16 +85,21 @@ def promote(options: Namespace) -> int:
     )
     verb = "is now champion" if found.promoted else "is not promoted; the champion stays"
     lines += [f"{found.challenger[:19]} {verb} {found.number} of {recipe.name}: {found.why}"]
+    lost = None if found.challenger == found.champion else found.challenger
+    note = mirror(recipe, store, champions_of(store, recipe.name)[0], lost, found.comparison)
+    lines += [f"note: {note}"] if note else []
     emit(options, {"recipe": recipe.name, **found.to_json()}, "".join(f"{line}\n" for line in lines))
     return 0
 
 
 def rollback(options: Namespace) -> int:
     """Make the model that the present champion replaced the champion again; return exit code 0."""
+    from flows.champions.mirror import mirror
     from flows.champions.promote import rollback as roll_back
 
     recipe, store = _opened(options)
     found = roll_back(recipe, store)
+    mirror(recipe, store, found, None, None)
     text = f"{found.document['artifact'][:19]} is champion {found.number} of {recipe.name}: {found.document['why']}\n"
     emit(options, {"recipe": recipe.name, **_brief(found.number, found.document)}, text)
     return 0

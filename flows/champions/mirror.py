@@ -1,0 +1,42 @@
+"""Show a recipe's champion in MLflow, by a small run of its own. MLflow is not waited for, and can't stop a promotion."""
+
+from __future__ import annotations
+
+from flows.recipes.recipe import Recipe
+from flows.runner.run import new_run_id
+from flows.services.mlflow_listener import new_tracker
+from tasks.artifact import Meta
+from tasks.promotion.bootstrap import Comparison
+from tasks.store import Store
+from tasks.store.garbage.numbered_roots import Numbered
+
+
+def mirror(
+    recipe: Recipe, store: Store, champion: Numbered, challenger: str | None, comparison: Comparison | None
+) -> str | None:
+    """Record the champion and how it was found, for MLflow's model registry. Does nothing if `tracking.enabled` is false.
+
+    The upload goes on in another process after this function returns.
+
+    Args:
+        challenger: Digest of the model that was compared and lost; None if there is none.
+
+    Returns:
+        A sentence for the user if MLflow does not answer, else None.
+    """
+    tracker = new_tracker(recipe, store.home, new_run_id(), {"trnflow.action": champion.document["action"]})
+    if tracker is None:
+        return None
+    document = champion.document
+    tracker.dataset(f"{recipe.name} frozen rows", document["frozen"], context="evaluation")
+    tracker.champion(
+        recipe.name, document["task"], champion.number, document["artifact"], challenger, _figures(comparison)
+    )
+    return tracker.finish("FINISHED", wait_seconds=0.0)
+
+
+def _figures(comparison: Comparison | None) -> Meta:
+    if comparison is None:
+        return {}
+    found = comparison.to_json()
+    return {name: found[name] for name in ("champion", "challenger", "difference", "low", "high")}

@@ -1,0 +1,144 @@
+"""Publish a small model to a folder and to a real S3 server; read what arrived with transformers and boto3."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.champions.model_card import with_results
+from flows.champions.publish import publish
+from tasks.artifact import Artifact
+from tasks.errors import ConfigError, StoreError
+from tasks.store import Store
+from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.helpers.small_models import bert
+
+EVALUATION = {
+    "task": "classification",
+    "split": "test",
+    "metrics": {"accuracy": 0.75, "f1_weighted": 0.7, "f1_ci": [0, 1]},
+}
+CARD = "---\nlibrary_name: transformers\ndatasets:\n- me/set\n---\n# A model\n"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    store.prepare()
+    return store
+
+
+def model(store: Store, folder: Path, *, seed: int = 0) -> Artifact:
+    folder.mkdir()
+    bert(folder, seed=seed)
+    (folder / "README.md").write_text(CARD)
+    (folder / "adapter").mkdir()
+    (folder / "adapter/adapter_config.json").write_text("{}")
+    (folder / "adapter/adapter_model.safetensors").write_bytes(b"adapter")
+    return store.ingest(folder, "model", {"task": "classification"})
+
+
+def sent(store: Store, artifact: Artifact, to: str, what: str = "model") -> tuple[Any, list[str]]:
+    said: list[str] = []
+    return publish(store, artifact, what, to, EVALUATION, said.append), said
+
+
+def test_a_folder_is_a_model_that_transformers_loads_and_its_card_has_the_results(store: Store, tmp_path: Path) -> None:
+    from huggingface_hub import ModelCard
+    from transformers.models.auto import AutoModelForSequenceClassification
+
+    artifact, to = model(store, tmp_path / "made"), tmp_path / "out/tiny"
+    done, said = sent(store, artifact, str(to))
+    assert done.copied == done.files == len(said)
+    assert said[-1] == "copying config.json"
+    assert AutoModelForSequenceClassification.from_pretrained(to, local_files_only=True).num_labels == 3
+    assert not (to / "adapter").exists()
+    results: Any = ModelCard.load(to / "README.md").data
+    assert results.model_name == "tiny"
+    assert [(one.metric_name, one.metric_value) for one in results.eval_results] == [
+        ("accuracy", 0.75),
+        ("f1_weighted", 0.7),
+    ]
+    assert results.eval_results[0].dataset_type == "me/set"
+    digest = next(file.digest for file in artifact.files if file.path == "README.md")
+    assert (
+        Path(store.root) / "blobs/sha256" / digest[7:9] / digest[7:]
+    ).read_text() == CARD  # the artifact never changes
+    assert sent(store, artifact, str(to))[0].copied == 0
+    sent(store, artifact, str(tmp_path / "adapter"), "adapter")
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+
+def test_an_interrupted_copy_does_not_load_and_goes_on(store: Store, tmp_path: Path) -> None:
+    artifact, to = model(store, tmp_path / "made"), tmp_path / "out/tiny"
+
+    def interrupt(text: str) -> None:
+        if text == "copying model.safetensors":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        publish(store, artifact, "model", str(to), EVALUATION, interrupt)
+    assert not to.exists()
+    assert not (to.with_name(".tiny.partial") / "config.json").exists()
+    done, said = sent(store, artifact, str(to))
+    assert "copying model.safetensors" in said
+    assert 0 < done.copied < done.files
+    assert [path.name for path in to.parent.iterdir()] == ["tiny"]
+
+
+def test_another_model_in_the_way_is_left_untouched(store: Store, tmp_path: Path) -> None:
+    first, second = model(store, tmp_path / "a"), model(store, tmp_path / "b", seed=1)
+    sent(store, first, str(tmp_path / "out"))
+    before = (tmp_path / "out/model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match="exists and is not an empty folder"):
+        sent(store, second, str(tmp_path / "out"))
+    assert (tmp_path / "out/model.safetensors").read_bytes() == before
+    with pytest.raises(ConfigError, match=r"--what export needs exported"):
+        sent(store, first, str(tmp_path / "x"), "export")
+
+
+def test_an_object_store_gets_the_config_last_and_is_resumed(store: Store, tmp_path: Path, s3_root: str) -> None:  # noqa: F811
+    import os
+
+    import boto3
+
+    artifact, to = model(store, tmp_path / "made"), s3_root.replace("/store", "/tiny")
+    bucket, client = to.split("/")[2], boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+
+    def there() -> set[str]:
+        return {one["Key"] for one in client.list_objects_v2(Bucket=bucket, Prefix="tiny/").get("Contents", [])}
+
+    def interrupt(text: str) -> None:
+        if text == "copying model.safetensors":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        publish(store, artifact, "model", to, EVALUATION, interrupt)
+    assert there() and "tiny/config.json" not in there()
+    said = sent(store, artifact, to)[1]
+    assert said == ["copying model.safetensors", "copying tokenizer.json", "copying config.json"]
+    assert there() == {f"tiny/{file.path}" for file in artifact.files if not file.path.startswith("adapter/")}
+    config = client.get_object(Bucket=bucket, Key="tiny/config.json")["Body"].read()
+    assert json.loads(config)["model_type"] == "bert"
+    assert sent(store, artifact, to)[0].copied == 0
+    with pytest.raises(ConfigError, match="holds another model"):
+        sent(store, model(store, tmp_path / "b", seed=1), to)
+    assert client.get_object(Bucket=bucket, Key="tiny/config.json")["Body"].read() == config
+    with pytest.raises(StoreError, match="there is no bucket"):
+        sent(store, artifact, "s3://no-such-bucket-here/tiny")
+
+
+def test_a_hub_is_refused_before_anything_is_sent(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't upload to a hub yet"):
+        sent(store, model(store, tmp_path / "made"), "hf://me/tiny")
+
+
+def test_a_card_without_metadata_gets_results_too() -> None:
+    text = with_results("# A model\n", "tiny", EVALUATION)
+    assert "model-index" in text and text.endswith("# A model\n")
