@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from flows.champions.promote import champions_of
 from flows.cli.history_commands import artifact_of, run_ids, store_of
 from flows.finetune import FINETUNE, KINDS
 from flows.recipes import recipe as settings
@@ -46,14 +47,15 @@ class NamedModel(NamedTuple):
 
 
 def named_model(options: Namespace, stages: tuple[str, ...]) -> NamedModel:
-    """Find the model that `options.recipe` names: a recipe (its newest artifact of the first stage), a run (its id, the
+    """Find the model that `options.recipe` names: a recipe (what its settings made by the first
+    stage), `RECIPE@champion` (whatever the settings), a run (its id, the
     beginning of one, `last` or `last~N`) or a digest (or its beginning) of an artifact of one of `stages`.
 
     Raises ConfigError when there is no such recipe, run or artifact, when it has no artifact of the stage, and for
     overrides beside a run or digest."""
     text = options.recipe
     if text.endswith(CHAMPION):
-        raise ConfigError(f"{text}: there are no champions in this version", f"name a run or {text[: -len(CHAMPION)]}")
+        return _champion(options, stages[0])
     if text in recipe_names() or Path(text).suffix in (".yaml", ".yml"):
         return _of_recipe(options, stages[0])
     if options.overrides:
@@ -82,8 +84,7 @@ def named_model(options: Namespace, stages: tuple[str, ...]) -> NamedModel:
 
 
 def _of_recipe(options: Namespace, stage: str) -> NamedModel:
-    overrides = [*([f"store.root={options.store}"] if options.store else []), *options.overrides]
-    recipe = settings.load(options.recipe, overrides)
+    recipe = settings.load(options.recipe, _overrides(options))
     store = open_store(recipe)
     outcome = look(recipe, store, FINETUNE).outcomes[stage]
     if outcome.artifact is None:
@@ -92,6 +93,29 @@ def _of_recipe(options: Namespace, stage: str) -> NamedModel:
             f"`trnflow run --until {stage}` makes it",
         )
     return NamedModel(store, outcome.artifact, (stage, str(outcome.key)))
+
+
+def _champion(options: Namespace, stage: str) -> NamedModel:
+    """The model that the store names as a recipe's champion, or the newest artifact that `stage` made of that model."""
+    recipe = settings.load(options.recipe.removesuffix(CHAMPION), _overrides(options))
+    store = open_store(recipe)
+    champions = champions_of(store, recipe.name)
+    if not champions:
+        raise ConfigError(f"{recipe.name} has no champion", f"`trnflow promote {recipe.name}` makes the first")
+    digest = champions[0].document["artifact"]
+    if stage == "consolidate":
+        return NamedModel(store, store.artifact(digest))
+    made = [record for record in store.records(stage) if digest in record["document"]["inputs"].values()]
+    if not made:
+        raise ConfigError(
+            f"the champion of {recipe.name} ({digest[:19]}) has no artifact of {stage}",
+            "`trnflow run` with the settings that made the champion makes it",
+        )
+    return NamedModel(store, store.artifact(max(made, key=lambda record: str(record["created"]))["artifact"]))
+
+
+def _overrides(options: Namespace) -> list[str]:
+    return [*([f"store.root={options.store}"] if options.store else []), *options.overrides]
 
 
 def _of_run(run: str, store: Store, stage: str) -> Artifact:

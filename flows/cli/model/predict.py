@@ -34,7 +34,9 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
         "predict", parents=[store], help="predict texts or the rows of a file with a trained model",
         epilog="Text after -- is never read as an option or a setting: `trnflow predict demo -- train.epochs=3`.",
     )  # fmt: skip
-    parser.add_argument("recipe", metavar="RECIPE|RUN|DIGEST", help="what made the model, or the model itself")
+    parser.add_argument(
+        "recipe", metavar="RECIPE|RUN|DIGEST", help="what made the model, or its digest; or RECIPE@champion"
+    )
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text to classify, a question, or a user's turn")
     parser.add_argument("--on", metavar="HARDWARE", help="the model that was trained on this hardware")
     parser.add_argument("--file", type=Path, help="rows: json lines, csv or parquet, with the columns of training")

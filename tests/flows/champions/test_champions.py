@@ -50,6 +50,16 @@ def test_the_first_promotion_freezes_rows_and_says_so(tiny: InProcessShell, tmp_
     assert len(set(rows["row_id"])) == 160
 
 
+def test_the_champion_predicts_whatever_the_settings(tiny: InProcessShell) -> None:
+    (first,) = champions(tiny)
+    found = tiny.json("predict", "tiny.yaml@champion", "lovely sunny day")
+    assert found["model"] == first["artifact"] and found["results"][0]["label"] in ("pos", "neg")
+    strong = tiny.json("predict", "tiny.yaml", STRONG, "lovely sunny day")
+    assert strong["model"] != first["artifact"] and strong["results"][0]["label"] == "pos"
+    assert tiny.json("predict", "tiny.yaml@champion", STRONG, "lovely sunny day") == found
+    assert "has no artifact of export_neuron" in tiny.error("predict", "tiny.yaml@champion", "--export", "a", code=2)
+
+
 def test_a_challenger_that_is_not_better_leaves_the_champion(tiny: InProcessShell) -> None:
     same = tiny.json("promote", "tiny.yaml")
     assert not same["promoted"] and same["why"] == "this model is the champion already"

@@ -95,7 +95,7 @@ def test_a_text_that_was_cut_is_said(project: tuple[Shell, str]) -> None:
         (("nothing", "text"), "there is no recipe, run or artifact nothing"),
         (("demon", "text"), "did you mean demo?"),
         (("demo", "text"), "consolidate of demo has no artifact for these settings"),
-        (("demo@champion", "text"), "demo@champion"),
+        (("demo@champion", "text"), "demo has no champion"),
         (("last", "--file", "none.jsonl"), "there is no file none.jsonl"),
         (("last", "--file", "mine.yaml"), "mine.yaml is no data file by its name"),
         (("last", "--file", "bad.jsonl"), "bad.jsonl line 3 is not an object"),
