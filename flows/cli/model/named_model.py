@@ -109,7 +109,7 @@ def _champion(options: Namespace, stage: str) -> NamedModel:
     if not made:
         raise ConfigError(
             f"the champion of {recipe.name} ({digest[:19]}) has no artifact of {stage}",
-            "`trnflow run` with the settings that made the champion makes it",
+            "run the recipe with the settings that made the champion: only the export is made anew",
         )
     return NamedModel(store, store.artifact(max(made, key=lambda record: str(record["created"]))["artifact"]))
 

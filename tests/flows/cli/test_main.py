@@ -98,7 +98,7 @@ def test_the_resolved_recipe_is_printed(trnflow: Shell) -> None:
             2,
             "no folder ./no-model",
         ),
-        (["plan", "mine.yaml", "model.source=."], 2, "tokenize.train makes a vocabulary of its own"),
+        (["plan", "mine.yaml", "model.source=."], 2, "tokenize.train makes a new vocabulary"),
         (["run", "mine.yaml", "--direct", "model.source=.", "--until", "load_data"], 2, "set tokenize.train=null"),
         (["get", "mine.yaml", "load_data", "dest"], 2, "has no artifact"),
         (["run", "mine.yaml", "--direct", "train.devices=3", "train.tensor_parallel_size=2"], 2, "multiple of"),
