@@ -179,7 +179,7 @@ def test_identity_is_that_of_all_sources_and_no_place(bench, two, tmp_path):
     [
         ({}, "`source` is missing"),
         ({"mix": {"a": {"source": "x"}}}, "`mix` needs two sources or more"),
-        ({"mix": {"a": {"source": "x"}, "b": {"source": "y"}}, "source": "z"}, "`source` is each source's own"),
+        ({"mix": {"a": {"source": "x"}, "b": {"source": "y"}}, "source": "z"}, "set it for each source in `mix`"),
         ({"mix": {"a": {"source": "x"}, "b/c": {"source": "y"}}}, "made of letters, digits"),
         ({"mix": {"a": {"source": "x"}, "b": {"weight": 1}}}, "mix.b has no `source`"),
         ({"mix": {"a": {"source": "x", "weight": 1}, "b": {"source": "y"}}}, "mix.b has no `weight`"),
