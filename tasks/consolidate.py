@@ -115,13 +115,13 @@ def consolidate(
     if shards.meta["task"] == "causal_lm":
         write_json(out.path / "generation_config.json", generation_settings(document, generation_config(base)))
     write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty))
-    _write_row_format(_row_format(texts, tokens), out)
     tensors = _tensors(published, config.dtype, out)
     _write_shards(out.path, _grouped(sizes, config), published, tensors, config.dtype)
     if (shards.path / CONFIG).exists():
         write_adapter(out.path / "adapter", shards, model, stored, config.dtype)
         write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty))
         write_card(out.path / "adapter", shards.meta, document, name, adapter=True)
+    _write_row_format(_row_format(texts, tokens), out)
     write_card(out.path, shards.meta, document, name)
     check_folder(out.path, auto_class(shards.meta["task"]), settings, published, config.dtype)
     return {
@@ -149,7 +149,9 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
     write_json(out.path / FILE, document)
     settings = document["rows"]["settings"]
     if settings["task"] == "chat" and settings["chat_template"] not in ("tokenizer", "sections"):
-        (out.path / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
+        for folder in (out.path, out.path / "adapter"):
+            if folder.is_dir():
+                (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
 
 
 def _is_partial(meta: Meta) -> bool:

@@ -258,7 +258,7 @@ def _generations(
     encoder = prompt_encoder(tokenizer, texts.meta)
     ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
     stops = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
-    asked = given_prompts(config.prompts, weights.path)
+    asked = given_prompts(config.prompts, weights.path, texts.meta)
     asked += prompts(texts.path / f"{split}.parquet", config.generation.prompts)
     made = []
     for done, prompt in enumerate(asked, 1):

@@ -58,7 +58,8 @@ def accelerator(config: ExportConfig) -> Meta:
 
 
 LOADERS = ("load_jax.py", "load_iree.py")
-"""Programs for those who use the export, in `tasks/export/loaders`; they are copied into the artifact beside a README."""
+"""Programs for those who use the export, in `tasks/export/loaders`; the artifact has copies. Each says at its top what
+to install."""
 
 
 @stage(
@@ -134,7 +135,7 @@ def _export_stablehlo(config: ExportConfig, weights: Input, lengths: list[int], 
         inputs = example(model, config.batch, length)
         graphs[length] = lower(model, *inputs)
         with torch.no_grad():
-            expected[length] = (inputs, model(*inputs).logits)
+            expected[length] = (inputs, model(input_ids=inputs[0], attention_mask=inputs[1]).logits)
     write_stablehlo(out.path, graphs, weights.path, {name: meta[name] for name in ("batch", "task", "labels")})
     dtype = str(model.dtype).removeprefix("torch.")
     del graphs, model

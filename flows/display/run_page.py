@@ -19,6 +19,7 @@ from tasks.errors import BlobLost
 from tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
 from tasks.stage import read_json
 from tasks.store import Store
+from tasks.system.json_lines import parsed
 from tasks.system.redaction import hide, scrub_all
 
 CURVES = ("loss", "eval_loss", "eval_accuracy", "eval_f1_weighted", "learning_rate", "grad_norm", "tokens_per_second")
@@ -129,8 +130,7 @@ def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float
     names = sorted(Path(name).stem for name in store.backend.names(f"attempts/{key}")) if key else []
     for name in names:
         for file in (store.home / "logs").glob(f"*{name}.jsonl"):  # the host and process stand before the attempt
-            for line in file.read_text(encoding="utf-8").splitlines():
-                event = json.loads(line)
+            for event in filter(None, map(parsed, file.read_bytes().splitlines())):  # the last line may be torn
                 finite = {metric: value for metric, value in event["values"].items() if math.isfinite(value)}
                 found.setdefault(event["step"], {}).update(finite)
     return found

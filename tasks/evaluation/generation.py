@@ -6,6 +6,7 @@ Token ids and position ids are computed as in training.
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -79,26 +80,34 @@ def prompts(texts: Path, count: int) -> list[Prompt]:
     return found[:count]
 
 
-def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Path) -> list[Prompt]:
+def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Path, texts: Meta) -> list[Prompt]:
     """Return the prompts of the recipe (`evaluate.prompts`). A text is the prompt as it stands; messages become one by the
-    chat template of the tokenizer in `folder`. Raises ConfigError when there is none, or when it refuses the messages."""
+    chat template in the model's `folder`, with the date and the arguments of training.
+
+    texts: metadata of the format_prompts artifact. Raises ConfigError when the model was not trained with a chat template,
+    or when the template refuses the messages."""
     from transformers import AutoTokenizer
 
     tokenizer = None if all(isinstance(one, str) for one in given) else AutoTokenizer.from_pretrained(folder)
-    if tokenizer is not None and not tokenizer.chat_template:
+    if tokenizer is not None and not (tokenizer.chat_template and texts.get("framed")):
         raise ConfigError(
-            "evaluate.prompts has messages, and the tokenizer has no chat template", "write them as texts"
+            "evaluate.prompts has messages, and the model was not trained with a chat template", "write them as texts"
         )
+    settings = texts.get("rows", {}).get("settings", {})
     return [
-        Prompt([{"text": one if isinstance(one, str) else _templated(tokenizer, one), "train": False}]) for one in given
+        Prompt([{"text": one if isinstance(one, str) else _templated(tokenizer, one, settings), "train": False}])
+        for one in given
     ]
 
 
-def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Meta) -> str:
+    """settings: the recipe's section `format`. The date is fixed, as in training, so that the prompt does not change."""
     from jinja2 import TemplateError
 
+    today = datetime.datetime.fromisoformat(settings["date"]).strftime
+    variables = {**settings["template_arguments"], "strftime_now": today}
     try:
-        return str(tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=True))
+        return str(tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=True, **variables))
     except (TemplateError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"evaluate.prompts: the chat template refuses the messages {str(messages)[:80]}: {error}",
@@ -149,7 +158,7 @@ def generate(
     return {
         "row": prompt.row,
         "prompt": prompt.text,
-        "answer": prompt.answer,
+        "answer": None if prompt.answer is None else _without_special(tokenizer.tokenizer, prompt.answer),
         "generated": tokenizer.tokenizer.decode(made, skip_special_tokens=True),
         "tokens": len(made),
         "prompt_tokens": len(ids),
@@ -188,10 +197,18 @@ def shortened(ids: list[int], room: int, opening: int) -> list[int]:
     return ids if len(ids) <= room else [*ids[:opening], *ids[len(ids) - room + opening :]]
 
 
+def _without_special(tokenizer: Any, answer: str) -> str:
+    """The answer as a generated text is shown: without special tokens, such as that which ends a turn."""
+    for token in tokenizer.get_added_tokens_decoder().values():
+        answer = answer.replace(token.content, "") if token.special else answer
+    return answer
+
+
 def _prompt(parts: list[Meta]) -> Prompt:
     """Up to the first supervised part; of a plain text, its first words."""
     first = next((index for index, part in enumerate(parts) if part["train"]), len(parts))
-    after = "".join(part["text"] for part in parts[first:])
+    end = next((index for index in range(first, len(parts)) if not parts[index]["train"]), len(parts))
+    after = "".join(part["text"] for part in parts[first:end])  # later turns are no answer to this prompt
     if not any(part["text"] for part in parts[:first]) and (opening := OPENING.match(after)):
         return Prompt([{**parts[first], "text": opening[0]}], after[opening.end() :])
     return Prompt(parts[:first], after)

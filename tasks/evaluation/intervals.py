@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 RESAMPLES = 1000
 SEED = 0
-BATCH = 50
-"""Resamples that are held at once."""
+AT_ONCE = 2**22
+"""Drawn values that are held at once, at most 50 resamples of them."""
 
 
 def interval(values: Floats) -> list[float]:
@@ -43,13 +43,21 @@ def ratio_interval(above: Any, below: Any) -> list[float]:
         return [float(pairs[0].sum() / pairs[1].sum())] * 2
     found = bootstrap(
         pairs,
-        lambda one, other, axis: one.sum(axis=axis) / other.sum(axis=axis),
+        _ratio,
         paired=True,
         vectorized=True,
         n_resamples=RESAMPLES,
-        batch=BATCH,
+        batch=max(1, min(50, AT_ONCE // len(pairs[0]))),
         confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(SEED),
     )
     return [float(found.confidence_interval.low), float(found.confidence_interval.high)]
+
+
+def _ratio(above: Floats, below: Floats, axis: int) -> Floats:
+    """A draw that has nothing below the line, as a few rows can give, counts as one thing below it."""
+    import numpy as np
+
+    ratio: Floats = above.sum(axis=axis) / np.maximum(below.sum(axis=axis), 1.0)
+    return ratio

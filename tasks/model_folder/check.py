@@ -24,6 +24,13 @@ TOKENS = 16
 def check_shapes(weights: Weights, model: Any) -> None:
     """Raise ModelError unless `weights` are the parameters of `model`, which has no values ("meta" device)."""
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    untrained = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
+    if untrained:
+        raise ModelError(
+            f"{type(model).__name__} has values that are no parameters, and the checkpoint lacks them: "
+            f"{', '.join(untrained[:3])}",
+            "train a model of another type: published without them, this one would compute something else",
+        )
     held = {name: weights.shape(name) for name in weights.names}
     shared = wanted.keys() & held.keys()
     wrong = {

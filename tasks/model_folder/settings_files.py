@@ -9,9 +9,6 @@ from typing import Any
 from tasks.artifact import Json, Meta
 from tasks.stage import read_json, write_json
 
-UNLIMITED = 10**9
-"""A `model_max_length` above this stands for no limit: transformers writes 10^30."""
-
 
 def generation_settings(config: Json, base: Meta | None) -> Meta:
     """Return the content of `generation_config.json`: that of the base model (stop tokens, sampling), with the ids of
@@ -29,14 +26,14 @@ def generation_settings(config: Json, base: Meta | None) -> Meta:
 def write_tokenizer(folder: Path, to: Path, positions: int | None) -> None:
     """Copy the tokenizer's files from `folder` to `to`, and limit its rows to the model's positions.
 
-    positions: the most tokens of a row that the model takes, None for any number. Without `model_max_length` in
-    tokenizer_config.json, a pipeline of transformers fails on a long text, because even `truncation=True` cuts nothing."""
+    positions: the most tokens of a row that the model takes, None for any number. Without a `model_max_length` of at most
+    as many, a pipeline of transformers fails on a long text, because even `truncation=True` cuts nothing."""
     for file in sorted(folder.iterdir()):
         shutil.copyfile(file, to / file.name)
     settings = to / "tokenizer_config.json"
     document: Meta = read_json(settings) if settings.exists() else {}
     limit = document.get("model_max_length")
-    if positions is not None and (not isinstance(limit, int | float) or limit > UNLIMITED):
+    if positions is not None and (not isinstance(limit, int | float) or limit > positions):
         write_json(settings, {**document, "model_max_length": positions})
 
 

@@ -262,15 +262,19 @@ def test_answers_are_scored_from_the_generations(evaluated: dict[str, Any]) -> N
 def test_messages_become_a_prompt_by_the_tokenizers_chat_template(tmp_path: Path) -> None:
     folder = small_models.llama(tmp_path / "llama").path
     message = {"role": "user", "content": "what is it"}
-    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
-        given_prompts(("the cat", (message,)), folder)
+    rows = {"settings": {"date": "2024-07-26", "template_arguments": {"mood": "calm"}}}
+    trained = {"framed": True, "rows": rows}
+    with pytest.raises(ConfigError, match="was not trained with a chat template"):
+        given_prompts(("the cat", (message,)), folder, trained)
     turns = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
-    template = turns + "{% if add_generation_prompt %}[answer] {% endif %}"
+    template = turns + "{{ mood }} {{ strftime_now('%Y-%m-%d') }} {% if add_generation_prompt %}[answer] {% endif %}"
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template})
     )
-    text, chat = given_prompts(("the cat", (message,)), folder)
-    assert (text.text, chat.text, chat.answer) == ("the cat", "[user] what is it [answer] ", None)
+    text, chat = given_prompts(("the cat", (message,)), folder, trained)
+    assert (text.text, chat.text, chat.answer) == ("the cat", "[user] what is it calm 2024-07-26 [answer] ", None)
+    with pytest.raises(ConfigError, match="was not trained with a chat template"):
+        given_prompts(((message,),), folder, {"framed": False, "rows": rows})
 
 
 def test_evaluation_is_on_the_device_that_trains() -> None:
