@@ -6,9 +6,11 @@ from flows.recipes.recipe import Recipe
 from flows.runner.run import new_run_id
 from flows.services.mlflow_listener import new_tracker
 from tasks.artifact import Meta
+from tasks.errors import TrnflowError
 from tasks.promotion.bootstrap import Comparison
 from tasks.store import Store
 from tasks.store.garbage.numbered_roots import Numbered
+from tasks.system.redaction import scrub
 
 
 def mirror(
@@ -22,13 +24,23 @@ def mirror(
         challenger: Digest of the model that was compared and lost; None if there is none.
 
     Returns:
-        A sentence for the user if MLflow does not answer, else None.
+        A sentence for the user if MLflow can't be told, else None. The champion is on record by then, so nothing is raised.
     """
+    try:
+        return _mirror(recipe, store, champion, challenger, comparison)
+    except (TrnflowError, OSError) as error:
+        return f"MLflow does not show the champion: {scrub(str(error))}"
+
+
+def _mirror(
+    recipe: Recipe, store: Store, champion: Numbered, challenger: str | None, comparison: Comparison | None
+) -> str | None:
     tracker = new_tracker(recipe, store.home, new_run_id(), {"trnflow.action": champion.document["action"]})
     if tracker is None:
         return None
     document = champion.document
-    tracker.dataset(f"{recipe.name} frozen rows", document["frozen"], context="evaluation")
+    if document["frozen"]:
+        tracker.dataset(f"{recipe.name} frozen rows", document["frozen"], context="evaluation")
     tracker.champion(
         recipe.name, document["task"], champion.number, document["artifact"], challenger, _figures(comparison)
     )

@@ -18,7 +18,7 @@ from flows.runner.executor import Listener
 from flows.runner.work_folders import clean, workplace
 from tasks.artifact import Artifact, Meta
 from tasks.errors import BlobLost, ConfigError, DataError, StoreError
-from tasks.promotion.bootstrap import LESS_IS_BETTER, Comparison, compare, metric_of
+from tasks.promotion.bootstrap import LEAST_ROWS, LESS_IS_BETTER, Comparison, compare, metric_of
 from tasks.store import Store
 from tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, add_numbered, numbered
 
@@ -87,7 +87,7 @@ def promote(
             why = describe(comparison)
             if not comparison.is_better:
                 return _decision(champion, challenger, comparison, frozen, before is None, why, promoted=False)
-        document = _document(recipe, challenger, ours, frozen, found, comparison, why)
+        document = _document(store, recipe, challenger, ours, frozen, found, comparison, why)
         added = add_champion(store, recipe.name, document, challenger.artifact)
         if added is not None:
             return _decision(added, challenger, comparison, frozen, before is None, why, promoted=True)
@@ -121,10 +121,24 @@ def rollback(recipe: Recipe, store: Store) -> Numbered:
     missing = store.missing(artifact)
     if missing is not None:
         raise BlobLost(f"the store has lost {missing.path} of the earlier champion {artifact.digest[:19]}")
+    document |= {name: _kept(store, document[name]) for name in ("evaluation", "frozen", "scores")}
     added = add_champion(store, recipe.name, document, artifact)
     if added is None:
         raise StoreError(f"another process changed the champion of {recipe.name} meanwhile", "look, then run it again")
     return added
+
+
+def _kept(store: Store, digest: str | None) -> str | None:
+    """Return a digest if the store still has its artifact, brought back from the trash where need be; else None, because
+    garbage collection refuses to work while a root names what is gone."""
+    try:
+        artifact = None if digest is None else store.artifact(digest)
+        if artifact is None:
+            return None
+        store.secure([], artifact)
+    except BlobLost:
+        return None
+    return digest
 
 
 def add_champion(store: Store, name: str, document: Meta, artifact: Artifact) -> Numbered | None:
@@ -139,6 +153,7 @@ def add_champion(store: Store, name: str, document: Meta, artifact: Artifact) ->
 def describe(found: Comparison) -> str:
     """Return a comparison as one sentence."""
     word = "better" if found.is_better else "not surely better"
+    word += f" ({LEAST_ROWS} rows are the least that can tell)" if found.rows < LEAST_ROWS else ""
     less = ", less is better" if found.metric in LESS_IS_BETTER else ""
     return (
         f"{word} than the champion on {found.rows} frozen rows: {found.metric} {found.challenger:.4g} against "
@@ -161,9 +176,13 @@ def _compared(
         raise DataError(
             f"the champion is a model for {tasks[0]}, the challenger for {tasks[1]}", "give the recipe another name"
         )
-    theirs = score(recipe, store, holder, frozen.artifact, listeners)
+    try:
+        theirs = score(recipe, store, holder, frozen.artifact, listeners)
+    except DataError as error:
+        fix = "give the recipe another name, under which the challenger is the first champion"
+        raise DataError(f"the champion can't be scored on frozen rows {frozen.number}: {error.message}", fix) from error
     is_paired = theirs.examples == ours.examples == frozen.artifact.meta["rows"]
-    if not is_paired and holder.shaping["format"] != challenger.shaping["format"]:
+    if not is_paired and theirs.texts != ours.texts:
         raise DataError(
             f"the two models' formats make {theirs.examples} and {ours.examples} examples of {frozen.artifact.meta['rows']} "
             "frozen rows, so that they can't be paired",
@@ -178,6 +197,7 @@ def _compared(
 
 
 def _document(
+    store: Store,
     recipe: Recipe,
     model: Contender,
     scores: Scored,
@@ -193,7 +213,7 @@ def _document(
         "action": PROMOTED,
         "artifact": model.artifact.digest,
         "task": model.artifact.meta["task"],
-        "evaluation": model.evaluation,
+        "evaluation": _kept(store, model.evaluation),
         "frozen": frozen.artifact.digest,
         "scores": scores.artifact.digest,
         "records": [*model.records, {"stage": "score_rows", "key": scores.key}],

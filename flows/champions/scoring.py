@@ -15,6 +15,7 @@ from flows.runner.run import heal, new_run_id
 from flows.runner.runner import Runner
 from flows.runner.work_folders import workplace
 from tasks.artifact import Artifact, Source
+from tasks.errors import BlobLost
 from tasks.format_prompts import FormatConfig, format_prompts
 from tasks.promotion.freeze_rows import SPLIT
 from tasks.promotion.number_labels import NumberLabelsConfig, number_labels
@@ -30,11 +31,12 @@ WHOLE = 1 << 24
 
 class Scored(NamedTuple):
     """The scores of a model. artifact: made by `score_rows`; key: its stage key; examples: the number of examples that
-    the frozen rows became."""
+    the frozen rows became; texts: the digest of these examples."""
 
     artifact: Artifact
     key: str
     examples: int
+    texts: str
 
 
 def new_runner(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, offline: bool = False) -> Runner:
@@ -55,7 +57,11 @@ def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, list
 
     Raises:
         DataError: The frozen rows have other labels than the model, or a column that the model needs is missing.
+        BlobLost: The store has lost a file of the model.
     """
+    missing = store.missing(model.artifact)
+    if missing is not None:
+        raise BlobLost(f"the store has lost {missing.path} of the model {model.artifact.digest[:19]}")
     runner = new_runner(recipe, store, listeners)
     with workplace(store.home, f"{runner.executor.run}.scoring") as work:
         tokenizer = _tokenizer(store, model.artifact, work)
@@ -63,7 +69,7 @@ def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, list
     store.memo.save()
     made, texts = runner.outcomes["score_rows"], runner.outcomes["format_prompts"].artifact
     assert made.artifact is not None and made.key is not None and texts is not None
-    return Scored(made.artifact, made.key, texts.meta["splits"][SPLIT])
+    return Scored(made.artifact, made.key, texts.meta["splits"][SPLIT], texts.digest)
 
 
 def _call_stages(runner: Runner, recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Source) -> None:

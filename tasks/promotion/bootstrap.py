@@ -64,6 +64,10 @@ def metric_of(config: PromoteConfig, task: str) -> str:
     return config.metric or metrics[0]
 
 
+LEAST_ROWS = 30
+"""With fewer rows the interval is too narrow, and noise wins more often than promised: no model is surely better."""
+
+
 def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) -> Comparison:
     """Compare two models by their `scores.parquet` (see `score_rows`), whose rows must be the same in the same order.
 
@@ -89,7 +93,8 @@ def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) 
     tail = (1.0 - config.confidence) / 2.0
     low, high = (float(value) for value in np.quantile(differences, [tail, 1.0 - tail]))
     values = first(slice(None)), second(slice(None))
-    return Comparison(metric, *values, sign * (values[1] - values[0]), low, high, rows, low > config.margin)
+    is_better = low > config.margin and rows >= LEAST_ROWS
+    return Comparison(metric, *values, sign * (values[1] - values[0]), low, high, rows, is_better)
 
 
 def _resampled(scores: Path, metric: str) -> tuple[Resampled, int]:

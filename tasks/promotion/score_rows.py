@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PASS_TOKENS = 8192
 """The most tokens of one forward pass, padding included."""
+LOGITS = 1 << 29
+"""The most bytes of one forward pass's logits (float32), unless one window alone has more."""
 
 
 class ScoreConfig(StageConfig):
@@ -100,7 +102,7 @@ def _classes(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Ta
     labels, names = np.load(tokens.path / SPLIT / "labels.npy").astype(np.int64), tokens.meta["labels"]
     predicted, loss = np.zeros(len(labels), np.int64), np.zeros(len(labels))
     windows = [Window(row, int(offsets[row]), int(offsets[row + 1])) for row in range(len(labels))]
-    for part in _passes(windows, out):
+    for part in _passes(windows, PASS_TOKENS, out):
         logits = _logits(model, ids, part, tokens.meta["pad_id"]).float()
         rows = [window.row for window in part]
         wanted = torch.from_numpy(labels[rows]).to(logits.device)
@@ -127,7 +129,8 @@ def _likelihoods(
     rows = len(offsets) - 1
     nll, count = np.zeros(rows), np.zeros(rows, np.int64)
     length = min(config.window, longest_sequence(model) or config.window)
-    for part in _passes(list(_windows(offsets, length)), out):
+    most = min(PASS_TOKENS, LOGITS // (4 * model.config.get_text_config().vocab_size))
+    for part in _passes(list(_windows(offsets, length)), most, out):
         logits = _logits(model, ids, part, tokens.meta["pad_id"])
         for window, scores in zip(part, logits, strict=True):
             wanted = torch.from_numpy(np.asarray(ids[window.start + 1 : window.end])).long().to(scores.device)
@@ -135,7 +138,7 @@ def _likelihoods(
             supervised = np.asarray(mask[window.start + 1 : window.end]).astype(bool)
             nll[window.row] += float(loss.cpu().double().numpy()[supervised].sum())
             count[window.row] += int(supervised.sum())
-    size = np.array(_supervised_bytes(texts), np.int64)
+    size = np.array(_supervised_bytes(texts), np.int64) - _first_bytes(tokens, ids, offsets, mask)
     if not count.sum() or not size.sum():
         raise DataError(
             "no token of the frozen rows is supervised", "check which parts of a row format_prompts trains on"
@@ -160,13 +163,15 @@ def _windows(offsets: NDArray[np.int64], length: int) -> Iterator[Window]:
             yield Window(row, start, min(start + length, end))
 
 
-def _passes(windows: list[Window], out: Workdir) -> Iterator[list[Window]]:
-    """Yield the windows in groups for one forward pass each, shortest first, and report progress."""
+def _passes(windows: list[Window], most: int, out: Workdir) -> Iterator[list[Window]]:
+    """Yield the windows in groups for one forward pass each, shortest first, and report progress.
+
+    most: the most tokens of a pass, padding included; one window alone may have more."""
     ordered = sorted(windows, key=lambda window: (window.end - window.start, window.row))
     part: list[Window] = []
     done = 0
     for window in ordered:
-        if part and (len(part) + 1) * (window.end - window.start) > PASS_TOKENS:
+        if part and (len(part) + 1) * (window.end - window.start) > most:
             yield part
             done += len(part)
             out.progress(done, len(ordered))
@@ -191,6 +196,24 @@ def _logits(model: PreTrainedModel, ids: NDArray[np.int32], part: list[Window], 
         return model(
             input_ids=torch.from_numpy(batch).to(model.device), attention_mask=torch.from_numpy(mask).to(model.device)
         ).logits
+
+
+def _first_bytes(
+    tokens: Input, ids: NDArray[np.int32], offsets: NDArray[np.int64], mask: NDArray[np.uint8]
+) -> NDArray[np.int64]:
+    """The bytes of each row's first token if it is supervised, else 0: nothing comes before it, so no model predicts it."""
+    import numpy as np
+
+    from tasks.data.tokenization.tokenizer import read_tokenizer
+
+    tokenizer = read_tokenizer(tokens.path / "tokenizer").tokenizer
+    starts = offsets[:-1]
+    supervised = np.asarray(mask[starts]).astype(bool) if len(starts) else np.zeros(0, bool)
+    texts = [
+        tokenizer.decode([int(ids[start])]) if is_said else ""
+        for start, is_said in zip(starts, supervised, strict=True)
+    ]
+    return np.array([len(text.encode()) for text in texts], np.int64)
 
 
 def _supervised_bytes(texts: Input) -> list[int]:

@@ -225,7 +225,8 @@ class _Verifier:
                 self._found.problems.append(Problem("missing", name, "it was in the trash", True))
 
     def _corrupt(self, name: str, detail: str) -> None:
-        repaired = self._repair and self._quarantine(name)
+        # what a root keeps, and which model is champion, is for its owner to say
+        repaired = self._repair and not name.startswith("roots/") and self._quarantine(name)
         self._found.problems.append(Problem("corrupt", name, detail, repaired))
 
     def _quarantine(self, name: str) -> bool:

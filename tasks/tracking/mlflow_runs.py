@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
+from tasks.system.redaction import scrub
 from tasks.tracking.figures import lengths_figure
 from tasks.tracking.mlflow_values import flatten, numbers, plain_name
 from tasks.tracking.registry import mirror_champion
@@ -114,8 +115,16 @@ class MlflowRuns:
         self._state["stages"][stage]["ended"] = True
 
     def _champion(self, event: Meta) -> None:
+        """Mirror the champion. What the registry refuses is a tag of the run: it must not hold up the run's own events."""
+        from mlflow.exceptions import MlflowException
+
         self._metrics(self._state["parent"], numbers(event["comparison"]), event, 0)
-        mirror_champion(self._client, self._state["experiment"], self._state["parent"], event)
+        try:
+            mirror_champion(self._client, self._state["experiment"], self._state["parent"], event)
+        except MlflowException as error:
+            if "Max retries exceeded" in str(error) or "timed out" in str(error):
+                raise
+            self._tags(self._state["parent"], {"trnflow.champion_not_shown": scrub(str(error))[:200]})
 
     def _run_ended(self, event: Meta) -> None:
         self._state["ended"] = True

@@ -26,8 +26,8 @@ OUTPUT = {"classification": "label", "causal_lm": "generated"}
 
 
 def registered_name(recipe: str) -> str:
-    """Return the name of a recipe's registered model: MLflow takes neither `/` nor `:`."""
-    return re.sub(r"[/:]", "-", recipe)
+    """Return the name of a recipe's registered model: MLflow takes neither `/` nor `:`, and its search no `'`."""
+    return re.sub(r"[/:']", "-", recipe)
 
 
 def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta) -> None:

@@ -99,8 +99,9 @@ def rollback(options: Namespace) -> int:
 
     recipe, store = _opened(options)
     found = roll_back(recipe, store)
-    mirror(recipe, store, found, None, None)
+    note = mirror(recipe, store, found, None, None)
     text = f"{found.document['artifact'][:19]} is champion {found.number} of {recipe.name}: {found.document['why']}\n"
+    text += f"note: {note}\n" if note else ""
     emit(options, {"recipe": recipe.name, **_brief(found.number, found.document)}, text)
     return 0
 
@@ -111,7 +112,10 @@ def champions(options: Namespace) -> int:
 
     store = Store(options.store or default_root(home_folder()), home_folder())
     store.check()
-    names = [options.recipe] if options.recipe else names_of(store.backend, CHAMPIONS)
+    known = names_of(store.backend, CHAMPIONS)
+    if options.recipe and options.recipe not in known:  # a file: its recipe's name
+        options.recipe = settings.load(options.recipe, []).name
+    names = [options.recipe] if options.recipe else known
     found = [
         {"recipe": name, **_brief(one.number, one.document)}
         for name in names
