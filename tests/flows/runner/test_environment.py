@@ -24,7 +24,8 @@ ENVIRONMENT = {
     "train": NUMERIC | {"peft", "safetensors"},
     "consolidate": {"peft", "safetensors", "torch", "transformers"},
     "export_neuron": {"safetensors", "torch", "torch-xla", "transformers"},
-    "evaluate_model": NUMERIC | {"matplotlib", "pyarrow", "safetensors", "tokenizers"},
+    "evaluate_model": NUMERIC
+    | {"jinja2", "matplotlib", "pyarrow", "safetensors", "scikit-learn", "scipy", "tokenizers"},
 }
 
 
