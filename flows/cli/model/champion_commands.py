@@ -113,7 +113,7 @@ def champions(options: Namespace) -> int:
     store = Store(options.store or default_root(home_folder()), home_folder())
     store.check()
     known = names_of(store.backend, CHAMPIONS)
-    if options.recipe and options.recipe not in known:  # a file: its recipe's name
+    if options.recipe and options.recipe.endswith((".yaml", ".yml")):  # a file: its recipe's name
         options.recipe = settings.load(options.recipe, []).name
     names = [options.recipe] if options.recipe else known
     found = [
