@@ -214,7 +214,8 @@ def test_a_llama_on_real_instructions_with_every_parallelism(shared: Path, tmp_p
         "tokenize.max_length=512", "pack.chunk_length=512", "train.device=cpu", "train.devices=4",
         "train.tensor_parallel_size=2", "train.dtype=float32", "train.global_batch=8", "train.micro_batch=2",
         "train.max_steps=4", "train.learning_rate=1e-3", "train.sequence_parallel=false", "train.remat=false",
-        "evaluate.generation.max_new_tokens=8", "tracking.enabled=false",
+        "evaluate.generation.max_new_tokens=8", "export.target=stablehlo",
+        "export.length=null", "tracking.enabled=false",
     )  # fmt: skip
     metrics = {stage["stage"]: stage["metrics"] for stage in result["stages"]}
     assert metrics["train"]["eval_loss"] < metrics["train"]["eval_loss_before"]
