@@ -9,6 +9,7 @@ distributions the key has their versions. Costs about 1 ms a stage with a warm c
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import os
 import sys
@@ -19,6 +20,9 @@ from pathlib import Path
 from tasks.artifact import Meta
 from tasks.keys.canonical_json import digest_of
 from tasks.keys.hash_cache import Memo, stamp
+
+ATTEMPTS = 5
+"""How often a file is parsed before an error of the interpreter is believed."""
 
 PLUMBING = frozenset(
     {
@@ -132,7 +136,13 @@ def hash_file(path: Path) -> str:
 
 
 def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    """Return a file's syntax tree. Python 3.11 counts the depth of a tree for all threads together, so that it may fail with
+    a SystemError ("recursion depth mismatch") while another thread parses, too: it is then asked again."""
+    text = path.read_text(encoding="utf-8")
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(SystemError):
+            return ast.parse(text, str(path))
+    return ast.parse(text, str(path))
 
 
 def code_hash(tree: ast.Module) -> str:

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def recipe_keys() -> list[str]:
     from tasks.keys.key_document import code_of
     from tasks.stage import of
 
-    recipe, memo = settings.load("demo"), Memo(Path("no-memo.db"))
+    recipe, memo = settings.load("demo"), Memo(Path(tempfile.mkdtemp()) / "memo.db")
     sections = (
         "data", "format", "tokenize", "pack", "train", "train", "consolidate", "export", "evaluate",
     )  # fmt: skip
