@@ -3,8 +3,9 @@
 Tiers are markers: `pure` (starts no Python process), `process` (may start some), `slow` (SLOW_SECONDS or more; `make test`
 leaves them out, `.ci/run` runs them) and `nightly` (marked by hand: whole products of settings, for which samples are in the
 other tiers). The first three follow from `tests/measured.json`, which has for each file its seconds, whether its tests
-start Python processes, and the names of its slow tests. `make test-times` measures it anew. A pure test that starts a Python
-process fails. Workers of pytest-xdist take the longest files first, so that none is left alone with a long file at the end.
+start Python processes, and the names of its slow tests. `make test-times` measures it anew. In `make test-pure` a pure test
+that starts a Python process fails; in the other targets the first test that needs a server starts it, whichever that is. Workers
+of pytest-xdist take the longest files first, so that none is left alone with a long file at the end.
 A file that was never measured is of the tier `process`; such files come first, those with the most tests before the others.
 """
 
@@ -97,7 +98,7 @@ def _note_process(event: str, arguments: tuple[Any, ...]) -> None:
     item = _running[-1]
     if not any(name == "starts_processes" for name, _ in item.user_properties):
         item.user_properties.append(("starts_processes", True))
-    if item.get_closest_marker("pure") and not item.config.getoption("--measure"):
+    if item.get_closest_marker("pure") and item.config.getoption("markexpr") == "pure":
         raise AssertionError(
             f"{file_of(item)} is of the tier pure, and starts a process: `make test-times` measures anew"
         )
