@@ -6,7 +6,6 @@ Token ids and position ids are computed as in training.
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.artifact import Meta
 from tasks.config import NonNegativeCount, Positive, PositiveCount, Seed, StageConfig, Tokens
+from tasks.data.format.templates import ChatTemplate
 from tasks.errors import ConfigError
 from tasks.training.model.pretrained import first_position
 
@@ -104,10 +104,11 @@ def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: 
     """settings: the recipe's section `format`. The date is fixed, as in training, so that the prompt does not change."""
     from jinja2 import TemplateError
 
-    today = datetime.datetime.fromisoformat(settings["date"]).strftime
-    variables = {**settings["template_arguments"], "strftime_now": today}
+    name, special = "the tokenizer's chat template", tokenizer.special_tokens_map
+    fixed = {"date": settings["date"], "arguments": settings["template_arguments"]}
+    template = ChatTemplate(name, tokenizer.chat_template, special, **fixed)
     try:
-        return str(tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=True, **variables))
+        return template.render({"messages": [*messages]}, "evaluate.prompts", add_generation_prompt=True)
     except (TemplateError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"evaluate.prompts: the chat template refuses the messages {str(messages)[:80]}: {error}",
