@@ -21,6 +21,9 @@ from tests.flows.champions.conftest import STRONG, write_rows
 from tests.helpers.command_line import InProcessShell
 
 
+pytestmark = pytest.mark.slow  # each test goes on from where the one before left the champions
+
+
 def champions(shell: InProcessShell) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = shell.json("champions", "tiny")["champions"]
     return found
