@@ -20,7 +20,6 @@ from tasks.store import Store
 from tests.flows.champions.conftest import STRONG, write_rows
 from tests.helpers.command_line import InProcessShell
 
-
 pytestmark = pytest.mark.slow  # each test goes on from where the one before left the champions
 
 
