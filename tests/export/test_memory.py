@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.evaluation.models import EAGER
-from tasks.export.stablehlo import ENVIRON
+from tasks.export.config import ExportConfig
+from tasks.export_neuron import environ
 from tests.conftest import PROJECT
 
 EXPORT = """
@@ -57,8 +57,8 @@ def test_an_export_takes_one_and_a_half_times_the_weights(tmp_path: Path) -> Non
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model", max_shard_size="400MB")
     command = [sys.executable, "-c", EXPORT, str(tmp_path / "model"), str(tmp_path / "out")]
-    environ = {**os.environ, **EAGER, **ENVIRON, "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    variables = {**os.environ, **environ(ExportConfig()), "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     took, size = json.loads(done.stdout.splitlines()[-1])
     assert took < 1.5 * size

@@ -162,12 +162,21 @@ def use(house: House) -> None:
     house("doctor")
 
 
+def content(path: Path) -> bytes:
+    """The bytes of a file; a database's passing file, such as `prefect.db-shm`, may be gone when it is read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        assert path.name.endswith(("-shm", "-wal", "-journal")), path
+        return b""
+
+
 def test_no_file_holds_what_was_planted(house: House) -> None:
     hidden = [form for secret in PLANTED for form in forms(secret)]
     files = [path for top in (house.home, house.folder / "mlflow") for path in top.rglob("*") if path.is_file()]
     assert {"resolved.json", "memo.db", "prefect.db", "server.db", "server.log"} <= {path.name for path in files}
     assert any("precompile" in path.name and path.suffix == ".log" for path in files)
-    texts = {path.relative_to(house.folder): bytes(path) + path.read_bytes() for path in files}
+    texts = {path.relative_to(house.folder): bytes(path) + content(path) for path in files}
     leaks = [(path, form) for path, text in texts.items() for form in hidden if form in text]
     assert not leaks
 
