@@ -15,8 +15,9 @@ from flows.runner.run import heal, new_run_id
 from flows.runner.runner import Runner
 from flows.runner.work_folders import workplace
 from tasks.artifact import Artifact, Source
+from tasks.data.format.config import FormatConfig
 from tasks.errors import BlobLost
-from tasks.format_prompts import FormatConfig, format_prompts
+from tasks.format_prompts import format_prompts
 from tasks.promotion.freeze_rows import SPLIT
 from tasks.promotion.number_labels import NumberLabelsConfig, number_labels
 from tasks.promotion.score_rows import ScoreConfig, score_rows

@@ -23,9 +23,9 @@ from flows.recipes.files import read_recipe
 from flows.recipes.validation_errors import Recipes, refused
 from tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig
 from tasks.consolidate import ConsolidateConfig
+from tasks.data.format.config import FormatConfig
 from tasks.evaluate_model import EvaluateConfig
 from tasks.export.config import ExportConfig
-from tasks.format_prompts import FormatConfig
 from tasks.launch import GRACE_SECONDS
 from tasks.launch.launcher import Launcher
 from tasks.load_data import DataConfig

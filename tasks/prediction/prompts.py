@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.artifact import Meta
-from tasks.data.format.chat import ROLES, Columns, conversation_of, prompted, sections, special_pattern
+from tasks.data.format.chat import prompted, sections
+from tasks.data.format.config import FormatConfig, is_framed
+from tasks.data.format.conversation import ROLES, Columns, conversation_of
 from tasks.data.format.row_format import RowFormat
+from tasks.data.format.row_makers import ARGUMENTS, chat_document, chat_templates_of, instruction_prompt, row_template
+from tasks.data.format.spelled_tokens import special_pattern
 from tasks.data.format.templates import no_limit
 from tasks.errors import ConfigError, DataError
-from tasks.format_prompts import (
-    ARGUMENTS,
-    FormatConfig,
-    chat_document,
-    chat_templates_of,
-    instruction_prompt,
-    is_framed,
-    row_template,
-)
 
 Row = dict[str, Any]
 Parts = list[Meta]

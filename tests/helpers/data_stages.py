@@ -9,7 +9,8 @@ from typing import Any
 
 from tasks.artifact import Input, Meta, Source
 from tasks.config import StageConfig
-from tasks.format_prompts import FormatConfig, format_prompts
+from tasks.data.format.config import FormatConfig
+from tasks.format_prompts import format_prompts
 from tasks.launch.steps import whole
 from tasks.load_data import DataConfig, data_source, load_data
 from tasks.pack_chunks import PackConfig, pack_chunks

@@ -10,33 +10,18 @@ DataErrors that name row and message.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tasks.data.format.templates import RESERVED, ChatTemplate, rendering
+from tasks.data.format.conversation import ROLES, THINKING, Conversation, Row
+from tasks.data.format.spelled_tokens import replace_spelled, split_spelled, stand_ins_for
+from tasks.data.format.templates import ChatTemplate, rendering
 from tasks.errors import ConfigError, DataError
 
-Row = dict[str, Any]
 Example = list[Row]
 """The parts of a text: dicts with `text`, `train` (whether the part is trained on) and optionally `plain` (whether
 special tokens spelled in the part are read as ordinary text)."""
-
-PRIVATE = range(0xF0000, 0xFFFFC)
-"""Private-use characters of Unicode that stand for special tokens while a template is rendered. The next two characters
-are `sandbox.MARKS`."""
-
-ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
-SHAREGPT = {
-    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "bing": "assistant",
-    "function_call": "assistant", "function": "tool", "observation": "tool",
-}  # fmt: skip
-THINKING = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message that may hold the assistant's thinking. Most templates read the first field, gpt-oss's template
-the second."""
-
-REPAIR = "repair the row; `format.tools=null` and `format.documents=null` leave these columns alone"
 
 REWRITTEN = "rewritten"
 OUTSIDE = "outside"
@@ -44,31 +29,6 @@ UNLIKE_PROMPT = "unlike_prompt"
 """Notes about a row, in this order: the template rewrites earlier turns; the row has more assistant turns than the
 template writes `{% generation %}` blocks; the prompt at inference ends in words that the training text does not have
 before the answer."""
-
-
-class Conversation(NamedTuple):
-    """One row's input to a chat template.
-
-    Attributes:
-        messages: dicts with `role`, `content` and other fields.
-        tools, documents: lists of objects, or None where the row has none.
-        arguments: further variables for the template.
-    """
-
-    messages: list[Row]
-    tools: list[Any] | None = None
-    documents: list[Any] | None = None
-    arguments: Row = {}
-
-
-class Columns(NamedTuple):
-    """The names of the columns that hold a conversation and its tools, documents and template variables; None for a
-    column that is not used."""
-
-    messages: str
-    tools: str | None = None
-    documents: str | None = None
-    arguments: str | None = None
 
 
 class Made(NamedTuple):
@@ -94,48 +54,6 @@ class Turn(NamedTuple):
     unlike_prompt: bool
 
 
-def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
-    """Read the conversation in a row. columns: the names of its columns, whose values may be objects or JSON text; where:
-    names the row in errors.
-
-    Raises DataError for broken JSON, messages of a wrong shape, or tools, documents or arguments of a wrong type."""
-    given = {name: parsed(row, column, where) for name, column in columns._asdict().items()}
-    arguments = given["arguments"] or {}
-    for name in ("tools", "documents"):
-        items = given[name]
-        if items is not None and not (isinstance(items, list) and all(isinstance(item, dict) for item in items)):
-            raise DataError(f"{where}: the column {getattr(columns, name)} is no list of objects", REPAIR)
-    if not isinstance(arguments, dict) or {*arguments} & {*RESERVED}:
-        raise DataError(
-            f"{where}: the column {columns.arguments} must be an object without {', '.join(RESERVED)}", REPAIR
-        )
-    return Conversation(messages_of(given["messages"], where), given["tools"], given["documents"], arguments)
-
-
-def parsed(row: Row, column: str | None, where: str) -> Any:
-    """Return a column's value in a row, parsed if it is JSON text. None if `column` is None, or if the value is missing
-    or blank.
-
-    where: names the row in errors. Raises DataError for a text that is not JSON."""
-    value = row.get(column) if column else None
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value) if value.strip() else None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: the column {column} is no JSON: {error}", REPAIR) from error
-
-
-def messages_of(value: Any, where: str) -> list[Row]:
-    """Convert a conversation to a list of messages: dicts with `role`, `content` and their other fields.
-
-    value: a list in OpenAI's shape (`role`, `content`) or ShareGPT's (`from`, `value`); None gives []. where: names the
-    row in errors. Raises DataError for a value of another shape or an unknown role."""
-    if value is not None and not isinstance(value, list):
-        raise DataError(f"{where}: the messages are {str(value)[:60]!r}", "give a list of messages")
-    return [_message(item, f"{where}: message {number}") for number, item in enumerate(value or [], 1)]
-
-
 def templated(
     given: Conversation, template: ChatTemplate, where: str, *, last: bool, special: re.Pattern[str] | None = None
 ) -> Made:
@@ -155,11 +73,11 @@ def templated(
         return Made([])
     fix = "repair the row, or set format.chat_template to a template that takes it (`sections` takes any)"
     with rendering(where, "the chat template refuses the messages", fix):
-        spelled = _stand_ins(given, special)
-        writing = _Writing(_replaced(given, spelled), template, where)
+        spelled = stand_ins_for(given, special)
+        writing = _Writing(replace_spelled(given, spelled), template, where)
         made = writing.by_blocks(last) if template.generation else writing.by_turns(last)
     names = {letter: name for name, letter in spelled.items()}
-    return made._replace(examples=[list(_plain_apart(example, names)) for example in made.examples])
+    return made._replace(examples=[list(split_spelled(example, names)) for example in made.examples])
 
 
 def sections(messages: list[Row], where: str, *, last: bool) -> Example:
@@ -188,19 +106,11 @@ def prompted(
 
     Raises DataError for a conversation that the template refuses."""
     with rendering(where, "the chat template refuses the messages", "repair the row"):
-        spelled = _stand_ins(given, special)
-        writing = _Writing(_replaced(given, spelled), template, where)
+        spelled = stand_ins_for(given, special)
+        writing = _Writing(replace_spelled(given, spelled), template, where)
         text = writing._text(add_generation_prompt=True)
     names = {letter: name for name, letter in spelled.items()}
-    return list(_plain_apart([{"text": text, "train": False}], names))
-
-
-def special_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Compile a pattern that finds special tokens in messages, preferring the longest. names: the texts of the
-    tokenizer's special tokens; the pattern also finds the internal characters `sandbox.MARKS`."""
-    from tasks.data.format.sandbox import MARKS
-
-    return re.compile("|".join(re.escape(name) for name in sorted((*names, *MARKS), key=len, reverse=True)))
+    return list(split_spelled([{"text": text, "train": False}], names))
 
 
 class _Writing(NamedTuple):
@@ -305,20 +215,6 @@ class _Marked(NamedTuple):
         return cls("".join(pieces), spans)
 
 
-def _message(item: Any, where: str) -> Row:
-    if not isinstance(item, dict):
-        raise DataError(f"{where} is {str(item)[:60]!r}", "give role and content")
-    given = {name: value for name, value in item.items() if value is not None}  # as transformers does
-    ours = {theirs: name for theirs, name in (("from", "role"), ("value", "content")) if name not in given}
-    given = {ours.get(name, name): value for name, value in given.items()}
-    role = SHAREGPT.get(str(given.get("role")), given.get("role"))
-    if role not in ROLES:
-        raise DataError(f"{where} has the role {role!r}", f"give role (one of {', '.join(ROLES)}) and content")
-    thinking = next((given[name] for name in THINKING if name in given), None)
-    aliases = {} if thinking is None else {"thinking": thinking, **given, "reasoning_content": thinking}
-    return {**(aliases or given), "role": role}
-
-
 def _trained(messages: list[Row], last: bool) -> list[int]:
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     return turns[-1:] if last else turns
@@ -362,53 +258,3 @@ def _cut(whole: str, spans: list[tuple[int, int]]) -> Iterator[Row]:
         at = end
     if at < len(whole):
         yield {"text": whole[at:], "train": False}
-
-
-def _stand_ins(given: Conversation, special: re.Pattern[str] | None) -> dict[str, str]:
-    """Return {special token that occurs in the conversation: a private character that does not occur in it}."""
-    texts: list[str] = []
-    _add_strings(given, texts)
-    written = "\0".join(texts)
-    spelled = sorted({*special.findall(written)}) if special else []
-    if not spelled:
-        return {}
-    used = set(written)
-    return dict(zip(spelled, (chr(code) for code in PRIVATE if chr(code) not in used), strict=False))
-
-
-def _add_strings(value: Any, to: list[str]) -> None:
-    """Append all strings in a JSON value, keys included, to the list `to`."""
-    if isinstance(value, str):
-        to.append(value)
-    elif isinstance(value, dict):
-        to.extend(value)
-        _add_strings([*value.values()], to)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _add_strings(item, to)
-
-
-def _replaced(given: Conversation, stand_ins: dict[str, str]) -> Conversation:
-    """Return the conversation with each special token replaced by its private character. Roles are not changed."""
-    if not stand_ins:
-        return given
-    found = re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, str):
-            return found.sub(lambda match: stand_ins[match[0]], value)
-        if isinstance(value, dict):
-            return {replaced(name): replaced(item) for name, item in value.items()}
-        return [replaced(item) for item in value] if isinstance(value, list | tuple) else value
-
-    messages = [{**replaced(message), "role": message["role"]} for message in given.messages]
-    return Conversation(messages, *map(replaced, given[1:]))
-
-
-def _plain_apart(parts: Example, names: dict[str, str]) -> Iterator[Row]:
-    """Replace the private characters by the special tokens they stand for, each in a part of its own with `plain` set.
-    names: {character: token}."""
-    for part in parts:
-        texts = re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]]
-        for text in filter(None, texts):
-            yield {**part, "text": names.get(text, text), "plain": text in names}

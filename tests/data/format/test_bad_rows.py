@@ -11,8 +11,8 @@ import pytest
 
 import tasks.data.format.chat
 from tasks.artifact import Input
+from tasks.data.format.config import FormatConfig
 from tasks.errors import CodeError, ConfigError, DataError
-from tasks.format_prompts import FormatConfig
 from tasks.keys.file_audit import Permit, watch_process
 from tests.helpers.chats import rows_of
 from tests.helpers.command_line import Shell

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tasks.artifact import Artifact
-from tasks.data.format.chat import Conversation, messages_of, templated
+from tasks.data.format.chat import templated
+from tasks.data.format.config import FormatConfig
+from tasks.data.format.conversation import Conversation, messages_of
 from tasks.data.format.templates import ChatTemplate
 from tasks.errors import ConfigError, DataError
-from tasks.format_prompts import FormatConfig, format_prompts
+from tasks.format_prompts import format_prompts
 from tasks.stage import of
 from tests.helpers.chats import rows_of, tokenizer_in
 from tests.helpers.data_stages import Bench, new_bench, table

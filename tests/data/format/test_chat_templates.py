@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from tasks.artifact import Input
-from tasks.data.format.chat import Conversation, special_pattern, templated
+from tasks.data.format.chat import templated
+from tasks.data.format.config import FormatConfig
+from tasks.data.format.conversation import Conversation
+from tasks.data.format.spelled_tokens import special_pattern
 from tasks.data.format.templates import ChatTemplate
 from tasks.errors import ConfigError, DataError
-from tasks.format_prompts import FormatConfig
 from tests.data.format.test_chat import FORGETFUL, TALK
 from tests.helpers.chats import chat_model, chat_template, openai, rows_of, token_rows, transformers_row
 from tests.helpers.data_stages import Bench, new_bench, table

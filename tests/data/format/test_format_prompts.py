@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks.artifact import Input
+from tasks.data.format.config import FormatConfig
+from tasks.data.format.row_makers import MAKERS
 from tasks.errors import ConfigError, DataError
-from tasks.format_prompts import MAKERS, FormatConfig
 from tests.helpers.data_stages import Bench, files, new_bench, table
 
 

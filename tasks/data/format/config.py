@@ -1,0 +1,88 @@
+"""The config class of the stage format_prompts."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any, Literal
+
+from pydantic import field_validator, model_validator
+
+from tasks.config import StageConfig
+from tasks.data.format.templates import RESERVED
+
+
+class FormatConfig(StageConfig):
+    """Settings of `format_prompts`: what text the model reads for each row, and which part of it is trained on."""
+
+    task: Literal["classification", "instruction", "chat", "text"] = "classification"
+    """What a row becomes: `classification` (text and label), `instruction` (a question and its answer; only the answer
+    is trained on), `chat` (a conversation; the assistant's turns are trained on) or `text` (all of it is trained
+    on)."""
+    separator: str = "\n"
+    """The text between two columns, where classification joins several columns of `data.text`."""
+    instruction: str = "instruction"
+    """The column of an instruction."""
+    context: str | None = "context"
+    """The column of an instruction's context. Rows may lack it; null ignores it."""
+    response: str = "response"
+    """The column of the answer to an instruction."""
+    messages: str = "messages"
+    """The column of a conversation: a list of objects with `role` and `content`, or ShareGPT's `from` and `value`."""
+    text: str = "text"
+    """The column that task `text` trains on."""
+    style: Literal["dolly", "alpaca"] = "dolly"
+    """The headings around an instruction, its context and its answer: as in the Dolly or in the Alpaca data set."""
+    prompt_template: str | None = None
+    """A Jinja template of the prompt over the row's columns, instead of `style` or the joined text."""
+    response_template: str | None = None
+    """A Jinja template of the answer over the row's columns, instead of the column `response`."""
+    chat_template: str = "tokenizer"
+    """The template of conversations: `tokenizer` (the tokenizer's own), `sections` (plain headings), or Jinja as
+    tokenizers carry it."""
+    tools: str | None = "tools"
+    """The column of the tools that a chat template receives: a list of objects, or JSON text. Rows may lack it."""
+    documents: str | None = "documents"
+    """The column of the documents that a chat template receives: a list of objects, or JSON text. Rows may lack it."""
+    template_arguments: dict[str, Any] = {}
+    """Further variables of the chat template, such as `{enable_thinking: false}`. Values in a row's column
+    `chat_template_kwargs` replace them."""
+    date: str = "2024-07-26"
+    """The date that a chat template receives as today's, as YYYY-MM-DD. It is fixed so that prompts do not depend on
+    the day of the run."""
+    turns: Literal["all", "last"] = "all"
+    """Which of the assistant's turns are trained on. Where the chat template rewrites earlier turns, `all` makes one
+    example of each turn."""
+    bad_rows: Literal["error", "drop"] = "error"
+    """What happens to rows that can't be rendered: `error` stops and names the first, `drop` drops and counts them."""
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _is_a_day(cls, value: object) -> str:
+        """Accept a date as well as text, because YAML reads 2024-07-26 as a date."""
+        return datetime.date.fromisoformat(str(value)).isoformat()
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _are_its_own(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted({*value} & {*RESERVED}):
+            raise ValueError(f"{', '.join(taken)} can't be set here: the rows give them")
+        try:
+            return dict(json.loads(json.dumps(value)))
+        except TypeError as error:
+            raise ValueError(f"{error}: write it as text, in quotes") from error
+
+    @model_validator(mode="after")
+    def _templates_have_a_task(self) -> FormatConfig:
+        if self.prompt_template and self.task not in ("classification", "instruction"):
+            raise ValueError(f"`prompt_template` is for classification and instruction, not {self.task}")
+        if self.response_template and self.task != "instruction":
+            raise ValueError(f"`response_template` is for instruction, not {self.task}")
+        if self.template_arguments and not is_framed(self):
+            raise ValueError("`template_arguments` are for chat through a chat template")
+        return self
+
+
+def is_framed(config: FormatConfig) -> bool:
+    """Whether a chat template writes the special tokens, bos and eos included."""
+    return config.task == "chat" and config.chat_template != "sections"

@@ -1,0 +1,103 @@
+"""Read a conversation from a row: messages in OpenAI's or ShareGPT's shape, tools, documents, template variables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from tasks.data.format.templates import RESERVED
+from tasks.errors import DataError
+
+Row = dict[str, Any]
+
+ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
+SHAREGPT = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "bing": "assistant",
+    "function_call": "assistant", "function": "tool", "observation": "tool",
+}  # fmt: skip
+THINKING = ("reasoning_content", "thinking", "reasoning")
+"""Fields of a message that may hold the assistant's thinking. Most templates read the first field, gpt-oss's template
+the second."""
+
+REPAIR = "repair the row; `format.tools=null` and `format.documents=null` leave these columns alone"
+
+
+class Conversation(NamedTuple):
+    """One row's input to a chat template.
+
+    Attributes:
+        messages: dicts with `role`, `content` and other fields.
+        tools, documents: lists of objects, or None where the row has none.
+        arguments: further variables for the template.
+    """
+
+    messages: list[Row]
+    tools: list[Any] | None = None
+    documents: list[Any] | None = None
+    arguments: Row = {}
+
+
+class Columns(NamedTuple):
+    """The names of the columns that hold a conversation and its tools, documents and template variables; None for a
+    column that is not used."""
+
+    messages: str
+    tools: str | None = None
+    documents: str | None = None
+    arguments: str | None = None
+
+
+def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
+    """Read the conversation in a row. columns: the names of its columns, whose values may be objects or JSON text; where:
+    names the row in errors.
+
+    Raises DataError for broken JSON, messages of a wrong shape, or tools, documents or arguments of a wrong type."""
+    given = {name: parsed(row, column, where) for name, column in columns._asdict().items()}
+    arguments = given["arguments"] or {}
+    for name in ("tools", "documents"):
+        items = given[name]
+        if items is not None and not (isinstance(items, list) and all(isinstance(item, dict) for item in items)):
+            raise DataError(f"{where}: the column {getattr(columns, name)} is no list of objects", REPAIR)
+    if not isinstance(arguments, dict) or {*arguments} & {*RESERVED}:
+        raise DataError(
+            f"{where}: the column {columns.arguments} must be an object without {', '.join(RESERVED)}", REPAIR
+        )
+    return Conversation(messages_of(given["messages"], where), given["tools"], given["documents"], arguments)
+
+
+def parsed(row: Row, column: str | None, where: str) -> Any:
+    """Return a column's value in a row, parsed if it is JSON text. None if `column` is None, or if the value is missing
+    or blank.
+
+    where: names the row in errors. Raises DataError for a text that is not JSON."""
+    value = row.get(column) if column else None
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: the column {column} is no JSON: {error}", REPAIR) from error
+
+
+def messages_of(value: Any, where: str) -> list[Row]:
+    """Convert a conversation to a list of messages: dicts with `role`, `content` and their other fields.
+
+    value: a list in OpenAI's shape (`role`, `content`) or ShareGPT's (`from`, `value`); None gives []. where: names the
+    row in errors. Raises DataError for a value of another shape or an unknown role."""
+    if value is not None and not isinstance(value, list):
+        raise DataError(f"{where}: the messages are {str(value)[:60]!r}", "give a list of messages")
+    return [_message(item, f"{where}: message {number}") for number, item in enumerate(value or [], 1)]
+
+
+def _message(item: Any, where: str) -> Row:
+    if not isinstance(item, dict):
+        raise DataError(f"{where} is {str(item)[:60]!r}", "give role and content")
+    given = {name: value for name, value in item.items() if value is not None}  # as transformers does
+    ours = {theirs: name for theirs, name in (("from", "role"), ("value", "content")) if name not in given}
+    given = {ours.get(name, name): value for name, value in given.items()}
+    role = SHAREGPT.get(str(given.get("role")), given.get("role"))
+    if role not in ROLES:
+        raise DataError(f"{where} has the role {role!r}", f"give role (one of {', '.join(ROLES)}) and content")
+    thinking = next((given[name] for name in THINKING if name in given), None)
+    aliases = {} if thinking is None else {"thinking": thinking, **given, "reasoning_content": thinking}
+    return {**(aliases or given), "role": role}

@@ -1,0 +1,73 @@
+"""Keep special tokens apart that a user or an assistant spells in a message, so that the tokenizer reads them as text.
+
+While a template is rendered, private characters stand for them; afterwards each becomes a part of its own, marked `plain`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tasks.data.format.conversation import Conversation, Row
+
+PRIVATE = range(0xF0000, 0xFFFFC)
+"""Private-use characters of Unicode that stand for special tokens while a template is rendered. The next two characters
+are `sandbox.MARKS`."""
+
+
+def special_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Compile a pattern that finds special tokens in messages, preferring the longest. names: the texts of the
+    tokenizer's special tokens; the pattern also finds the internal characters `sandbox.MARKS`."""
+    from tasks.data.format.sandbox import MARKS
+
+    return re.compile("|".join(re.escape(name) for name in sorted((*names, *MARKS), key=len, reverse=True)))
+
+
+def stand_ins_for(given: Conversation, special: re.Pattern[str] | None) -> dict[str, str]:
+    """Return {special token that occurs in the conversation: a private character that does not occur in it}."""
+    texts: list[str] = []
+    _add_strings(given, texts)
+    written = "\0".join(texts)
+    spelled = sorted({*special.findall(written)}) if special else []
+    if not spelled:
+        return {}
+    used = set(written)
+    return dict(zip(spelled, (chr(code) for code in PRIVATE if chr(code) not in used), strict=False))
+
+
+def _add_strings(value: Any, to: list[str]) -> None:
+    """Append all strings in a JSON value, keys included, to the list `to`."""
+    if isinstance(value, str):
+        to.append(value)
+    elif isinstance(value, dict):
+        to.extend(value)
+        _add_strings([*value.values()], to)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _add_strings(item, to)
+
+
+def replace_spelled(given: Conversation, stand_ins: dict[str, str]) -> Conversation:
+    """Return the conversation with each special token replaced by its private character. Roles are not changed."""
+    if not stand_ins:
+        return given
+    found = re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, str):
+            return found.sub(lambda match: stand_ins[match[0]], value)
+        if isinstance(value, dict):
+            return {replaced(name): replaced(item) for name, item in value.items()}
+        return [replaced(item) for item in value] if isinstance(value, list | tuple) else value
+
+    messages = [{**replaced(message), "role": message["role"]} for message in given.messages]
+    return Conversation(messages, *map(replaced, given[1:]))
+
+
+def split_spelled(parts: list[Row], names: dict[str, str]) -> Iterator[Row]:
+    """Replace the private characters by the special tokens they stand for, each in a part of its own with `plain` set.
+    names: {character: token}."""
+    for part in parts:
+        texts = re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]]
+        for text in filter(None, texts):
+            yield {**part, "text": names.get(text, text), "plain": text in names}
