@@ -7,23 +7,18 @@ come from the environment (AWS_ACCESS_KEY_ID ...).
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from flows.champions.destinations import Report, to_folder, to_object_store
 from flows.champions.model_card import with_results
 from flows.runner.work_folders import workplace
 from tasks.artifact import Artifact, File, Meta
-from tasks.errors import BlobLost, ConfigError, StoreError
-from tasks.keys.hash_cache import sha256_file
+from tasks.errors import BlobLost, ConfigError
 from tasks.sources.paths import local_path
 from tasks.store import Store
-from tasks.store.backend import Backend
-from tasks.store.location import open_backend
-
-Report = Callable[[str], None]
 
 ADAPTER = "adapter/"
 CARD = "README.md"
@@ -83,10 +78,10 @@ def publish(store: Store, artifact: Artifact, what: str, to: str, evaluation: Me
         _write_card(folder, to, evaluation)
         names = _ordered([path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()], what)
         size = sum((folder / name).stat().st_size for name in names)
-        if local_path(to) is None:
-            copied = _to_object_store(folder, names, to, what, report)
+        if (path := local_path(to)) is None:
+            copied = to_object_store(folder, names, to, report)
         else:
-            copied = _to_folder(folder, names, Path(str(local_path(to))).expanduser(), report)
+            copied = to_folder(folder, names, path, report)
     return Published(to, what, artifact.digest, len(names), size, copied)
 
 
@@ -121,7 +116,9 @@ def _write_card(folder: Path, to: str, evaluation: Meta | None) -> None:
     card = folder / CARD
     if evaluation is None or not card.exists():
         return
-    text = with_results(card.read_text(encoding="utf-8"), to.rstrip("/").rsplit("/", 1)[-1], evaluation)
+    path = local_path(to)
+    name = os.path.basename((to if path is None else os.path.abspath(os.path.expanduser(path))).rstrip("/"))
+    text = with_results(card.read_text(encoding="utf-8"), name, evaluation)
     card.unlink()  # a link into the store
     card.write_text(text, encoding="utf-8")
 
@@ -129,72 +126,6 @@ def _write_card(folder: Path, to: str, evaluation: Meta | None) -> None:
 def _ordered(names: list[str], what: str) -> list[str]:
     """By name, and the file that makes the folder loadable last."""
     return sorted(names, key=lambda name: (name == KINDS[what].loadable, name))
-
-
-def _to_folder(folder: Path, names: list[str], to: Path, report: Report) -> int:
-    """Copy aside, then rename: the folder appears when it is complete."""
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        if to.is_dir() and _is_same(folder, names, to):
-            return 0
-        raise ConfigError(f"{to} exists and is not an empty folder", "name a new folder")
-    aside, copied = to.with_name(f".{to.name}.partial"), 0
-    for name in names:
-        source, target = folder / name, aside / name
-        if target.exists() and sha256_file(str(target)) == sha256_file(str(source)):
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        report(f"copying {name}")
-        shutil.copyfile(source, target)
-        copied += 1
-    for left in [
-        path for path in aside.rglob("*") if path.is_file() and path.relative_to(aside).as_posix() not in names
-    ]:
-        left.unlink()  # of another model, whose copy was interrupted
-    if to.exists():
-        to.rmdir()
-    aside.rename(to)
-    return copied
-
-
-def _is_same(folder: Path, names: list[str], to: Path) -> bool:
-    there = sorted(path.relative_to(to).as_posix() for path in to.rglob("*") if path.is_file())
-    return there == sorted(names) and all(
-        sha256_file(str(folder / name)) == sha256_file(str(to / name)) for name in names
-    )
-
-
-def _to_object_store(folder: Path, names: list[str], to: str, what: str, report: Report) -> int:
-    """Copy the files that are not there yet. A prefix that holds another model is refused: it can't be replaced at once."""
-    place, loadable = open_backend(to), KINDS[what].loadable
-    is_there = place.size(loadable) is not None
-    other = next((name for name in names if is_there and not _has(place, name, folder / name)), None)
-    if other is not None:
-        raise ConfigError(
-            f"{to} holds another model: its {other} differs", "name a new prefix: objects can't be replaced all at once"
-        )
-    copied = 0
-    for name in names:
-        if _has(place, name, folder / name):
-            continue
-        report(f"copying {name}")
-        try:
-            place.move_in(name, (folder / name).resolve())
-        except FileNotFoundError as error:
-            raise StoreError(f"there is no bucket for {to}: {error}", "make it, or name another") from error
-        copied += 1
-    return copied
-
-
-def _has(place: Backend, name: str, file: Path) -> bool:
-    """Whether the object has the file's bytes; they are read when the sizes agree."""
-    if place.size(name) != file.stat().st_size:
-        return False
-    copy = file.with_name(f".{file.name}.there")
-    try:
-        place.fetch(name, copy)
-        return sha256_file(str(copy)) == sha256_file(str(file))
-    finally:
-        copy.unlink(missing_ok=True)
 
 
 def evaluation_of(store: Store, digest: str) -> Meta | None:

@@ -140,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
     history_commands.add_commands(sub, store)
     store_commands.add_commands(sub, store)
     champion_commands.add_commands(sub, recipe, store)
-    publish_commands.add_commands(sub, recipe)
+    publish_commands.add_commands(sub, store)
     recipe_commands.add_commands(sub, common, recipe)
     service_commands.add_commands(sub, common)
     completion.add_commands(sub, common)

@@ -14,6 +14,7 @@ from tasks.artifact import Artifact
 from tasks.errors import ConfigError, StoreError
 from tasks.store import Store
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.helpers.small_disk import fill, small_disk
 from tests.helpers.small_models import bert
 
 EVALUATION = {
@@ -101,6 +102,79 @@ def test_another_model_in_the_way_is_left_untouched(store: Store, tmp_path: Path
     assert (tmp_path / "out/model.safetensors").read_bytes() == before
     with pytest.raises(ConfigError, match=r"--what export needs exported"):
         sent(store, first, str(tmp_path / "x"), "export")
+
+
+def test_an_existing_empty_folder_is_filled_with_the_config_last(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import ModelCard
+
+    artifact, to = model(store, tmp_path / "made"), tmp_path / "here"
+    to.mkdir()
+    monkeypatch.chdir(to)
+
+    def interrupt(text: str) -> None:
+        if text == "copying tokenizer.json":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        publish(store, artifact, "model", ".", EVALUATION, interrupt)
+    assert {path.name for path in to.iterdir()} == {"README.md", "model.safetensors"}
+    done, said = sent(store, artifact, ".")
+    assert done.copied == 2 and said == ["copying tokenizer.json", "copying config.json"]
+    card: Any = ModelCard.load(to / "README.md").data
+    assert card.model_name == "here"
+    (to / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"here exists and is not an empty folder: it holds notes.txt"):
+        sent(store, artifact, ".")
+    with pytest.raises(ConfigError, match="notes.txt is a file"):
+        sent(store, artifact, "notes.txt")
+
+
+def test_a_full_destination_is_named_and_the_copy_goes_on(store: Store, tmp_path: Path) -> None:
+    artifact = model(store, tmp_path / "made")
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        ballast = fill(disk, leave=20_000)
+        with pytest.raises(StoreError) as refused:
+            sent(store, artifact, str(disk / "out"))
+        assert f"there is no room for {disk / 'out'}: No space left" in refused.value.message
+        assert (
+            refused.value.fix
+            == "free some space there, or name another disk; the same command goes on with what is copied"
+        )
+        assert {path.name for path in disk.iterdir()} == {"ballast", ".out.partial"}
+        assert {path.name for path in (disk / ".out.partial").iterdir()} == {"README.md"}
+        ballast.unlink()
+        assert sent(store, artifact, str(disk / "out"))[1][0] == "copying model.safetensors"
+        assert (disk / "out/config.json").exists()
+
+
+def test_a_prefix_never_holds_the_files_of_two_models(store: Store, tmp_path: Path, s3_root: str) -> None:  # noqa: F811
+    import os
+
+    import boto3
+
+    first, to = model(store, tmp_path / "a"), s3_root.replace("/store", "/mixed")
+    (tmp_path / "b").mkdir()
+    for name in ("config.json", "model-00001-of-00002.safetensors"):
+        (tmp_path / "b" / name).write_text("{}")
+    second = store.ingest(tmp_path / "b", "model", {})
+
+    def interrupt(text: str) -> None:
+        if text == "copying config.json":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        publish(store, second, "model", to, None, interrupt)
+    with pytest.raises(ConfigError, match="holds model-00001-of-00002.safetensors, which is not of this model"):
+        sent(store, first, to)
+    client, bucket = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]), to.split("/")[2]
+    listed = client.list_objects_v2(Bucket=bucket, Prefix="mixed/")["Contents"]
+    assert [one["Key"] for one in listed] == ["mixed/model-00001-of-00002.safetensors"]
+    client.delete_object(Bucket=bucket, Key="mixed/model-00001-of-00002.safetensors")
+    assert sent(store, first, to)[0].copied == 4
+    with pytest.raises(ConfigError, match=r"^nosuch://x is no folder and no known kind of URL\. Fix: "):
+        sent(store, first, "nosuch://x")
 
 
 def test_an_object_store_gets_the_config_last_and_is_resumed(store: Store, tmp_path: Path, s3_root: str) -> None:  # noqa: F811

@@ -121,3 +121,18 @@ def test_an_artifact_of_another_kind_and_a_run_without_a_model(project: tuple[Sh
     only = shell.json("run", "mine.yaml", "--until", "load_data", "--direct", "data.limit=20", *SMALL)["run"]
     assert f"the run {only} has no artifact of consolidate" in shell.error("predict", only, "text", code=2)
     (shell.folder / f".trnflow/store/runs/{only}.json").unlink()
+
+
+def test_publish_finds_runs_and_digests_in_the_named_store(project: tuple[Shell, str], tmp_path: Path) -> None:
+    shell, run = project
+    elsewhere, store = InProcessShell(tmp_path), str(shell.folder / ".trnflow/store")
+    made = artifacts(shell, run)
+    for name in (run, "last", made["consolidate"][7:19]):
+        done = elsewhere.json("publish", name, f"out-{name}", "--store", store)
+        assert done["artifact"] == made["consolidate"] and (tmp_path / f"out-{name}" / "config.json").exists()
+    done = elsewhere.json("publish", run, "exported", "--what", "export", "--store", store)
+    assert done["artifact"] == made["export_neuron"] and (tmp_path / "exported/export.json").exists()
+    assert "no store" in elsewhere.error("publish", run, "none", "--store", str(tmp_path / "nowhere"), code=2)
+    assert "of the kind exported, not model" in elsewhere.error(
+        "publish", made["export_neuron"], "none", "--store", store, code=2
+    )

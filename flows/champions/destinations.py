@@ -1,0 +1,183 @@
+"""Copy the files of a published artifact to a folder or to an object store.
+
+Both are resumable: files that are there with the same bytes are not copied again. A destination never holds files of two
+models: one that has other files is refused, and nothing in it is changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.errors import ConfigError, StoreError
+from tasks.keys.hash_cache import sha256_file
+from tasks.sources.remote_errors import credentials_fix
+from tasks.store.backend import Backend
+from tasks.store.location import open_backend
+
+Report = Callable[[str], None]
+
+UNFINISHED = ".trnflow-unfinished"
+"""The name under which a file is copied into a folder before it gets its own."""
+
+
+def to_folder(folder: Path, names: list[str], to: str, report: Report) -> int:
+    """Copy files to a folder and return how many were copied.
+
+    A new folder is made beside its place and renamed, so it appears when it is complete. A folder that exists gets the
+    files one by one, in the order of `names`.
+
+    Args:
+        folder: Where the files are.
+        names: Their paths below `folder`; the file that makes the folder loadable is the last.
+        to: The destination: a new or empty folder, or one that a publication of the same files left unfinished.
+        report: Called with a sentence for each file that is copied.
+
+    Raises:
+        ConfigError: `to` is a file, or a folder that holds other files.
+        StoreError: The destination can't be written. What was copied stays for the next try.
+    """
+    place = Path(os.path.abspath(Path(to).expanduser()))
+    with _destination_errors(str(place)):
+        if place.exists():
+            _check_folder(folder, names, place)
+            return _copy(folder, names, place, report)
+        aside = place.with_name(f".{place.name}.partial")
+        copied = _copy(folder, names, aside, report)
+        for left in set(_files_in(aside)) - set(names):
+            (aside / left).unlink()  # of another model, whose copy was interrupted
+        aside.rename(place)
+        return copied
+
+
+def _check_folder(folder: Path, names: list[str], place: Path) -> None:
+    if not place.is_dir():
+        raise ConfigError(f"{place} is a file", "name a new folder")
+    other = next(
+        (name for name in _files_in(place) if name not in names or not _same(folder / name, place / name)), None
+    )
+    if other is not None:
+        raise ConfigError(
+            f"{place} exists and is not an empty folder: it holds {other}, which is not of this model",
+            "name a new folder",
+        )
+
+
+def _copy(folder: Path, names: list[str], place: Path, report: Report) -> int:
+    """Copy what `place` has not yet. A file gets its name when it is complete."""
+    unfinished, copied = place / UNFINISHED, 0
+    for name in names:
+        source, target = folder / name, place / name
+        if target.exists() and _same(source, target):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        report(f"copying {name}")
+        try:
+            shutil.copyfile(source, unfinished)
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        copied += 1
+    return copied
+
+
+def _files_in(place: Path) -> list[str]:
+    return sorted(
+        path.relative_to(place).as_posix()
+        for path in place.rglob("*")
+        if (path.is_symlink() or not path.is_dir()) and path.name != UNFINISHED
+    )
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.stat().st_size == other.stat().st_size and sha256_file(one) == sha256_file(other)
+
+
+@contextmanager
+def _destination_errors(to: str) -> Iterator[None]:
+    """Context that turns errors of a folder's file system into errors that name the destination."""
+    again = "the same command goes on with what is copied"
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message, fix = f"there is no room for {to}: {error.strerror}", "free some space there, or name another disk"
+        else:
+            message, fix = f"publishing to {to} failed: {error}", "check the folder and its permissions"
+        raise StoreError(message, f"{fix}; {again}") from error
+
+
+def to_object_store(folder: Path, names: list[str], to: str, report: Report) -> int:
+    """Copy files to a prefix of an object store and return how many were copied.
+
+    folder, names, report: as of `to_folder`; to: the URL of an empty prefix, or of one that a publication of the same model
+    left unfinished. Objects can't be replaced all at once, so a prefix that holds another model is refused.
+
+    Raises ConfigError when the prefix holds other files, and StoreError when the object store refuses or fails.
+    """
+    with _remote_errors(to):
+        place = _opened(to)
+        there = set(place.names(""))
+        same = {name for name in names if name in there and _has(place, name, folder / name)}
+        _check_prefix(to, there, same, names)
+        for name in names:
+            if name not in same:
+                report(f"copying {name}")
+                place.move_in(name, (folder / name).resolve())
+    return len(names) - len(same)
+
+
+def _opened(to: str) -> Backend:
+    try:
+        return open_backend(to)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{to} is no folder and no known kind of URL", "name a folder, s3://BUCKET/PREFIX or hf://USER/NAME"
+        ) from error
+
+
+def _check_prefix(to: str, there: set[str], same: set[str], names: list[str]) -> None:
+    """Refuse a prefix with files that are not of this model. While it does not load, a file of the same name may be
+    replaced."""
+    if names[-1] in there and not (there & set(names)) <= same:
+        other = min((there & set(names)) - same)
+        raise ConfigError(
+            f"{to} holds another model: its {other} differs", "name a new prefix: objects can't be replaced all at once"
+        )
+    foreign = min(there - set(names), default=None)
+    if foreign is not None:
+        raise ConfigError(
+            f"{to} holds {foreign}, which is not of this model",
+            "name an empty prefix, or remove what an interrupted publication left there",
+        )
+
+
+@contextmanager
+def _remote_errors(to: str) -> Iterator[None]:
+    """Context that turns errors of an object store into errors that name the destination."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StoreError(f"there is no bucket for {to}: {error}", "make it, or name another") from error
+    except StoreError as error:
+        cause = error.__cause__ or error
+        fix = credentials_fix(cause, to) or "check the endpoint and what the credentials may write"
+        raise StoreError(
+            f"publishing to {to} failed: {cause}", f"{fix}; the same command goes on with what is copied"
+        ) from error
+
+
+def _has(place: Backend, name: str, file: Path) -> bool:
+    """Whether the object has the file's bytes; they are read when the sizes agree."""
+    if place.size(name) != file.stat().st_size:
+        return False
+    copy = file.with_name(f".{file.name}.there")
+    try:
+        place.fetch(name, copy)
+        return sha256_file(copy) == sha256_file(file)
+    finally:
+        copy.unlink(missing_ok=True)
