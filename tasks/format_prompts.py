@@ -21,6 +21,7 @@ from tasks.data.format.config import FormatConfig, is_framed
 from tasks.data.format.conversation import Row
 from tasks.data.format.row_counts import BAD, Tally, report
 from tasks.data.format.row_makers import Maker, chat_document, chat_templates_of, maker_of
+from tasks.data.format.source_rows import write_source_rows
 from tasks.data.format.templates import Limit, no_limit
 from tasks.data.format.time_limit import call_limited
 from tasks.data.tables import read_rows, write_rows
@@ -31,9 +32,14 @@ from tasks.stage import Keyed, Part, Parts, Workdir, stage
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tasks.data.format.source_rows import Ints
+
 BATCH = 4096
 PART = 8 * BATCH
 """Rows in one part of the work."""
+
+SOURCE_ROW = "source_row"
+"""The column of a part's examples that numbers the row of the split from which each was made."""
 
 
 def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
@@ -66,7 +72,8 @@ def _part(config: FormatConfig, chat: Meta | None, rows: Input, split: str, firs
 def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> Meta:
     """Format `count` rows of a split from row `first` on: a part of the stage's work.
 
-    part: split, first, count, and chat (from `chat_document`, or null). Writes `texts.arrow`; returns a Tally as JSON."""
+    part: split, first, count, and chat (from `chat_document`, or null). Writes `texts.arrow`, in which `source_row` is the
+    number of each example's row in the split; returns a Tally as JSON."""
     arguments = {
         "config": config.model_dump(mode="json"),
         "file": str(rows.path / f"{part['split']}.parquet"),
@@ -82,7 +89,8 @@ def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> 
 @stage(kind="texts", inputs=_inputs, split=split_rows, part=format_rows)
 def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
     """Write `<split>.parquet` with the columns `text: string, label: int64` (classification) or `parts:
-    list<struct<text, train>>` (other tasks).
+    list<struct<text, train>>` (other tasks). Where the examples of a split are not its rows one for one, also
+    `<split>.source_row.npy` int32 [examples], the row of each example, counted from 0.
 
     Returns metadata: task (`classification` or `causal_lm`), labels, splits {name: examples}, dropped {reason: rows},
     framed (whether a chat template wrote the special tokens, bos and eos included), templates (the recipe's; special tokens
@@ -109,8 +117,10 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
 def _gathered(split: str, count: int, config: FormatConfig, parts: Parts, out: Workdir) -> Tally:
     """Write one split and return the counts of its rows. DataError when no row is left."""
     tally = Tally()
-    tables = _tables(split, count, parts, tally, out)
+    sources: list[Ints] = []
+    tables = _tables(split, count, parts, tally, sources, out)
     write_rows(tables, _schema(config), out.path / f"{split}.parquet", lambda done: None)
+    write_source_rows(out.path, split, sources, count)
     if tally.made == 0:
         bad = f" ({tally.rows(BAD)} can't be rendered; the first: {tally.noted[BAD][1]})" if tally.rows(BAD) else ""
         raise DataError(
@@ -129,13 +139,19 @@ def _schema(config: FormatConfig) -> pa.Schema:
     return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain])))])
 
 
-def _tables(split: str, count: int, parts: Parts, tally: Tally, out: Workdir) -> Iterator[pa.Table]:
+def _tables(
+    split: str, count: int, parts: Parts, tally: Tally, sources: list[Ints], out: Workdir
+) -> Iterator[pa.Table]:
+    """Yield the examples of a split, and append the rows that they come from to `sources`."""
+    import numpy as np
     import pyarrow as pa
 
     for part in parts.of(split=split):
         tally.add(part.meta)
         with pa.OSFile(str(part.folder / "texts.arrow")) as file:  # not memory-mapped: the folder is removed early
-            yield pa.ipc.open_file(file).read_all()
+            table = pa.ipc.open_file(file).read_all()
+        sources.append(np.array(table.column(SOURCE_ROW)))  # a copy: a view would keep the texts in memory
+        yield table.drop_columns([SOURCE_ROW])
         out.progress(part.arguments["first"] + part.arguments["count"], count, f"{split} rows")
 
 
@@ -145,15 +161,20 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
     import pyarrow as pa
 
     config, part = FormatConfig.model_validate(arguments["config"]), arguments["part"]
-    schema, make = _schema(config), maker_of(config, arguments["meta"], part["chat"], limit)
+    texts, make = _schema(config), maker_of(config, arguments["meta"], part["chat"], limit)
+    schema = texts.append(pa.field(SOURCE_ROW, pa.int32()))
     table, tally = read_rows(Path(arguments["file"]), part["first"], part["count"]), Tally()
     with pa.OSFile(arguments["to"], "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in table.to_batches(BATCH):
             made: list[Row] = []
+            numbers: list[int] = []
             for row in batch.to_pylist():
-                where = f"split {part['split']} row {part['first'] + tally.read + 1}"
-                made += _examples(config, make, row, where, tally)
-            writer.write_table(pa.Table.from_pylist(made, schema))
+                number = part["first"] + tally.read
+                examples = _examples(config, make, row, f"split {part['split']} row {number + 1}", tally)
+                made += examples
+                numbers += [number] * len(examples)
+            columns = [*pa.Table.from_pylist(made, texts).columns, pa.array(numbers, pa.int32())]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     return tally.meta()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from flows.finetune import FINETUNE
 from flows.recipes.recipe import Recipe
@@ -45,9 +46,15 @@ def of_recipe(recipe: Recipe, store: Store) -> Contender:
     return _contender(store, outcome.artifact, recipe.to_json())
 
 
-def of_run(store: Store, run: str) -> Contender:
-    """Return the model that a past run made or used. run: the full id. ConfigError when the run has no model."""
+def of_run(store: Store, run: str, name: str) -> Contender:
+    """Return the model that a past run of the recipe `name` made or used. run: the full id. ConfigError when the run is of
+    another recipe, or has no model."""
     document = store.run(run) or {}
+    if document.get("recipe") != name:
+        raise ConfigError(
+            f"the run {run} is of the recipe {document.get('recipe')}, not of {name}",
+            f"name a run of {name} (`trnflow runs`), or the digest of the model that is meant",
+        )
     digest = _model_in(document)
     if digest is None:
         raise ConfigError(
@@ -55,6 +62,21 @@ def of_run(store: Store, run: str) -> Contender:
             "name a run that completed (`trnflow runs`)",
         )
     return _contender(store, _model(store, digest), document["resolved"])
+
+
+def nth_last_run(store: Store, text: str, name: str) -> str:
+    """Return the id of the run that `last` or `last~N` means: of the runs of the recipe `name` that have a model, the last,
+    or the one N before the last. ConfigError when there is none."""
+    back = text.partition("~")[2] or "0"
+    ids = (run for run in newest_runs(store.backend.entries("runs")) if _has_model(store.run(run) or {}, name))
+    found = next(islice(ids, int(back), None), None) if back.isdecimal() else None
+    if found is None:
+        raise ConfigError(f"there is no run {text} of {name} that made a model", "`trnflow runs` lists the runs")
+    return found
+
+
+def _has_model(run: Meta, name: str) -> bool:
+    return run.get("recipe") == name and _model_in(run) is not None
 
 
 def of_digest(store: Store, digest: str, name: str) -> Contender:

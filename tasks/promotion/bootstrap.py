@@ -3,6 +3,9 @@
 Each resample draws rows with replacement, the same rows for both models, and computes the difference of the metric. The
 interval of the differences says whether one model is surely better, or whether the difference is chance. Deterministic for
 a seed.
+
+What is drawn are frozen rows, each with all examples that were made from it (a cluster bootstrap), because examples of one
+row, such as the turns of a conversation, are not independent.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.artifact import Meta
 from tasks.errors import ConfigError, DataError
+from tasks.promotion.freeze_rows import FROZEN_ROW
 from tasks.promotion.settings import PromoteConfig
 
 if TYPE_CHECKING:
@@ -31,15 +35,15 @@ METRICS = {
 LESS_IS_BETTER = ("loss", "bits_per_byte")
 
 Resampled = Callable[["Ints | slice"], float]
-"""Computes a model's metric on some rows: their numbers, repeated as often as they were drawn."""
+"""Computes a model's metric on some examples: their numbers, repeated as often as they were drawn."""
 
 
 class Comparison(NamedTuple):
     """The result of comparing a challenger with the champion.
 
     metric: its name; champion, challenger: its values on all rows; difference: positive when the challenger is better;
-    low, high: ends of the two-sided interval of the difference; rows: the number of rows compared; is_better: whether `low`
-    exceeds the margin."""
+    low, high: ends of the two-sided interval of the difference; rows: the number of frozen rows compared; is_better: whether
+    `low` exceeds the margin."""
 
     metric: str
     champion: float
@@ -69,26 +73,30 @@ LEAST_ROWS = 30
 
 
 def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) -> Comparison:
-    """Compare two models by their `scores.parquet` (see `score_rows`), whose rows must be the same in the same order.
+    """Compare two models by their `scores.parquet` (see `score_rows`), whose examples must be of the same frozen rows in the
+    same order.
 
     Raises:
-        DataError: the files have different numbers of rows.
+        DataError: the files have examples of different rows, or different numbers of them.
         ConfigError: `promote.metric` is of another task.
     """
     import numpy as np
 
     metric = metric_of(config, task)
-    (first, rows), (second, others) = (_resampled(path, metric) for path in (champion, challenger))
-    if rows != others:
+    (first, sources), (second, others) = (_resampled(path, metric) for path in (champion, challenger))
+    if not np.array_equal(sources, others):
+        counted = f"{len(sources)} examples of the frozen rows, the challenger of {len(others)}"
+        same = " other ones" if len(sources) == len(others) else ""
         raise DataError(
-            f"the champion has scores of {rows} examples of the frozen rows, the challenger of {others}: they can't be paired",
+            f"the champion has scores of {counted}{same}: they can't be paired",
             "`trnflow freeze` the recipe again with rows that both models read in one example each",
         )
+    rows, examples_of = _clusters(sources)
     sign = -1.0 if metric in LESS_IS_BETTER else 1.0
     draw = np.random.default_rng(config.seed)
     differences = np.empty(config.resamples)
     for number in range(config.resamples):
-        drawn = draw.integers(0, rows, rows)
+        drawn = examples_of(draw.integers(0, rows, rows))
         differences[number] = sign * (second(drawn) - first(drawn))
     tail = (1.0 - config.confidence) / 2.0
     low, high = (float(value) for value in np.quantile(differences, [tail, 1.0 - tail]))
@@ -97,22 +105,41 @@ def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) 
     return Comparison(metric, *values, sign * (values[1] - values[0]), low, high, rows, is_better)
 
 
-def _resampled(scores: Path, metric: str) -> tuple[Resampled, int]:
-    """A function that computes the metric on some rows, and the number of rows."""
+def _clusters(sources: Ints) -> tuple[int, Callable[[Ints], Ints]]:
+    """(number of rows that have examples, a function from the numbers of drawn rows to those of all their examples).
+
+    sources: the row of each example."""
+    import numpy as np
+
+    sizes = np.unique(sources, return_counts=True)[1]
+    order, ends = np.argsort(sources, kind="stable"), np.cumsum(sizes)
+
+    def examples_of(drawn: Ints) -> Ints:
+        count = sizes[drawn]
+        before = np.cumsum(count) - count
+        found: Ints = order[np.arange(count.sum()) + np.repeat((ends - sizes)[drawn] - before, count)]
+        return found
+
+    return len(sizes), examples_of
+
+
+def _resampled(scores: Path, metric: str) -> tuple[Resampled, Ints]:
+    """A function that computes the metric on some examples, and the frozen row of each example."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(scores)
+    sources = table.column(FROZEN_ROW).to_numpy()
     columns = {name: table.column(name).to_numpy() for name in table.column_names if name not in ("label", "predicted")}
     if metric in ("accuracy", "f1_macro", "f1_weighted"):
         names = sorted({*table.column("label").to_pylist(), *table.column("predicted").to_pylist()})
         place = {name: number for number, name in enumerate(names)}
         pairs = zip(table.column("label").to_pylist(), table.column("predicted").to_pylist(), strict=True)
-        return _from_confusion([place[a] * len(names) + place[b] for a, b in pairs], len(names), metric), table.num_rows
+        return _from_confusion([place[a] * len(names) + place[b] for a, b in pairs], len(names), metric), sources
     if metric == "bits_per_byte":
-        return _ratio(columns["nll"] / math.log(2), columns["bytes"]), table.num_rows
+        return _ratio(columns["nll"] / math.log(2), columns["bytes"]), sources
     if "nll" in columns:
-        return _ratio(columns["nll"], columns["tokens"]), table.num_rows
-    return (lambda rows: float(columns["loss"][rows].mean())), table.num_rows
+        return _ratio(columns["nll"], columns["tokens"]), sources
+    return (lambda rows: float(columns["loss"][rows].mean())), sources
 
 
 def _ratio(over: Floats, under: Ints) -> Resampled:

@@ -24,6 +24,8 @@ SPLIT = "test"
 ROW_ID = "row_id"
 """The column that names a row: 16 hexadecimal digits of its content's digest, and `-N` for the Nth repetition of equal
 content."""
+FROZEN_ROW = "frozen_row"
+"""The column of a model's scores with the number of the frozen row, from 0, that an example was made from."""
 BATCH = 4096
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tasks.artifact import Input, Meta
 from tasks.config import StageConfig, Tokens
+from tasks.data.format.source_rows import read_source_rows
 from tasks.errors import DataError, MissingDependency, ModelError
 from tasks.evaluation.models import EAGER, load_model, longest_sequence
-from tasks.promotion.freeze_rows import SPLIT
+from tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
 from tasks.stage import Workdir, stage
 
 if TYPE_CHECKING:
@@ -57,14 +58,17 @@ def environ(config: ScoreConfig) -> dict[str, str]:
 def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input, out: Workdir) -> Meta:
     """Write `scores.parquet`, one row for each example of the split, in order.
 
-    Columns of a classifier: `row: int64`, `label` and `predicted: string`, `loss: double` (nats). Of a language model:
-    `row: int64`, `nll: double` (nats), `tokens: int64` (predicted ones) and `bytes: int64` (of the supervised text).
+    Columns of both tasks: `row: int64`, the number of the example, and `frozen_row: int64`, the number of the frozen row that
+    it was made from (several turns of one conversation may be examples of their own). Of a classifier: `label` and
+    `predicted: string`, `loss: double` (nats). Of a language model: `nll: double` (nats), `tokens: int64` (predicted ones)
+    and `bytes: int64` (of the supervised text).
     Returns metadata: task, rows, labels, metrics.
 
     Raises:
         DataError: tokenising dropped rows, or no token is supervised.
         ModelError: a loss is not finite.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     task, rows = tokens.meta["task"], texts.meta["splits"][SPLIT]
@@ -83,6 +87,8 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
         raise ModelError(
             "a loss on the frozen rows is not finite", "the weights are broken: look at the training's loss"
         )
+    sources = pa.array(read_source_rows(texts.path, SPLIT, rows), pa.int64())
+    table = table.add_column(1, FROZEN_ROW, sources)
     pq.write_table(table, out.path / "scores.parquet", compression="zstd")
     return {"task": task, "rows": rows, "labels": tokens.meta["labels"], "metrics": metrics}
 

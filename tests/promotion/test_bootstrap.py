@@ -21,13 +21,15 @@ LABELS = ["anger", "joy", "sad"]
 
 
 def classes(path: Path, predicted: NDArray[Any], truth: NDArray[Any]) -> Path:
-    columns = {"row": range(len(truth)), "label": truth.tolist(), "predicted": predicted.tolist()}
+    columns = {"frozen_row": range(len(truth)), "label": truth.tolist(), "predicted": predicted.tolist()}
     pq.write_table(pa.table({**columns, "loss": (predicted != truth) + 0.5}), path)
     return path
 
 
-def likelihoods(path: Path, nll: NDArray[Any], size: NDArray[Any]) -> Path:
-    pq.write_table(pa.table({"row": range(len(nll)), "nll": nll, "tokens": size // 4, "bytes": size}), path)
+def likelihoods(path: Path, nll: NDArray[Any], size: NDArray[Any], rows: NDArray[Any] | None = None) -> Path:
+    """rows: the frozen row of each example; None: each has its own."""
+    rows = np.arange(len(nll)) if rows is None else rows
+    pq.write_table(pa.table({"frozen_row": rows, "nll": nll, "tokens": size // 4, "bytes": size}), path)
     return path
 
 
@@ -86,6 +88,43 @@ def test_of_200_challengers_that_differ_by_noise_at_most_five_percent_win(tmp_pa
     assert all(1 <= count <= 10 for count in wins.values()), wins
 
 
+@pytest.mark.slow
+def test_chance_wins_no_more_often_where_a_row_makes_several_examples(tmp_path: Path) -> None:
+    """The turns of a conversation are alike: counted as independent, 39 of these 200 challengers would win."""
+    draw, settings = np.random.default_rng(5), PromoteConfig(resamples=400)
+    rows = np.repeat(np.arange(60), draw.integers(1, 9, 60))
+    size = draw.integers(20, 200, len(rows))
+    wins = 0
+    for _ in range(200):
+        paths = [
+            likelihoods(
+                tmp_path / name, size * (draw.normal(1.0, 0.2, 60)[rows] + draw.normal(0, 0.05, len(rows))), size, rows
+            )
+            for name in ("champion", "challenger")
+        ]
+        wins += compare(*paths, "causal_lm", settings).is_better
+    assert 1 <= wins <= 10, wins
+
+
+def test_examples_of_one_row_are_drawn_together_as_scipy_does(tmp_path: Path) -> None:
+    from scipy.stats import bootstrap
+
+    draw = np.random.default_rng(1)
+    rows = draw.permutation(np.repeat(np.arange(80), 3))  # in any order
+    size = draw.integers(20, 200, 240)
+    both = [size * draw.normal(rate, 0.2, 80)[rows] for rate in (1.0, 0.97)]
+    paths = [likelihoods(tmp_path / str(number), nll, size, rows) for number, nll in enumerate(both)]
+    found = compare(*paths, "causal_lm", PromoteConfig(resamples=5000))
+    sums = [np.bincount(rows, weights=values) for values in (*both, size)]
+
+    def difference(first: Any, second: Any, below: Any, axis: int) -> Any:
+        return (first.sum(axis=axis) - second.sum(axis=axis)) / below.sum(axis=axis) / math.log(2)
+
+    theirs = bootstrap(sums, difference, paired=True, method="percentile", n_resamples=5000, rng=3).confidence_interval
+    assert found.rows == 80
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.006)
+
+
 def test_a_clear_difference_wins_and_margin_and_confidence_raise_the_bar(tmp_path: Path, truth: NDArray[Any]) -> None:
     draw = np.random.default_rng(2)
     paths = (
@@ -120,5 +159,9 @@ def test_what_can_t_be_compared_is_refused(tmp_path: Path, truth: NDArray[Any]) 
     paths = classes(tmp_path / "a", truth, truth), classes(tmp_path / "b", truth[:-1], truth[:-1])
     with pytest.raises(DataError, match="600 examples of the frozen rows, the challenger of 599"):
         compare(*paths, "classification", PromoteConfig())
+    size, rows = np.full(40, 100), np.arange(40) // 2
+    others = (likelihoods(tmp_path / str(n), size * 1.0, size, which) for n, which in enumerate((rows, rows[::-1])))
+    with pytest.raises(DataError, match="40 examples of the frozen rows, the challenger of 40 other ones"):
+        compare(*others, "causal_lm", PromoteConfig())
     with pytest.raises(ConfigError, match="bits_per_byte is no metric of this task"):
         metric_of(PromoteConfig(metric="bits_per_byte"), "classification")

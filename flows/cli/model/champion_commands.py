@@ -33,7 +33,10 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.Argu
         "promote", parents=[recipe], help="make a model the champion if it is better on the frozen rows"
     )
     better.add_argument(
-        "challenger", nargs="?", metavar="RUN|DIGEST", help="default: the model of the recipe's present settings"
+        "challenger",
+        nargs="?",
+        metavar="RUN|DIGEST",
+        help="a run of the recipe (`last`: its last with a model) or any model; default: that of the present settings",
     )
     better.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
     better.set_defaults(command=promote)
@@ -61,7 +64,7 @@ def freeze(options: Namespace) -> int:
 
 def promote(options: Namespace) -> int:
     """Compare a model with the champion and print which of them is the champion now; return exit code 0."""
-    from flows.champions.contenders import Contender, of_digest, of_recipe, of_run
+    from flows.champions.contenders import Contender, nth_last_run, of_digest, of_recipe, of_run
     from flows.champions.mirror import mirror
     from flows.champions.promote import champions_of
     from flows.champions.promote import promote as promote_model
@@ -71,9 +74,11 @@ def promote(options: Namespace) -> int:
     def challenger(text: str | None) -> Contender:
         if text is None:
             return of_recipe(recipe, store)
+        if text.split("~")[0] == "last":
+            return of_run(store, nth_last_run(store, text, recipe.name), recipe.name)
         ids = run_ids(store)
-        if text.split("~")[0] == "last" or any(run.startswith(text) for run in ids):
-            return of_run(store, nearest_run(text, ids))
+        if any(run.startswith(text) for run in ids):
+            return of_run(store, nearest_run(text, ids), recipe.name)
         return of_digest(store, artifact_of(text, store), recipe.name)
 
     with _progress() as progress:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tasks.data.format.chat
@@ -72,6 +73,7 @@ def test_a_row_that_can_not_be_rendered_is_an_error_or_dropped(bench: Bench, tmp
     ]
     assert texts.meta["dropped"] == {"bad": 2}
     assert texts.meta["metrics"] == {"bad_rows_dropped": 2, "train_rows": 2}
+    assert np.load(texts.path / "train.source_row.npy").tolist() == [0, 2]
     (warning,) = bench.warnings()
     assert warning.startswith("rows that can't be rendered, dropped: 2 (the first: split train row 2: ")
     assert said in warning

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tasks.artifact import Input
@@ -261,6 +262,7 @@ def test_a_template_that_rewrites_earlier_turns_makes_an_example_of_each(bench: 
         "<think>\n\n</think>\n\nhello<|im_end|>\n",
     ]
     assert texts.meta["splits"] == {"train": 3}
+    assert np.load(texts.path / "train.source_row.npy").tolist() == [0, 0, 1]
     assert texts.meta["metrics"] == {"rewritten_rows": 1, "rewritten_examples": 2, "train_rows": 3}
     assert any("the chat template rewrites: 1, made into 2 examples" in event.get("info", "") for event in bench.said)
     prompts = [fast.apply_chat_template(m[:-1], tokenize=False, add_generation_prompt=True) for m in told]
@@ -275,6 +277,7 @@ def test_with_turns_last_a_rewritten_conversation_is_one_example(bench: Bench, t
     texts = bench.texts(rows, model, task="chat", turns="last")
     assert trained(texts) == ["<think>\nIt follows.\n</think>\n\nAlso.<|im_end|>\n"] * 2
     assert texts.meta["splits"] == {"train": 2} and "metrics" not in texts.meta
+    assert not (texts.path / "train.source_row.npy").exists()  # the examples are the rows one for one
 
 
 def test_thinking_that_the_template_leaves_out_is_refused_and_the_fix_works(bench: Bench, tmp_path: Path) -> None:

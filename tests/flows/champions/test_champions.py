@@ -18,7 +18,7 @@ from flows.runner.executor import Listener
 from flows.runner.run import open_store
 from tasks.store import Store
 from tests.flows.champions.conftest import STRONG, write_rows
-from tests.helpers.command_line import InProcessShell
+from tests.helpers.command_line import InProcessShell, artifacts
 
 pytestmark = pytest.mark.slow  # each test goes on from where the one before left the champions
 
@@ -71,6 +71,19 @@ def test_a_challenger_that_is_not_better_leaves_the_champion(tiny: InProcessShel
     assert not found["promoted"] and found["number"] == 1
     assert found["champion"] != found["challenger"]
     assert found["comparison"]["low"] <= 0
+    assert len(champions(tiny)) == 1
+
+
+def test_last_is_the_last_run_of_the_recipe_that_has_a_model(tiny: InProcessShell) -> None:
+    """Other runs may come after it: those of another recipe, and those that end before there is a model."""
+    made = tiny.json("runs")["runs"][0]["run"]
+    other = tiny.json("run", "tiny.yaml", "--direct", "--until", "consolidate", "name=other")["run"]
+    tiny.json("prepare", "tiny.yaml", "--direct")
+    found = tiny.json("promote", "tiny.yaml", "last")
+    assert found["challenger"] == artifacts(tiny, made)["consolidate"]
+    assert f"the run {other} is of the recipe other, not of tiny" in tiny.error("promote", "tiny.yaml", other, code=2)
+    assert "there is no run last~9 of tiny that made a model" in tiny.error("promote", "tiny.yaml", "last~9", code=2)
+    assert "there is no run last of third" in tiny.error("promote", "tiny.yaml", "last", "name=third", code=2)
     assert len(champions(tiny)) == 1
 
 
