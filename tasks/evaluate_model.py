@@ -2,8 +2,8 @@
 
 Classification: accuracy, macro and weighted F1, scores of each class, the majority class as a baseline, the confusion
 matrix. Language models: loss per supervised token, perplexity, and texts generated for prompts from the split. Costs a
-forward pass over the split in eager PyTorch, and one compilation for each batch on which the exported model is compared
-(`export_rows`).
+forward pass over the split in eager PyTorch, and the comparison of the exported model (`export_rows`): where jax is installed
+one compilation for each length, else one for each batch.
 
 Raises:
     DataError: the split is missing or empty.
@@ -59,8 +59,9 @@ class EvaluateConfig(StageConfig):
     """The device that evaluates. Default: `cuda` where `train.device` is `cuda`, else `cpu`."""
     batch: BatchRows = 32
     """The rows of a forward pass."""
-    export_rows: NonNegativeCount = 2
-    """The rows of each length on which the exported model is compared with the trained one. 0 skips the comparison."""
+    export_rows: NonNegativeCount | None = None
+    """The rows on which the exported model is compared with the trained one. Default: 256, or as many as are estimated to
+    take 10 minutes; without the extra `jax` as many as are estimated to take 30 seconds. 0 skips the comparison."""
     prompts: tuple[str | tuple[dict[str, Any], ...], ...] = ()
     """Further prompts for a language model: texts, or lists of messages (`role`, `content`), which the tokenizer's chat
     template turns into texts."""
@@ -105,9 +106,9 @@ def evaluate_model(
         report["answered"] = sum(one["answer"] is not None for one in made)
         report["generations"] = made[:SHOWN]
     _time_single_rows(model, split, out)
-    calls = _calls(config, split, exported, model)
+    calls = _calls(config, split, exported, model, out)
     del model  # the exported model brings weights of its own
-    report["export"], found = _exported(exported, calls)
+    report["export"], found = _exported(exported, calls, out)
     metrics = report["metrics"] | found
     report |= {"task": task, "split": name, "asked": config.split, "rows": sum(split.rows.values()), "metrics": metrics}
     report["notes"] = _notes(report)
@@ -282,16 +283,19 @@ def _answered(made: list[Meta]) -> Meta:
     return dict(answer_scores([(one["generated"], one["answer"]) for one in made if one["answer"] is not None]))
 
 
-def _calls(config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel) -> list[Call]:
+def _calls(config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel, out: Workdir) -> list[Call]:
     """The calls to compare the exported model on; none for a Neuron export, which runs on Neuron only."""
-    if exported.meta["target"] != "stablehlo" or not config.export_rows:
+    if exported.meta["target"] != "stablehlo" or config.export_rows == 0:
         return []
     from tasks.export.agreement import eager_calls
 
-    return eager_calls(model.to("cpu"), split, exported, config.export_rows)
+    def report(done: int, calls: int) -> None:
+        out.progress(done, calls, "calls of the weights")
+
+    return eager_calls(model.to("cpu"), split, exported, config.export_rows, report)
 
 
-def _exported(exported: Input, calls: list[Call]) -> tuple[Meta, Meta]:
+def _exported(exported: Input, calls: list[Call], out: Workdir) -> tuple[Meta, Meta]:
     """(entry of the report, metrics) of the comparison between the exported model and PyTorch."""
     target = exported.meta["target"]
     if not calls:
@@ -299,7 +303,7 @@ def _exported(exported: Input, calls: list[Call]) -> tuple[Meta, Meta]:
         return {"target": target, "note": f"not compared: {why}"}, {}
     from tasks.export.agreement import compare
 
-    about, metrics = compare(exported, calls)
+    about, metrics = compare(exported, calls, lambda done, calls: out.progress(done, calls, "calls of the export"))
     return {"target": target, "lengths": exported.meta["lengths"], **about}, metrics
 
 

@@ -1,13 +1,15 @@
 """Export the consolidated model at static shapes: as portable StableHLO, or as a NEFF (compiled graph) for AWS Neuron.
 
-stablehlo (the default): one graph for each length. The written export is read back and run on a batch, of which half is
-padding; `max_difference` in the metadata is the largest difference between its logits and those of eager PyTorch. A small
-model takes about two seconds for each length. The weights are in memory once: mapped from their files, then on the device.
-`tasks/export/stablehlo.py` describes the files.
+stablehlo (the default): one graph for each length. The written export is read back and run on random tokens with padding;
+`max_difference` in the metadata is the largest difference between its logits and those of eager PyTorch, `rows_compared` the
+number of rows. Where jax is installed these are 256 rows (fewer of a model for which that would take more than about ten
+minutes), else one batch for each length, because torch_xla compiles a graph again at every call: there `evaluate_model`
+compares more rows. A small model takes about two seconds for each length. The weights are in memory once: mapped from their
+files, then on the device. `tasks/export/stablehlo.py` describes the files.
 
 neuron: AWS's compiler, through optimum-neuron (in an environment of its own, since it pins other versions of libraries) or,
 for one core, torch_neuronx in this environment. The code follows their documentation and sources and **has never been
-run**. The logits are not compared, and `max_difference` is null.
+run**. The logits are not compared: `max_difference` is null, and `rows_compared` is 0.
 
 Raises:
     ModelError: the logits differ by more than `tolerance`, or a length exceeds the model's positions.
@@ -33,6 +35,9 @@ from tasks.stage import Workdir, stage
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+    from tasks.export.agreement import Call
+    from tasks.export.stablehlo import StableHlo
 
 TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """The largest accepted difference of logits by the dtype of the weights, times the largest logit if that is above one."""
@@ -87,25 +92,29 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
 
         out.warn("the Neuron export has never been run by this project: check its logits before use")
         compile_neuron(config, weights, lengths, out)
-        return {**meta, "max_difference": None}
-    difference = _export_stablehlo(config, weights, lengths, meta, out)
+        return {**meta, "rows_compared": 0, "max_difference": None}
+    rows, difference = _export_stablehlo(config, weights, lengths, meta, out)
     _copy_companions(weights.path, out.path)
     for name in LOADERS:
         shutil.copyfile(Path(__file__).parent / "export" / "loaders" / name, out.path / name)
-    return {**meta, "max_difference": difference, "metrics": {"max_difference": difference}}
+    figures = {"max_difference": difference, "rows_compared": rows}
+    return {**meta, **figures, "metrics": figures}
 
 
-def example(model: PreTrainedModel, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def example(model: PreTrainedModel, batch: int, length: int, number: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs to trace and check a model with: (input_ids, attention_mask), int64 [batch, length].
 
-    The tokens are random; in every second row, beginning with the first, half of the tokens are padding.
+    The tokens are random. Of example 0, half of every second row is padding, beginning with the first row; of the others
+    each row has a random number of tokens before its padding. number: which example.
     """
     import torch
 
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(number)
     input_ids = torch.randint(0, model.config.vocab_size, (batch, length), generator=generator)
-    attention_mask = torch.ones_like(input_ids)
-    attention_mask[::2, (length + 1) // 2 :] = 0
+    real = torch.randint(1, length + 1, (batch,), generator=generator)
+    if number == 0:
+        real[::2], real[1::2] = (length + 1) // 2, length
+    attention_mask = (torch.arange(length) < real[:, None]).long()
     padding = model.config.pad_token_id
     return input_ids.masked_fill(attention_mask == 0, padding if padding is not None else 0), attention_mask
 
@@ -119,47 +128,66 @@ def _lengths(config: ExportConfig, weights: Input) -> list[int]:
     return sorted(int(length) for length in lengths)
 
 
-def _export_stablehlo(config: ExportConfig, weights: Input, lengths: list[int], meta: Meta, out: Workdir) -> float:
-    """Write, read back, run; the largest difference from eager, rounded up to one digit so that it repeats."""
+def _export_stablehlo(
+    config: ExportConfig, weights: Input, lengths: list[int], meta: Meta, out: Workdir
+) -> tuple[int, float]:
+    """Write, read back, run. Return (rows compared, the largest difference from eager, rounded up to one digit so that it
+    repeats)."""
     import gc
-
-    import torch
 
     from tasks.export.lowering import lower
     from tasks.export.stablehlo import load_stablehlo, write_stablehlo
 
     model = load_model(weights.path, weights.meta["task"])
     _check_positions(model, lengths)
-    graphs, expected = {}, {}
-    for done, length in enumerate(lengths):
-        out.progress(done, 2 * len(lengths), "graphs")
-        inputs = example(model, config.batch, length)
-        graphs[length] = lower(model, *inputs)
-        with torch.no_grad():
-            expected[length] = (inputs, model(input_ids=inputs[0], attention_mask=inputs[1]).logits)
+    graphs = {length: lower(model, *example(model, config.batch, length)) for length in lengths}
     write_stablehlo(out.path, graphs, weights.path, {name: meta[name] for name in ("batch", "task", "labels")})
     dtype = str(model.dtype).removeprefix("torch.")
+    exported = load_stablehlo(out.path)  # it takes no memory before its first call
+    calls = _eager_calls(model, config.batch, lengths, exported.compiles_once, out)
     del graphs, model
     gc.collect()  # before the export brings the weights again: modules are in cycles
-    exported = load_stablehlo(out.path)
     worst = 0.0
-    for done, (length, (inputs, logits)) in enumerate(expected.items(), len(lengths)):
-        out.progress(done, 2 * len(lengths), "graphs")
-        difference = _difference(logits, exported(*inputs), inputs[1])
-        _check_difference(difference, logits, length, config.tolerance or TOLERANCE[dtype])
-        worst = max(worst, difference)
-    out.progress(2 * len(lengths), 2 * len(lengths), "graphs")
-    return rounded_up(worst)
+    for length in lengths:
+        worst = max(worst, _compared(exported, calls[length], length, config.tolerance or TOLERANCE[dtype], out))
+    return sum(call.rows for found in calls.values() for call in found), rounded_up(worst)
 
 
-def _difference(eager: torch.Tensor, exported: torch.Tensor, attention_mask: torch.Tensor) -> float:
-    """The largest absolute difference of logits, without padding; NaN if one is NaN."""
-    apart = (eager.float() - exported.float()).abs()
-    return float((apart[attention_mask.bool()] if eager.ndim == 3 else apart).max())
+def _eager_calls(
+    model: PreTrainedModel, batch: int, lengths: list[int], compiles_once: bool, out: Workdir
+) -> dict[int, list[Call]]:
+    """{length: calls of the PyTorch model with examples}."""
+    from tasks.export.agreement import calls_by_default, eager_call, positions_of_a_row
+
+    parameters, vocabulary = model.num_parameters(), model.config.get_text_config().vocab_size
+    count = calls_by_default(parameters, lengths, batch, compiles_once=True) if compiles_once else 1
+    positions = positions_of_a_row(count * batch * len(lengths), vocabulary)
+    found: dict[int, list[Call]] = {length: [] for length in lengths}
+    for length, calls in found.items():
+        for number in range(count):
+            calls.append(eager_call(model, *example(model, batch, length, number), batch, positions))
+            out.progress(number + 1, count, f"calls of the weights, {length} tokens")
+    return found
 
 
-def _check_difference(difference: float, logits: torch.Tensor, length: int, tolerance: float) -> None:
-    allowed = tolerance * max(1.0, float(logits.float().abs().max()))
+def _compared(exported: StableHlo, calls: list[Call], length: int, tolerance: float, out: Workdir) -> float:
+    """The largest difference of the export's logits from those of `calls`. ModelError when it is above the tolerance."""
+    from tasks.export.agreement import compared_logits
+
+    worst, largest = 0.0, 0.0
+    for done, call in enumerate(calls, 1):
+        difference, _ = compared_logits(exported, call)
+        worst = difference if math.isnan(difference) else max(worst, difference)
+        largest = max(largest, float(call.logits.float().abs().max()))
+        if not difference <= tolerance * max(1.0, largest):
+            break
+        out.progress(done, len(calls), f"calls of the export, {length} tokens")
+    _check_difference(worst, largest, length, tolerance)
+    return worst
+
+
+def _check_difference(difference: float, largest: float, length: int, tolerance: float) -> None:
+    allowed = tolerance * max(1.0, largest)
     if not difference <= allowed:
         raise ModelError(
             f"the exported graph of length {length} gives logits {difference:.2g} away from eager PyTorch's, "

@@ -200,6 +200,7 @@ def test_a_bert_of_the_hub_s_format_on_real_tweets(shared: Path, tmp_path: Path)
         f"model.source={Path(spec.origin).parent / 'model'}", "train.engine=native", "train.device=cpu", "train.devices=1",
         "train.micro_batch=32", "train.dtype=float32", "train.learning_rate=3e-4", "train.epochs=1",
         "data.limit={train: 640, validation: 64, test: 200}", "tracking.enabled=false",
+        "evaluate.export_rows=8",
     )  # fmt: skip
     metrics = result["stages"][-1]["metrics"]
     assert metrics["f1_weighted"] > 1.5 * metrics["f1_weighted_majority"]
@@ -215,7 +216,7 @@ def test_a_llama_on_real_instructions_with_every_parallelism(shared: Path, tmp_p
         "train.tensor_parallel_size=2", "train.dtype=float32", "train.global_batch=8", "train.micro_batch=2",
         "train.max_steps=4", "train.learning_rate=1e-3", "train.sequence_parallel=false", "train.remat=false",
         "evaluate.generation.max_new_tokens=8", "export.target=stablehlo",
-        "export.length=null", "tracking.enabled=false",
+        "export.length=null", "evaluate.export_rows=4", "tracking.enabled=false",
     )  # fmt: skip
     metrics = {stage["stage"]: stage["metrics"] for stage in result["stages"]}
     assert metrics["train"]["eval_loss"] < metrics["train"]["eval_loss_before"]

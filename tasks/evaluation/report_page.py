@@ -119,8 +119,10 @@ def _export(report: Meta) -> str:
     if "note" in export:
         return f"{export['target']}: {export['note']}"
     found = report["metrics"]
-    unit = "rows" if report["task"] == "classification" else "tokens"
-    same = f"the same prediction as the weights' for {100 * found['export_agreement']:.6g}% of {export['compared']:,} {unit}"
+    what = f"{export['compared']:,} {'rows' if report['task'] == 'classification' else 'tokens'}"
+    if report["task"] != "classification" and "rows" in export:  # absent in evaluations of earlier versions
+        what += f" of {export['rows']:,} chunks"
+    same = f"the same prediction as the weights' for {100 * found['export_agreement']:.6g}% of {what}"
     return (
         f"{export['target']}: {same}; the largest difference of two logits is {number(found['export_max_difference'])}."
     )

@@ -1,84 +1,175 @@
-"""Compare an exported model with the same model in eager PyTorch, on rows of a split.
+"""Compare an exported model with the same model in eager PyTorch.
 
-The comparison has two steps, so that the two copies of the weights need not be in memory at once: `eager_calls` runs the
-PyTorch model, then `compare` runs the exported one.
+The comparison has two steps, so that the two copies of the weights need not be in memory at once: `eager_call` runs the
+PyTorch model, then `compare` runs the exported one. The logits that are kept between the steps take at most HELD bytes: of
+a language model with long rows and a large vocabulary, only some positions of each row are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.artifact import Input, Meta
 from tasks.errors import ModelError
 from tasks.evaluation.forward import plain_inputs
-from tasks.export.stablehlo import load_stablehlo
+from tasks.export.stablehlo import StableHlo, load_stablehlo
 from tasks.training.batches.sampler import BatchAddress, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+ROWS = 256
+"""The rows that are compared unless the recipe says otherwise, where that takes at most SECONDS_COMPILED."""
+
+SECONDS_COMPILED = 600
+"""The most seconds of comparison, by estimate, where a graph is compiled once."""
+
+SECONDS = 30
+"""The most seconds of comparison, by estimate, where a graph is compiled again at every call."""
+
+COMPILING, COMPILING_WEIGHT, WEIGHT_AND_TOKEN = 0.3, 5e-9, 5e-11
+"""Estimated seconds on two cores: to compile a graph, to compile it for each parameter, and to run it for each parameter and
+token. Measured: 0.25 s a call for 1 M parameters and 64 tokens, 0.5 for 23 M and 128, 3.8 for 109 M and 512."""
+
+HELD = 1 << 28
+"""The most bytes of logits that are kept of all calls, unless one position of each row takes more."""
+
 
 class Call(NamedTuple):
-    """The inputs of one call of a model, and the logits that eager PyTorch computed for them.
+    """The inputs of one call of a model, and logits that eager PyTorch computed for them.
 
-    input_ids, attention_mask: int64 [batch, length]; logits: float, [batch, labels] (classifier) or [batch, length,
-    vocabulary].
+    input_ids, attention_mask: int64 [batch, length]; compared: bool, the rows [batch] of a classifier or the positions
+    [batch, length] of a language model that are compared; logits: float [compared, labels or vocabulary].
     """
 
     input_ids: Tensor
     attention_mask: Tensor
+    compared: Tensor
     logits: Tensor
 
+    @property
+    def rows(self) -> int:
+        """The number of rows that are compared."""
+        return int((self.compared.any(-1) if self.compared.ndim == 2 else self.compared).sum())
 
-def eager_calls(model: Any, split: Split, exported: Input, rows: int) -> list[Call]:
-    """Call the PyTorch model with rows of a split, in the shapes that the export has graphs for; return inputs and logits.
 
-    exported: the artifact of export_neuron; rows: about how many rows of each length to run, at least one call each; 0 runs
-    none.
+def calls_by_default(parameters: int, lengths: Sequence[int], batch: int, *, compiles_once: bool) -> int:
+    """Return how many calls of each length to compare: so many that they have ROWS rows together, or as many as fit the
+    limit of seconds by estimate, but at least one.
+
+    parameters: of the model; lengths: in tokens; batch: the rows of a call; compiles_once: whether a graph is compiled at
+    its first call only. The estimate reads no clock, so that the same model is always compared on as many rows.
+    """
+    wanted = math.ceil(ROWS / (batch * len(lengths)))
+    running = sum(parameters * WEIGHT_AND_TOKEN * batch * length for length in lengths)
+    if compiles_once:
+        return max(min(wanted, int(SECONDS_COMPILED / running)), 1)
+    compiling = (COMPILING + parameters * COMPILING_WEIGHT) * len(lengths)
+    return max(min(wanted, int(SECONDS / (compiling + running))), 1)
+
+
+def positions_of_a_row(rows: int, vocabulary: int) -> int:
+    """Return how many positions of each row of a language model to compare, so that the logits of `rows` rows take at most
+    HELD bytes in float32."""
+    return max(HELD // (4 * vocabulary * rows), 1)
+
+
+def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int, positions: int) -> Call:
+    """Call the PyTorch model; return the inputs and the logits to compare.
+
+    rows: how many rows to compare, the first ones; positions: of a language model, how many positions of each row, taken
+    evenly from those that are not padding.
     """
     import torch
 
-    batch, found = exported.meta["batch"], []
     with torch.inference_mode():
-        for length in exported.meta["lengths"] if rows else []:
-            for input_ids, attention_mask in _inputs(split, length, batch, max(rows // batch, 1)):
-                logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
-                found.append(Call(input_ids, attention_mask, logits))
+        logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
+        compared = torch.arange(len(input_ids)) < rows
+        if logits.ndim == 3:
+            compared = _evenly(attention_mask.bool() & compared[:, None], positions)
+        return Call(input_ids, attention_mask, compared, logits[compared])
+
+
+def eager_calls(
+    model: Any, split: Split, exported: Input, rows: int | None, report: Callable[[int, int], None]
+) -> list[Call]:
+    """Call the PyTorch model with rows of a split, in the shapes that the export has graphs for; return the calls.
+
+    exported: the artifact of export_neuron; rows: about how many rows to compare, divided among the lengths, at least one
+    call of each, each row of the split once at most; None: as many as `calls_by_default` says; 0: none; report: called with
+    the calls done and their number.
+    """
+    batch, lengths = exported.meta["batch"], exported.meta["lengths"]
+    if rows is None:
+        once = load_stablehlo(exported.path).compiles_once
+        calls = calls_by_default(model.num_parameters(), lengths, batch, compiles_once=once)
+    else:
+        calls = math.ceil(rows / (batch * len(lengths)))
+    inputs = [one for length in lengths for one in _inputs(split, length, batch, calls)]
+    positions = positions_of_a_row(max(len(inputs), 1) * batch, model.config.get_text_config().vocab_size)
+    found = []
+    for done, one in enumerate(inputs, 1):
+        found.append(eager_call(model, *one, positions))
+        report(done, len(inputs))
     return found
 
 
-def compare(exported: Input, calls: list[Call]) -> tuple[Meta, Meta]:
+def compare(exported: Input, calls: list[Call], report: Callable[[int, int], None]) -> tuple[Meta, Meta]:
     """Call the exported model with the inputs of `calls` and compare its logits with theirs. Return (what was compared,
     metrics).
 
     Padding is not compared. The metrics are `export_max_difference`, the largest absolute difference of two logits, and
-    `export_agreement`, the share of rows or tokens for which both models predict the same class. ModelError when a logit of
-    the exported model is not finite.
+    `export_agreement`, the share of rows or tokens for which both models predict the same class. report: called with the
+    calls done and their number. ModelError when a logit of the exported model is not finite.
     """
     program = load_stablehlo(exported.path)
     worst, agreed, compared = 0.0, 0, 0
-    for call in calls:
-        ran = program(call.input_ids, call.attention_mask)
-        if not ran.isfinite().all():
+    for done, call in enumerate(calls, 1):
+        apart, same = compared_logits(program, call)
+        if not math.isfinite(apart):
             raise ModelError("the exported model's logits are not finite", "export again; check the weights' dtype")
-        real = call.attention_mask.bool() if ran.ndim == 3 else slice(None)
-        worst = max(worst, float((ran[real].float() - call.logits[real].float()).abs().max()))
-        same = ran[real].argmax(-1) == call.logits[real].argmax(-1)
-        agreed, compared = agreed + int(same.sum()), compared + same.numel()
+        worst, agreed, compared = max(worst, apart), agreed + same, compared + len(call.logits)
+        report(done, len(calls))
     metrics = {"export_max_difference": worst, "export_agreement": agreed / compared}
-    return {"calls": len(calls), "batch": exported.meta["batch"], "compared": compared}, metrics
+    rows = sum(call.rows for call in calls)
+    return {"calls": len(calls), "batch": exported.meta["batch"], "rows": rows, "compared": compared}, metrics
 
 
-def _inputs(split: Split, length: int, batch: int, calls: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the first rows of a split as (input_ids, attention_mask) of shape [batch, length]: rows packed to that length,
-    else rows of the greatest length, cut or padded. A split with fewer rows repeats them."""
+def compared_logits(program: StableHlo, call: Call) -> tuple[float, int]:
+    """Call an exported model with the inputs of `call`. Return the largest absolute difference of two logits, NaN if a logit
+    is NaN, and for how many rows or tokens the largest logit is that of the same class."""
+    ran = program(call.input_ids, call.attention_mask)[call.compared]
+    apart = float((ran.float() - call.logits.float()).abs().max())
+    return apart, int((ran.argmax(-1) == call.logits.argmax(-1)).sum())
+
+
+def _evenly(real: Tensor, most: int) -> Tensor:
+    """Of the positions that are true in each row, keep `most`, evenly spaced, among them the first and the last.
+    real: bool [rows, length]."""
+    import torch
+
+    kept = torch.zeros_like(real)
+    for row, here in zip(kept, real, strict=True):
+        at = here.nonzero().flatten()
+        if len(at):
+            row[at[torch.linspace(len(at) - 1, 0, min(most, len(at))).round().long()]] = True
+    return kept
+
+
+def _inputs(split: Split, length: int, batch: int, calls: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield the first rows of a split as (input_ids, attention_mask, rows), of shape [batch, length]: rows packed to that
+    length, else rows of the greatest length, cut or padded. rows: how many of them are new; the last batch is filled up with
+    rows that came before."""
     import numpy as np
     import torch
 
     packed = length if length in split.rows else max(split.rows)
-    for start in range(0, calls * batch, batch):
-        rows = np.arange(start, start + batch) % split.rows[packed]
+    there = split.rows[packed]
+    for start in range(0, min(calls * batch, there), batch):
+        rows = np.arange(start, start + batch) % there
         whole = plain_inputs(split.read(BatchAddress(packed, rows)))
         input_ids, attention_mask = (torch.nn.functional.pad(item, (0, max(length - packed, 0))) for item in whole)
-        yield input_ids[:, :length].contiguous(), attention_mask[:, :length].contiguous()
+        new = min(batch, there - start)
+        yield input_ids[:, :length].contiguous(), attention_mask[:, :length].contiguous(), new

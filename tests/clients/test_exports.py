@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.artifact import Input
-from tests.clients.conftest import RunClient
+from tasks.evaluation.models import EAGER
+from tasks.export.stablehlo import ENVIRON
+from tasks.stage import read_json
+from tests.clients.conftest import CLIENTS, RunClient
+from tests.conftest import PROJECT
 from tests.helpers import small_models
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -82,3 +88,42 @@ def test_logits_are_eager_pytorchs(
     real = attention_mask.bool().numpy() if found.ndim == 3 else slice(None)
     assert np.abs(found[real] - expected[real]).max() < 1e-5
     assert lines <= 22  # 20 and two docstrings
+
+
+STAGES = """
+import json, runpy, sys
+from pathlib import Path
+sys.argv = ["small_models", sys.argv[1]]
+runpy.run_module("tests.helpers.small_models", run_name="__main__")
+results = json.loads(Path(sys.argv[1]).with_name("results.json").read_text())
+print(json.dumps([result["meta"] for result in results]))
+"""
+
+
+@pytest.mark.slow
+def test_where_jax_is_installed_256_rows_are_compared(tmp_path: Path, run_client: RunClient) -> None:
+    """The stages themselves, with jax laid over their environment."""
+    rows = [[row] for row in small_models.random_rows(300, "classification", longest=16)]
+    packed = small_models.packed_rows(tmp_path / "rows", "classification", {"test": {16: rows}})
+    weights, said = small_models.bert(tmp_path / "bert"), _texts(tmp_path / "texts", len(rows))
+    exported = Input(tmp_path / "export", "exported", {"target": "stablehlo", "batch": 1, "lengths": [16]}, "sha256:3")
+    parts = {"texts": said, "packed": packed, "weights": weights, "exported": exported}
+    calls = [
+        small_models.call("tasks.export_neuron:export_neuron", {"length": 16}, exported.path, weights=weights),
+        small_models.call("tasks.evaluate_model:evaluate_model", {}, tmp_path / "evaluation", **parts),
+    ]
+    (tmp_path / "calls.json").write_text(json.dumps(calls))
+    path = os.pathsep.join(map(str, (CLIENTS / "jax", PROJECT)))
+    made, evaluated = run_client("jax", STAGES, tmp_path / "calls.json", PYTHONPATH=path, **EAGER, **ENVIRON)
+    assert made["rows_compared"] == 256 and made["max_difference"] < 1e-5
+    assert evaluated["metrics"]["export_max_difference"] < 1e-5
+    assert read_json(tmp_path / "evaluation" / "report.json")["export"]["rows"] == 256
+
+
+def _texts(folder: Path, rows: int) -> Input:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    pq.write_table(pa.table({"text": [f"row {n}" for n in range(rows)], "label": [0] * rows}), folder / "test.parquet")
+    return Input(folder, "texts", {}, "sha256:2")

@@ -145,8 +145,10 @@ def test_the_export_agrees_on_real_rows(evaluated: dict[str, Any], name: str) ->
     metrics, said = evaluated[name]["meta"]["metrics"], report(evaluated, name)["export"]
     assert 0 < metrics["export_max_difference"] < 1e-4
     assert metrics["export_agreement"] == 1.0
-    # three rows of each length in batches of two: one whole batch; in batches of one: three
-    assert (said["calls"], said["lengths"]) == {"bert": (2, [16, 32]), "llama": (3, [32])}[name]
+    # three rows of two lengths in batches of two: a batch of each; of one length in batches of one: three
+    assert (said["calls"], said["rows"], said["lengths"]) == {"bert": (2, 4, [16, 32]), "llama": (3, 3, [32])}[name]
+    unit = "4 rows" if name == "bert" else f"{said['compared']:,} tokens of 3 chunks"
+    assert f"100% of {unit}" in (evaluated["root"] / name / "out" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

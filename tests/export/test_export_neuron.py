@@ -58,8 +58,8 @@ def test_every_length_agrees_with_eager(exports: dict[str, Meta]) -> None:
     assert meta["max_difference"] < 1e-5
     assert meta == {
         "target": "stablehlo", "batch": 3, "lengths": [16, 32], "task": "classification", "labels": small_models.LABELS,
-        "dtype": "float32", "max_difference": meta["max_difference"],
-        "metrics": {"max_difference": meta["max_difference"]},
+        "dtype": "float32", "max_difference": meta["max_difference"], "rows_compared": 6,
+        "metrics": {"max_difference": meta["max_difference"], "rows_compared": 6},
     }  # fmt: skip
     assert exports["llama"]["meta"]["max_difference"] < 1e-4
 
@@ -177,7 +177,7 @@ def test_the_exporter_of_another_environment_is_called(tmp_path: Path) -> None:
     config = ExportConfig(target="neuron", neuron_python=stand_in(tmp_path, body))
     said: list[Meta] = []
     meta = export_neuron(config, neuron_input(tmp_path, "causal_lm"), small_models.workdir(tmp_path / "out", said))
-    assert meta["max_difference"] is None and meta["lengths"] == [128]
+    assert meta["max_difference"] is None and meta["rows_compared"] == 0 and meta["lengths"] == [128]
     assert json.loads((tmp_path / "out" / "128" / "argv.json").read_text()) == ["-m", "optimum.exporters.neuron"]
     assert any("never been run" in event.get("warn", "") for event in said)
 
