@@ -20,7 +20,7 @@ SHAPING = ("format", "tokenize")
 
 @dataclass(frozen=True)
 class Contender:
-    """A model that may be or is a champion.
+    """A model to compare with another one on the frozen rows: the champion, or the model that would replace it.
 
     Attributes:
         artifact: The model, an artifact of `consolidate`.

@@ -100,7 +100,8 @@ class ForkedGuard:
 
 
 class WarmParent:
-    """A warm parent process, seen from the flow. The constructor starts the process, which then imports its modules.
+    """A process that imports slow modules once and then forks for each stage, so that stages start at once. The constructor
+    starts it.
 
     Args:
         environ: The environment variables of the process.

@@ -32,7 +32,7 @@ def make_home(home: Path) -> None:
 
 
 def is_private(home: Path) -> bool:
-    """Return whether the file mode of the home gives other users no access."""
+    """Return whether other users of the machine can neither read nor write trnflow's home folder, by its file mode."""
     return not stat.S_IMODE(home.stat().st_mode) & OTHERS
 
 

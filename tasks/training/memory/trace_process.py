@@ -32,7 +32,7 @@ SCHEMA = 1
 
 
 class Traced(NamedTuple):
-    """The result of a trace.
+    """How much memory a training takes on one device, found by tracing one step of it without running it.
 
     Attributes:
         micro_batch: rows per replica and forward pass, with `auto` replaced by a number.
