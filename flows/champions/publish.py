@@ -1,4 +1,4 @@
-"""Publish a model, an adapter or an export: copy it to a folder or an object store.
+"""Publish a model, an adapter or an export: copy it to a folder, an object store or a hub.
 
 Only files of that one artifact are published, never predictions, reports or rows. The file that makes a folder loadable
 (`config.json`, for example) goes last, so a copy that was interrupted does not load; the same command resumes it. Credentials
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flows.champions.destinations import Report, to_folder, to_object_store
+from flows.champions.hub import CARD, SCHEME, to_hub
 from flows.champions.model_card import with_results
 from flows.runner.work_folders import workplace
 from tasks.artifact import Artifact, File, Meta
@@ -21,7 +22,6 @@ from tasks.sources.paths import local_path
 from tasks.store import Store
 
 ADAPTER = "adapter/"
-CARD = "README.md"
 
 
 class Kind(NamedTuple):
@@ -53,32 +53,43 @@ class Published:
         return dict(vars(self))
 
 
-def publish(store: Store, artifact: Artifact, what: str, to: str, evaluation: Meta | None, report: Report) -> Published:
-    """Copy a model, an adapter or an export to a folder or an object store (`s3://...`).
+def publish(
+    store: Store,
+    artifact: Artifact,
+    what: str,
+    to: str,
+    evaluation: Meta | None,
+    report: Report,
+    *,
+    replace: bool = False,
+) -> Published:
+    """Copy a model, an adapter or an export to a folder, an object store (`s3://...`) or a hub (`hf://USER/NAME`).
 
     Args:
         artifact: The model, or for `export` the exported model.
         what: `model`, `adapter` or `export`.
-        to: A new folder, or the URL of an empty prefix.
+        to: A new or empty folder, the URL of an empty prefix, or a model repository of a hub.
         evaluation: Metadata of the evaluation of exactly this model, for the published card; None if there is none.
         report: Called with a sentence for each file that is copied.
+        replace: Whether another model in the hub's repository is replaced, in one commit.
 
     Raises:
         ConfigError: The artifact has no such part, or another model lies at `to`.
         StoreError: The destination refuses or fails. What was copied stays for the next try.
     """
-    if to.startswith("hf://"):
-        raise ConfigError(
-            f"{to}: publish can't upload to a hub yet", "publish to a folder, then `hf upload USER/NAME FOLDER`"
-        )
     files = _files(artifact, what)
+    if replace and not to.startswith(SCHEME):
+        raise ConfigError(f"--replace is for {SCHEME} alone: {to} can't be replaced at once", "name a new place")
     with workplace(store.home, f"publish-{artifact.digest[7:19]}") as work:
         part = Artifact(artifact.digest, artifact.kind, artifact.meta, files)
         folder = store.checkout(part, work / "files")
         _write_card(folder, to, evaluation)
         names = _ordered([path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()], what)
         size = sum((folder / name).stat().st_size for name in names)
-        if (path := local_path(to)) is None:
+        if to.startswith(SCHEME):
+            summary = f"Publish {what} {artifact.digest[:19]}"
+            copied = to_hub(folder, names, to, summary, replace, report)
+        elif (path := local_path(to)) is None:
             copied = to_object_store(folder, names, to, report)
         else:
             copied = to_folder(folder, names, path, report)

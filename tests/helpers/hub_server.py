@@ -1,4 +1,6 @@
-"""A hub of one repository, `me/set`, on this machine: enough of the hub's interface for the real client libraries."""
+"""A hub of one repository on this machine: enough of the hub's interface for the real client libraries to read from it.
+
+`tests.helpers.hub_uploads` is a hub that also takes uploads."""
 
 from __future__ import annotations
 
@@ -7,39 +9,48 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 COMMIT = "a" * 40
 
 
 class Hub(ThreadingHTTPServer):
-    """files: path -> bytes; kind: `datasets` or `models`."""
+    """A hub.
+
+    files: path -> bytes; kind: `datasets` or `models`; repo: the repository's name; head: its newest commit;
+    large: the files that are stored as large files (LFS), by their SHA-256."""
 
     files: dict[str, bytes]
     kind: str
+    repo: str = "me/set"
+    head: str = COMMIT
+    large: Mapping[str, bytes] = {}
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
-        api = f"/api/{self.server.kind}/me/set"
-        resolved = re.fullmatch(r"(?:/datasets)?/me/set/resolve/[^/]+/(.+)", path)
-        if path == f"{api}/revision/main" or path == f"{api}/revision/{COMMIT}":
+        repo, head = self.server.repo, self.server.head
+        api = f"/api/{self.server.kind}/{repo}"
+        resolved = re.fullmatch(rf"(?:/datasets)?/{repo}/resolve/[^/]+/(.+)", path)
+        tree = re.fullmatch(rf"{api}/tree/(?:main|{head})/?(.*)", path)
+        if path in (api, f"{api}/revision/main", f"{api}/revision/{head}"):
             siblings = [{"rfilename": name} for name in self.server.files]
-            self._json({"id": "me/set", "sha": COMMIT, "private": False, "tags": [], "siblings": siblings})
+            self._json({"id": repo, "sha": head, "private": False, "tags": [], "siblings": siblings})
         elif path.startswith(f"{api}/revision/"):
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         elif path.startswith(f"/api/{self.server.kind}/secret/"):
             self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
-        elif path.startswith(f"{api}/tree/{COMMIT}"):
-            self._json(self._tree(path.removeprefix(f"{api}/tree/{COMMIT}").strip("/")))
+        elif tree:
+            self._json(self._tree(tree[1], "recursive=true" in self.path.lower()))
         elif resolved and resolved[1] in self.server.files:
             body = self.server.files[resolved[1]]
-            self._send(200, body, {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": COMMIT})
+            self._send(200, body, {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": head})
         else:
             self._send(404, b"{}", {"X-Error-Code": "EntryNotFound" if resolved else "RepoNotFound"})
 
@@ -59,18 +70,26 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _tree(self, folder: str) -> list[dict[str, object]]:
-        """One level of the repository."""
+    def _tree(self, folder: str, recursive: bool) -> list[dict[str, object]]:
+        """The files and folders in a folder of the repository; recursive: also those below them."""
         entries: dict[str, dict[str, object]] = {}
         prefix = f"{folder}/" if folder else ""
         for name, body in self.server.files.items():
             if not name.startswith(prefix):
                 continue
             head, _, below = name.removeprefix(prefix).partition("/")
-            oid = hashlib.sha1(body).hexdigest()
-            file = {"type": "file", "path": name, "size": len(body), "oid": oid}
-            entries[head] = {"type": "directory", "path": prefix + head, "oid": COMMIT} if below else file
+            if below:
+                entries[head] = {"type": "directory", "path": prefix + head, "oid": COMMIT}
+            if recursive or not below:
+                entries[name] = self._entry(name, body)
         return list(entries.values())
+
+    def _entry(self, name: str, body: bytes) -> dict[str, object]:
+        """A file as the hub lists it: its git digest, and of a large file its SHA-256."""
+        oid = hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()
+        digest = hashlib.sha256(body).hexdigest()
+        large = {"lfs": {"oid": digest, "size": len(body), "pointerSize": 134}} if digest in self.server.large else {}
+        return {"type": "file", "path": name, "size": len(body), "oid": oid, **large}
 
 
 @contextlib.contextmanager

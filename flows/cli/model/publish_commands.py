@@ -1,4 +1,4 @@
-"""`trnflow publish`: copy a model, an adapter or an export to a folder or an object store."""
+"""`trnflow publish`: copy a model, an adapter or an export to a folder, an object store or a hub."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
     """Add `publish` to the parser. sub: argparse's collection of commands; store: the arguments of commands that read a
     store."""
     send = sub.add_parser(
-        "publish", parents=[store], help="copy a model, an adapter or an export to a folder or s3://..."
+        "publish", parents=[store], help="copy a model, an adapter or an export to a folder, s3://... or a hub"
     )
     send.add_argument(
         "recipe", metavar="RECIPE|RUN|DIGEST", help="what made the model, or its digest; or RECIPE@champion"
     )
     send.add_argument("--on", metavar="HARDWARE", help="the model that was trained on this hardware")
-    send.add_argument("to", metavar="DIR|s3://...")
+    send.add_argument("to", metavar="DIR|s3://...|hf://USER/NAME")
     send.add_argument("--what", choices=[*STAGES], default="model", help="what is published (%(default)s)")
+    send.add_argument(
+        "--replace", action="store_true", help="replace another model in a hub's repository, whose history keeps it"
+    )
     send.set_defaults(command=publish)
 
 
@@ -36,7 +39,7 @@ def publish(options: Namespace) -> int:
 
     store, artifact, _ = named_model(options, (STAGES[options.what],))
     evaluation = None if options.what == "export" else evaluation_of(store, artifact.digest)
-    done = publish_artifact(store, artifact, options.what, options.to, evaluation, _say)
+    done = publish_artifact(store, artifact, options.what, options.to, evaluation, _say, replace=options.replace)
     text = f"published {done.what} {done.artifact[:19]} to {done.to}: {done.files} files, {done.bytes / 1e6:.1f} MB"
     emit(options, done.to_json(), f"{text}{'' if done.copied else ' (all there already)'}\n")
     return 0

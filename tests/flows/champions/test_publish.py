@@ -208,11 +208,6 @@ def test_an_object_store_gets_the_config_last_and_is_resumed(store: Store, tmp_p
         sent(store, artifact, "s3://no-such-bucket-here/tiny")
 
 
-def test_a_hub_is_refused_before_anything_is_sent(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="can't upload to a hub yet"):
-        sent(store, model(store, tmp_path / "made"), "hf://me/tiny")
-
-
 def test_a_card_without_metadata_gets_results_too() -> None:
     text = with_results("# A model\n", "tiny", EVALUATION)
     assert "model-index" in text and text.endswith("# A model\n")

@@ -1,0 +1,199 @@
+"""Publish a model, an adapter or an export as a model repository on a Hugging Face hub, by the hub's own client.
+
+Large files are uploaded first: nobody sees them before a commit names them, and the hub takes none of them twice, so the same
+command goes on after an interruption. The file that makes the folder loadable has a commit of its own, the last one. If the
+repository holds another model, publishing is refused or, with `replace`, one commit replaces it: whoever loads the repository
+gets the old model or the new one, and its history keeps the old one.
+
+The token is the one that the client finds (HF_TOKEN, or `hf auth login`), the hub is HF_ENDPOINT. Xet, the hub's newer way to
+store large files, is switched off; uploads through it were never tested.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flows.champions.destinations import Report
+from tasks.errors import ConfigError, StoreError
+from tasks.keys.hash_cache import sha256_file
+from tasks.system.redaction import know, scrub
+
+SCHEME = "hf://"
+CARD = "README.md"
+OWN = frozenset({".gitattributes"})
+"""Files that the hub makes itself."""
+
+Listing = dict[str, Any]
+"""{path: the client's RepoFile}."""
+
+
+def repository_of(to: str) -> str:
+    """Return `USER/NAME` of `hf://USER/NAME`. ConfigError when it is no name of a model repository."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    name = to.removeprefix(SCHEME).rstrip("/")
+    try:
+        validate_repo_id(name)
+        if name.count("/") != 1:
+            raise HFValidationError(name)
+    except HFValidationError as error:
+        raise ConfigError(f"{to} is no name of a model repository", "name it as hf://USER/NAME") from error
+    return name
+
+
+def to_hub(folder: Path, names: list[str], to: str, summary: str, replace: bool, report: Report) -> int:
+    """Upload files to a model repository, which is made if it is missing, and return how many were not there already.
+
+    Args:
+        folder: Where the files are.
+        names: Their paths below `folder`; the file that makes the folder loadable is the last.
+        to: `hf://USER/NAME`.
+        summary: The message of the commits.
+        replace: Whether another model in the repository is replaced.
+        report: Called with a sentence for each upload.
+
+    Raises:
+        ConfigError: `to` is no repository's name, or the repository holds other files and `replace` is not set.
+        StoreError: The hub refuses, fails or can't be reached, or did not keep what was sent. The repository loads what it
+            loaded before.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import get_token
+
+    repo, api = repository_of(to), HfApi()
+    know(get_token() or "")
+    with _hub_errors(to), _client_options():
+        api.create_repo(repo, exist_ok=True)
+        head, there = _listed(api, repo)
+        missing = [name for name in names if not _is_there(there.get(name), folder / name)]
+        foreign = _foreign(there, names, missing)
+        if foreign and not replace:
+            raise ConfigError(
+                f"{to} holds {foreign[0]}, which is not of this model",
+                "name a new repository, or replace what it holds by --replace (its history keeps it)",
+            )
+        _upload(api, repo, head, folder, missing, _commits(names, missing, there), summary, report)
+        _check(api, to, repo, folder, names)
+    return len(missing)
+
+
+def _foreign(there: Listing, names: list[str], missing: list[str]) -> list[str]:
+    """The files of the repository that are not of this model. Its card may be another, and while the repository does not load,
+    a file of the same name too."""
+    other = _others(there, names)
+    if names[-1] in there:
+        other += [name for name in missing if name in there and name != CARD]
+    return other
+
+
+def _others(there: Listing, names: list[str]) -> list[str]:
+    """The files of the repository that have other names than this model's."""
+    return sorted(set(there) - set(names) - OWN - {CARD})
+
+
+def _commits(names: list[str], missing: list[str], there: Listing) -> list[tuple[list[str], list[str]]]:
+    """What is to be committed, as (files to add, files to delete) of each commit."""
+    loadable, stale = names[-1], _others(there, names)
+    if loadable in there or loadable not in missing:
+        return [(missing, stale)]
+    return [([name for name in missing if name != loadable], stale), ([loadable], [])]
+
+
+def _upload(
+    api: Any, repo: str, head: str, folder: Path, missing: list[str],
+    commits: list[tuple[list[str], list[str]]], summary: str, report: Report,
+) -> None:  # fmt: skip
+    """Upload large files, then commit. A commit whose parent is no longer the repository's newest is refused by the hub."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    added = {name: CommitOperationAdd(name, str(folder / name)) for name in missing}
+    for name, operation in added.items():
+        report(f"uploading {name}")
+        api.preupload_lfs_files(repo, [operation], free_memory=False)
+    for names, stale in commits:
+        operations = [
+            *(added[name] for name in names),
+            *(CommitOperationDelete(name, is_folder=False) for name in stale),
+        ]
+        if operations:
+            report(f"committing {len(operations)} files")
+            head = api.create_commit(repo, operations, commit_message=summary, parent_commit=head).oid
+
+
+def _listed(api: Any, repo: str) -> tuple[str, Listing]:
+    """The newest commit of the repository, and its files."""
+    head = str(api.repo_info(repo).sha)
+    files = api.list_repo_tree(repo, recursive=True, revision=head)
+    return head, {file.path: file for file in files if hasattr(file, "blob_id")}
+
+
+def _is_there(listed: Any, file: Path) -> bool:
+    """Whether the repository's file has the bytes of `file`. The hub knows large files by SHA-256, others by git's digest."""
+    if listed is None or listed.size != file.stat().st_size:
+        return False
+    if listed.lfs:
+        return bool(sha256_file(file) == f"sha256:{listed.lfs.sha256}")
+    data = file.read_bytes()
+    return bool(hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == listed.blob_id)
+
+
+def _check(api: Any, to: str, repo: str, folder: Path, names: list[str]) -> None:
+    """Ask the hub what the repository holds now. A hub leaves out files that the repository's .gitignore names."""
+    there = _listed(api, repo)[1]
+    lost = next((name for name in names if not _is_there(there.get(name), folder / name)), None)
+    if lost is not None:
+        raise StoreError(
+            f"{to} does not hold {lost} as it was sent", "look at the repository (its .gitignore?), then publish again"
+        )
+
+
+@contextmanager
+def _client_options() -> Iterator[None]:
+    """Context in which the client uploads large files by LFS, and shows its progress bars on a terminal alone."""
+    from huggingface_hub import constants, utils
+
+    hidden = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
+    before, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True
+    if hidden:
+        utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_XET = before
+        if hidden:
+            utils.enable_progress_bars()
+
+
+@contextmanager
+def _hub_errors(to: str) -> Iterator[None]:
+    """Context that turns errors of the hub's client into one StoreError that says what the user can do."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    known = (OSError, ValueError, RuntimeError, *HfHubHTTPError.__bases__)
+    try:
+        yield
+    except known as error:
+        cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error  # of an upload's thread
+        status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else 0
+        said = (getattr(cause, "server_message", None) or str(cause) or type(cause).__name__).strip().splitlines()[0]
+        raise StoreError(f"publishing to {to} failed: {scrub(said)[:200]}", _fix(status, to)) from error
+
+
+def _fix(status: int, to: str) -> str:
+    from huggingface_hub.utils import get_token
+
+    if status in (401, 403, 404) and not get_token():
+        return "`hf auth login` or set HF_TOKEN: no token was found, and publishing needs one that may write"
+    if status == 401:
+        return "the hub does not know the token (HF_TOKEN, else that of `hf auth login`): make a new one that may write"
+    if status in (402, 403, 404):
+        return f"check the name, the quota, and that the token may write to {to.removeprefix(SCHEME)}"
+    if status == 412:
+        return "somebody else changed the repository: look at it, then run the same command again"
+    return "check the network and HF_ENDPOINT; the same command goes on with what is uploaded"
