@@ -1,15 +1,14 @@
 """Stage `consolidate`: turn a sharded checkpoint into a Hugging Face folder that `AutoModel*.from_pretrained` loads.
 
-A checkpoint of LoRA or of a trained head holds only the trained tensors. For such a checkpoint the base model is read
-again, its trained tensors are replaced, and LoRA's updates are added. For LoRA the adapter is also written, to `adapter/`,
-in peft's format.
+A checkpoint of LoRA or of a trained head holds only the trained tensors. The others are read from the base model, and
+LoRA's updates are added to them. For LoRA the adapter is also written, to `adapter/`, in peft's format.
 
 `trnflow.json` says how rows were formatted for training, and a chat template of the recipe becomes the tokenizer's.
 
 Weights are joined and written one tensor at a time, into safetensors files of at most `max_shard_size`. Then each tensor is
-compared with the checkpoint's, and the model computes one row with the memory-mapped files. This takes memory for a few
-copies of the largest tensor, and, if only a part was trained, for one copy of the base model. Fails with ModelError when
-a tensor is missing, unexpected, different or not finite, or the logits are not finite.
+compared with the checkpoint's, and the model computes one row with the memory-mapped files. This takes memory for one
+copy of the largest tensor, LoRA's merge included (two if the family joins tensors when it loads them, as Mixtral does with its
+experts). Fails with ModelError when a tensor is missing, unexpected, different or not finite, or the logits are not finite.
 """
 
 from __future__ import annotations
@@ -19,27 +18,30 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import field_validator
 
 from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.config import StageConfig
 from tasks.data.format.row_format import FILE, row_format
-from tasks.model_folder.check import check_finite, check_folder, check_shapes
+from tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
 from tasks.model_folder.model_card import write_card
 from tasks.model_folder.older_config import older_keys
 from tasks.model_folder.published_weights import PublishedWeights, model_without_values
 from tasks.model_folder.settings_files import generation_settings, positions_of, write_tokenizer
 from tasks.sources.model_source import generation_config
 from tasks.stage import Keyed, Workdir, read_json, stage, write_json
-from tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights, Weights, write_adapter
+from tasks.training.checkpoint.merged_weights import (
+    CheckpointWeights,
+    MergedWeights,
+    Weights,
+    base_weights,
+    write_adapter,
+)
 from tasks.training.checkpoint.warm_start import starting_from
 from tasks.training.model.lora import CONFIG
 from tasks.training.model.pretrained import auto_class
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SCHEMA = 1
 
@@ -103,27 +105,28 @@ def consolidate(
 
     base, name = model, None if warm_start else model.identity.get("name")  # what the weights began with has that name
     stored, model = CheckpointWeights(Reader(shards.path)), starting_from(model, warm_start)
-    weights: Weights = MergedWeights(shards, model, stored) if _is_partial(shards.meta) else stored
     settings = AutoConfig.for_model(**read_json(shards.path / "config.json"))
     # version 4.57 reads its own keys in place of newer ones
     document = {**read_json(shards.path / "config.json"), **older_keys(settings.to_dict()), "dtype": config.dtype}
     write_json(out.path / "config.json", document)
     empty = model_without_values(shards.meta["task"], settings)
+    weights: Weights = stored
+    if _is_partial(shards.meta):
+        weights = MergedWeights(shards, base_weights(model, empty), stored, empty)
     check_shapes(weights, empty)
     published = PublishedWeights(weights, empty)
     sizes = {name: math.prod(published.shape(name)) for name in published.names}
     if shards.meta["task"] == "causal_lm":
         write_json(out.path / "generation_config.json", generation_settings(document, generation_config(base)))
     write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty))
-    tensors = _tensors(published, config.dtype, out)
-    _write_shards(out.path, _grouped(sizes, config), published, tensors, config.dtype)
+    _write_shards(out, _grouped(sizes, config), published, config.dtype)
     if (shards.path / CONFIG).exists():
         write_adapter(out.path / "adapter", shards, model, stored, config.dtype)
         write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty))
         write_card(out.path / "adapter", shards.meta, document, name, adapter=True)
     _write_row_format(_row_format(texts, tokens), out)
     write_card(out.path, shards.meta, document, name)
-    check_folder(out.path, auto_class(shards.meta["task"]), settings, published, config.dtype)
+    check_folder(out, auto_class(shards.meta["task"]), settings, published, config.dtype)
     return {
         "task": shards.meta["task"],
         "labels": shards.meta["labels"],
@@ -158,17 +161,6 @@ def _is_partial(meta: Meta) -> bool:
     return bool(meta.get("method", "full") != "full")
 
 
-def _tensors(weights: Weights, dtype: str, out: Workdir) -> Iterator[tuple[str, Tensor]]:
-    import torch
-
-    names = weights.names
-    for done, name in enumerate(names, start=1):
-        value = weights.tensor(name).to(getattr(torch, dtype))
-        check_finite(name, value, dtype)
-        yield name, value
-        out.progress(done, len(names), "tensors")
-
-
 def _grouped(sizes: dict[str, int], config: ConsolidateConfig) -> list[list[str]]:
     """Return the names in order, in groups that each fit one file of `max_shard_size`."""
     limit, width = _bytes(config.max_shard_size), WIDTHS[config.dtype][1]
@@ -183,42 +175,44 @@ def _grouped(sizes: dict[str, int], config: ConsolidateConfig) -> list[list[str]
     return groups
 
 
-def _write_shards(
-    folder: Path, groups: list[list[str]], weights: Weights, tensors: Iterator[tuple[str, Tensor]], dtype: str
-) -> None:
+def _write_shards(out: Workdir, groups: list[list[str]], weights: Weights, dtype: str) -> None:
     files = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     if len(groups) == 1:
         files = ["model.safetensors"]
+    done, count = 0, sum(map(len, groups))
     for file, group in zip(files, groups, strict=True):
-        shapes = {name: weights.shape(name) for name in group}
-        _write_safetensors(folder / file, shapes, dtype, tensors)
+        for _ in _write_safetensors(out.path / file, group, weights, dtype):
+            done += 1
+            out.progress(done, count, "tensors")
     if len(groups) > 1:
         width = WIDTHS[dtype][1]
         total = sum(math.prod(weights.shape(name)) * width for group in groups for name in group)
         where = {name: file for file, group in zip(files, groups, strict=True) for name in group}
-        write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+        write_json(out.path / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
 
 
-def _write_safetensors(
-    file: Path, shapes: dict[str, tuple[int, ...]], dtype: str, tensors: Iterator[tuple[str, Tensor]]
-) -> None:
-    """Write the format's header, then each tensor's bytes as it is read, in the header's order."""
+def _write_safetensors(file: Path, names: list[str], weights: Weights, dtype: str) -> Iterator[str]:
+    """Write the format's header, then each tensor's bytes in the header's order, and yield its name.
+
+    A tensor is changed to `dtype` a piece at a time, so that no second copy of it is in memory. Raise ModelError when it is
+    not finite."""
     import torch
 
     kind, width = WIDTHS[dtype]
     header: Meta = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * width
-        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+    for name in names:
+        start, end = end, end + math.prod(weights.shape(name)) * width
+        header[name] = {"dtype": kind, "shape": list(weights.shape(name)), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as handle:
         handle.write(len(text).to_bytes(8, "little") + text)
-        for name in shapes:
-            found, tensor = next(tensors)
-            assert found == name
-            handle.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for name in names:
+            for piece in pieces(weights.tensor(name), getattr(torch, dtype)):
+                check_finite(name, piece, dtype)
+                handle.write(piece.view(torch.uint8).numpy().data)
+            yield name
 
 
 def _bytes(size: str) -> int:

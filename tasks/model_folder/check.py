@@ -1,24 +1,37 @@
 """Check a written model folder against the checkpoint, tensor by tensor, and compute one batch with it.
 
 The files' weights are memory-mapped, so they are in the page cache, which the system frees when it needs to: beyond that,
-the check takes memory for two copies of the largest tensor. Only a family whose published names differ from its
-parameters' is loaded whole for the batch.
+the check takes memory for one copy of the largest tensor. Parameters that a family joins from several stored tensors, as
+Mixtral's experts, are written to a temporary file and mapped from there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.errors import ModelError
 from tasks.model_folder.published_weights import PublishedWeights
+from tasks.stage import Workdir
 from tasks.training.checkpoint.merged_weights import Weights
+from tasks.training.checkpoint.pretrained_weights import PretrainedWeights
+from tasks.training.checkpoint.shards import save_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TOKENS = 16
 """The most tokens of the row that is computed."""
+PIECE = 1 << 22
+"""The most numbers of a tensor that are changed to another type at once."""
+
+
+def pieces(value: Tensor, dtype: Any) -> Iterator[Tensor]:
+    """Yield the numbers of a tensor in order, as `dtype`, in flat pieces of at most `PIECE`."""
+    flat = value.reshape(-1)
+    for start in range(0, len(flat), PIECE):
+        yield flat[start : start + PIECE].to(dtype)
 
 
 def check_shapes(weights: Weights, model: Any) -> None:
@@ -57,22 +70,22 @@ def check_finite(name: str, value: Tensor, dtype: str) -> None:
         )
 
 
-def check_folder(folder: Path, model_class: Any, config: Any, weights: PublishedWeights, dtype: str) -> None:
-    """Raise ModelError unless the files in `folder` hold exactly `weights`, and the model computes finite logits.
+def check_folder(out: Workdir, model_class: Any, config: Any, weights: PublishedWeights, dtype: str) -> None:
+    """Raise ModelError unless the files in `out` hold exactly `weights`, and the model computes finite logits.
 
     model_class: such as AutoModelForCausalLM; config: transformers' config of the model; dtype: the type of the files."""
     import torch
 
-    wanted, stored = getattr(torch, dtype), _mapped(folder)
+    wanted, stored = getattr(torch, dtype), _mapped(sorted(out.path.glob("model*.safetensors")))
     different = sorted(stored.keys() ^ set(weights.names)) or [
-        name for name in weights.names if not torch.equal(stored[name], weights.tensor(name).to(wanted))
+        name for name in weights.names if not _equal(stored[name], weights, name)
     ]
     if different:
         raise ModelError(
             f"the written weights are not those of the checkpoint: {', '.join(different[:3])}",
             "run the stage again; if this repeats, report it with the recipe",
         )
-    model = _loaded(folder, model_class, config, stored, wanted)
+    model = _loaded(out, model_class, config, wanted)
     row = torch.arange(_row_length(config)).remainder(config.get_text_config().vocab_size)[None]
     with torch.inference_mode():
         logits = model.eval()(input_ids=row, attention_mask=torch.ones_like(row)).logits
@@ -83,26 +96,41 @@ def check_folder(folder: Path, model_class: Any, config: Any, weights: Published
         )
 
 
-def _mapped(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a folder's safetensors files by name. They are read from disk when they are used."""
+def _equal(stored: Tensor, weights: PublishedWeights, name: str) -> bool:
+    import torch
+
+    if tuple(stored.shape) != weights.shape(name):
+        return False
+    wanted = pieces(weights.tensor(name), stored.dtype)
+    return all(torch.equal(*pair) for pair in zip(pieces(stored, stored.dtype), wanted, strict=True))
+
+
+def _mapped(files: list[Path]) -> dict[str, Tensor]:
+    """Return the tensors of safetensors files by name. They are read from disk when they are used."""
     from safetensors.torch import load_file
 
-    return {
-        name: value for file in sorted(folder.glob("model*.safetensors")) for name, value in load_file(file).items()
-    }
+    return {name: value for file in files for name, value in load_file(file).items()}
 
 
-def _loaded(folder: Path, model_class: Any, config: Any, stored: dict[str, Tensor], dtype: Any) -> Any:
-    """Return the model with the tensors of `stored` as its parameters, not copies of them.
+def _loaded(out: Workdir, model_class: Any, config: Any, dtype: Any) -> Any:
+    """Return the model with mapped tensors as its parameters, not copies of them.
 
     The model is built without initial values, so that memory for them is reserved and not used."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
         model = model_class.from_config(config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False)
-    if {name for name, _ in model.named_parameters()} != stored.keys():
-        return model_class.from_pretrained(folder, dtype=dtype)
-    model.load_state_dict(stored, strict=False, assign=True)
+    model.tie_weights()  # of parameters that share their values only one has a name
+    written = PretrainedWeights(out.path, model)
+    found: dict[str, Tensor] = {}
+    for number, (name, _) in enumerate(model.named_parameters()):
+        if written.is_converted(name):
+            file = out.scratch / f"joined-{number}.safetensors"
+            save_tensors(file, {name: written.tensor(name).contiguous()})
+            found |= _mapped([file])
+        else:
+            found[name] = written.tensor(name)
+    model.load_state_dict(found, strict=False, assign=True)
     model.tie_weights()
     return model
 

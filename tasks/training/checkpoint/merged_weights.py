@@ -1,32 +1,31 @@
 """Build the weights of a whole trained model, which the stage `consolidate` writes.
 
-They come from a checkpoint that holds all parameters, or, when only a part was trained, from the base model with the
-trained parameters put in. LoRA's updates are added by peft's `merge`, in fp32. Putting parameters in takes memory for
-one copy of the base model.
+They come from a checkpoint that holds all parameters, or, when only a part was trained, from the base model, with the
+trained parameters in place of its own and LoRA's updates added in fp32. Weights are read and merged one at a time, when they
+are asked for: this takes memory for the largest of them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tasks.artifact import Input, Source
+from tasks.artifact import Input, Meta, Source
 from tasks.errors import ModelError
+from tasks.sources.model_source import model_folder
 from tasks.stage import read_json, write_json
-from tasks.training.checkpoint.warm_start import load_start
-from tasks.training.model.lora import BASE, CONFIG, A, B, adapter_name
-from tasks.training.model.pretrained import OPTIONS, auto_class, load_pretrained
+from tasks.training.checkpoint.pretrained_weights import PretrainedWeights
+from tasks.training.checkpoint.shards import Reader
+from tasks.training.model.lora import CONFIG, A, B, adapter_name
 from tasks.training.shared_types import PARAMETER
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks.training.checkpoint.shards import Reader
-
 
 class Weights(Protocol):
-    """Interface that `CheckpointWeights` and `MergedWeights` implement: the weights of a whole model in fp32, by
-    transformers' parameter names."""
+    """Interface that `CheckpointWeights` and `MergedWeights` implement: the weights of a whole model by
+    transformers' parameter names, in fp32 or the type of a base model's file."""
 
     @property
     def names(self) -> list[str]: ...
@@ -45,6 +44,10 @@ class CheckpointWeights:
     def names(self) -> list[str]:
         return [name.removeprefix(PARAMETER) for name in self._reader.names]
 
+    def has(self, name: str) -> bool:
+        """Return whether the checkpoint holds the parameter `name`."""
+        return self._reader.has(PARAMETER + name)
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._reader.shape(PARAMETER + name)
 
@@ -54,33 +57,84 @@ class CheckpointWeights:
 
 class MergedWeights:
     """The weights of a model of which a part was trained: the base model's, with trained parameters replaced and LoRA's
-    updates added.
+    updates added, each when it is asked for.
 
     Args:
         shards: the artifact of `train`.
-        model: the base model.
+        base: the parameters of the base model.
         stored: the trained parameters in `shards`.
+        model: the model without values (on the "meta" device), which gives names and shapes.
+
+    Raises ModelError when a trained parameter is none of the model's, or a parameter is neither trained nor in the base.
     """
 
-    def __init__(self, shards: Input, model: Source, stored: CheckpointWeights) -> None:
-        trained = _base_model(shards, model)
-        _fill(trained, stored)
-        _merge(trained)
-        self._tensors: dict[str, Tensor] = {
-            name.replace(f"{BASE}.", "."): parameter.detach()
-            for name, parameter in trained.named_parameters()
-            if not name.rpartition(".")[0].endswith((A, B))
+    def __init__(self, shards: Input, base: BaseWeights, stored: CheckpointWeights, model: Any) -> None:
+        self._base, self._stored = base, stored
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        self._trained = set(stored.names)
+        self._lora = _lora_settings(shards.path)
+        known = self._shapes.keys() | {
+            f"{name.removesuffix('.weight')}{part}.weight" for name in self._shapes for part in (A, B)
         }
+        if unknown := sorted(self._trained - known):
+            raise ModelError(
+                f"{unknown[0]} was trained, and {type(model).__name__} as read from model.source now has no such parameter",
+                "run train again: its checkpoint is of another architecture",
+            )
+        lacking = [name for name in self.names if name not in self._trained and not base.has(name)]
+        if lacking:
+            raise ModelError(
+                f"the base model's weights lack {len(lacking)} tensors of {type(model).__name__}, such as {lacking[0]}",
+                "check model.source, or train.warm_start_from, against the checkpoint",
+            )
 
     @property
     def names(self) -> list[str]:
-        return sorted(self._tensors)
+        return sorted(self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
+        return self._shapes[name]
 
     def tensor(self, name: str) -> Tensor:
-        return self._tensors[name]
+        """Return a parameter. An untrained one is in the type of the base's file and takes no memory of the process; one
+        that LoRA adapted takes its own size in fp32."""
+        if name in self._trained:
+            return self._stored.tensor(name)
+        value = self._base.tensor(name)
+        if tuple(value.shape) != self.shape(name):
+            raise ModelError(
+                f"{name} of the base model has shape {list(value.shape)}, and the trained model {list(self.shape(name))}",
+                "run train again: its checkpoint is of another architecture",
+            )
+        layer = name.removesuffix(".weight")
+        if f"{layer}{A}.weight" not in self._trained:
+            return value
+        return self._update(layer).add_(value)
+
+    def _update(self, layer: str) -> Tensor:
+        """Return what LoRA adds to the weight of a layer, in fp32: alpha / rank * B A, as peft's `merge` computes it."""
+        first, second = (self._stored.tensor(f"{layer}{part}.weight").float() for part in (A, B))
+        # the product is written in the order of the weight, so that none of it is copied
+        product = first.T @ second.T if self._lora["fan_in_fan_out"] else second @ first
+        return product.mul_(self._lora["lora_alpha"] / self._lora["r"])
+
+
+class BaseWeights(Protocol):
+    """Interface that `PretrainedWeights` and `CheckpointWeights` implement: the parameters of a base model, by
+    transformers' parameter names."""
+
+    def has(self, name: str) -> bool: ...
+    def tensor(self, name: str) -> Tensor: ...
+
+
+def base_weights(model: Source, empty: Any) -> BaseWeights:
+    """Return the weights that training began with, read one at a time.
+
+    model: from `starting_from`; empty: the model without values (on the "meta" device)."""
+    folder = (model.location["model"] or {}).get("checkpoint")
+    if folder is not None:
+        return CheckpointWeights(Reader(Path(folder)))
+    return PretrainedWeights(cast(Path, model_folder(model)), empty)
 
 
 def write_adapter(folder: Path, shards: Input, model: Source, trained: CheckpointWeights, dtype: str) -> None:
@@ -107,40 +161,6 @@ def write_adapter(folder: Path, shards: Input, model: Source, trained: Checkpoin
     write_json(folder / CONFIG, {**read_json(shards.path / CONFIG), **base})
 
 
-def _base_model(shards: Input, model: Source) -> Any:
-    """Return the model that training began with, with peft's layers where LoRA trained it."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(shards.path, trust_remote_code=False)
-    if model.identity["weights"] is None:
-        found = auto_class(shards.meta["task"]).from_config(config, **OPTIONS)
-        load_start(model, found)
-    else:
-        found, _ = load_pretrained(shards.meta["task"], config, model, **OPTIONS)
-    if (shards.path / CONFIG).exists():
-        import peft
-
-        settings = peft.LoraConfig.from_pretrained(str(shards.path))
-        settings.modules_to_save = None  # the head's weights are copied into the model's own head
-        peft.inject_adapter_in_model(settings, found)
-    return found
-
-
-def _fill(model: Any, trained: CheckpointWeights) -> None:
-    import torch
-
-    parameters = dict(model.named_parameters())
-    for name in trained.names:
-        if name not in parameters:
-            raise ModelError(
-                f"{name} was trained, and {type(model).__name__} as read from model.source now has no such parameter",
-                "run train again: its checkpoint is of another architecture",
-            )
-        with torch.no_grad():
-            parameters[name].copy_(trained.tensor(name))
-
-
-def _merge(model: Any) -> None:
-    for module in model.modules():
-        if hasattr(module, "lora_A"):
-            module.merge()
+def _lora_settings(shards: Path) -> Meta:
+    """Return peft's settings of the checkpoint in `shards`; {} if it is not of LoRA."""
+    return read_json(shards / CONFIG) if (shards / CONFIG).exists() else {}

@@ -139,6 +139,10 @@ class Reader:
         """The names of all tensors, sorted."""
         return sorted(self._tensors)
 
+    def has(self, name: str) -> bool:
+        """Return whether the checkpoint holds the tensor `name`."""
+        return name in self._tensors
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the whole shape of a tensor."""
         return tuple(self._tensors[name]["shape"])
@@ -147,7 +151,7 @@ class Reader:
         """Return the whole tensor on the CPU. Raise ModelError when the checkpoint lacks it or a part of it."""
         import torch
 
-        if name not in self._tensors:
+        if not self.has(name):
             raise ModelError(f"the checkpoint {self._folder} holds no tensor {name}", REMOVE)
         whole: Tensor | None = None
         filled = 0

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.artifact import Input
+from tasks.artifact import Input, Source
 from tasks.errors import ModelError
+from tasks.model_folder.published_weights import model_without_values
 from tasks.stage import write_json
 from tasks.train import TrainConfig
-from tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights
+from tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights, base_weights
 from tasks.training.checkpoint.shards import Reader, write
 from tasks.training.model.adapters import adapt, adapter_document
 from tasks.training.model.build import build
@@ -24,6 +25,14 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positi
 QWEN2 = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True}
 ALL = {"method": "lora", "lora": {"rank": 4, "alpha": 12, "targets": "all-linear"}}
 IDS = torch.arange(3, 19)[None]
+
+
+def merged_weights(shards: Input, base: Source) -> MergedWeights:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(shards.path)
+    empty = model_without_values(shards.meta["task"], config)
+    return MergedWeights(shards, base_weights(base, empty), CheckpointWeights(Reader(shards.path)), empty)
 
 
 def checkpoint(folder: Path, config: TrainConfig, built: Built) -> Input:
@@ -63,7 +72,7 @@ def test_merged_weights_are_the_trained_model(
     plain = build(base, packed, seed=0, weights=True)
     trained = adapt(config, build(base, packed, seed=0, weights=True))
     shards = checkpoint(tmp_path / "checkpoint", config, trained)
-    merged = MergedWeights(shards, base, CheckpointWeights(Reader(shards.path)))
+    merged = merged_weights(shards, base)
     assert merged.names == sorted(plain.parameters())
     with torch.no_grad():
         before = plain.model.eval()(IDS).logits
@@ -83,4 +92,4 @@ def test_a_base_of_another_architecture_is_refused(tmp_path) -> None:
     with pytest.raises(
         ModelError, match=r"klassifier.weight was trained, and BertForSequenceClassification .* no such"
     ):
-        MergedWeights(shards, base, CheckpointWeights(Reader(shards.path)))
+        merged_weights(shards, base)

@@ -1,0 +1,142 @@
+"""Read the weights of a Hugging Face folder one parameter at a time, by the names of transformers' parameters.
+
+The names in the files are those that transformers publishes, or older ones: some parameters have another name in the model
+(`embed_out` of GPT-NeoX is `lm_head`), some are made of several tensors (the experts of a mixture). `from_pretrained`
+applies the same rules, to a whole model at once. Files are memory-mapped: a parameter that is one stored tensor takes no
+memory of the process, and one that is made of several takes its own size, and as much while it is made.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILES = "*.safetensors"
+
+
+class PretrainedWeights:
+    """The parameters of a model that a folder's safetensors files hold, each read when it is asked for.
+
+    folder: the files; model: the model without values (on the "meta" device), which gives names and rules."""
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        self._model = model
+        self._converters: dict[str, Any] = {}
+        self._sources: dict[str, list[tuple[str, str]]] = {}
+        self._files = _stored(folder)
+        self._last: tuple[str, dict[str, Tensor]] = ("", {})
+        self._list_sources()
+        self._aliases = _aliases(model)
+
+    def has(self, name: str) -> bool:
+        """Return whether the files hold the parameter `name`, or one that it shares its values with."""
+        return self._held(name) is not None
+
+    def is_converted(self, name: str) -> bool:
+        """Return whether the parameter `name` is made of stored tensors, so that each reading of it takes memory."""
+        return self._held(name) in self._converters
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the parameter `name` in the type of the file. Raise ModelError when the files lack it or can't be read."""
+        held = self._held(name)
+        if held is None:
+            raise ModelError(f"the weights lack {name}", "save the model anew")
+        if held not in self._converters:
+            return self._read(self._sources[held][0][1])
+        first = self._converters[held]
+        if self._last[0] != first:
+            self._last = ("", {})  # frees the memory before the next tensors are read
+            self._last = (first, self._converted(first))
+        return self._last[1][held]
+
+    def _list_sources(self) -> None:
+        """Note for each parameter which stored tensors it is made of, as transformers' own loader finds them."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+        rules = get_model_conversion_mapping(self._model)
+        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        self._rules = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+        prefix, known = self._model.base_model_prefix, self._model.state_dict()
+        for key in sorted(self._files, key=dot_natural_key):
+            name, pattern = rename_source_key(key, renamings, converters, prefix, known)
+            if name not in known and key in known:
+                name, pattern = rename_source_key(key, [], [], prefix, known)
+            if name in known:
+                self._sources.setdefault(name, []).append((pattern or "", key))
+                if pattern is not None:
+                    made = self._rules[pattern].target_patterns
+                    names = {name.replace(made[0], other, 1) for other in made}
+                    self._converters |= dict.fromkeys(names & known.keys(), name)
+
+    def _held(self, name: str) -> str | None:
+        """Return the name among those that share the parameter's values whose tensors are stored."""
+        return next(
+            (one for one in self._aliases.get(name, [name]) if one in self._sources or one in self._converters), None
+        )
+
+    def _converted(self, first: str) -> dict[str, Tensor]:
+        """Return the parameters that a rule makes of stored tensors. first: the first of them."""
+        rule = deepcopy(self._rules[self._sources[first][0][0]])
+        for pattern, key in self._sources[first]:
+            rule.add_tensor(first, key, pattern, partial(self._read, key))
+        made = rule.convert(first, model=self._model, config=self._model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+    def _read(self, key: str) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        file = self._files[key]
+        try:
+            with safe_open(file, framework="pt") as opened:
+                value: Tensor = opened.get_tensor(key)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file.name} gives no {key}: {error}", "save the model anew") from error
+        return value
+
+
+def _stored(folder: Path) -> dict[str, Path]:
+    """Return {name of a tensor: its file} of the folder's safetensors files."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, Path] = {}
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                found |= dict.fromkeys(opened.keys(), file)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file.name} can't be read as safetensors: {error}", "save the model anew") from error
+    return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers reads a folder's weights from: `model.safetensors`, else those of the index.
+
+    Raise ModelError when there are none, or the index names one that is not there."""
+    from tasks.stage import read_json
+
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise ModelError(f"{folder} holds no model.safetensors", "save the model anew, as safetensors")
+    files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise ModelError(f"{index.name} names {missing[0]}, which is not there", "save or download the model anew")
+    return files
+
+
+def _aliases(model: Any) -> dict[str, list[str]]:
+    """Return for each parameter the names of those that share its values, the model's first."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return {name: names for names in groups.values() for name in names}
