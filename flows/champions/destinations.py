@@ -38,9 +38,11 @@ def to_folder(folder: Path, names: list[str], to: str, report: Report) -> int:
         report: Called with a sentence for each file that is copied.
 
     Raises:
-        ConfigError: `to` is a file, or a folder that holds other files.
+        ConfigError: `to` is empty, a file, or a folder that holds other files.
         StoreError: The destination can't be written. What was copied stays for the next try.
     """
+    if not to:
+        raise ConfigError("the destination is an empty text", "name a folder; `.` is the present one")
     place = Path(os.path.abspath(Path(to).expanduser()))
     with _destination_errors(str(place)):
         if place.exists():

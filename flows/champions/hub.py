@@ -180,14 +180,15 @@ def _hub_errors(to: str) -> Iterator[None]:
         yield
     except known as error:
         cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error  # of an upload's thread
-        status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else 0
-        said = (getattr(cause, "server_message", None) or str(cause) or type(cause).__name__).strip().splitlines()[0]
-        raise StoreError(f"publishing to {to} failed: {scrub(said)[:200]}", _fix(status, to)) from error
+        said = " ".join(str(getattr(cause, "server_message", None) or cause).split()) or type(cause).__name__
+        raise StoreError(f"publishing to {to} failed: {scrub(said)[:200]}", _fix(cause, to)) from error
 
 
-def _fix(status: int, to: str) -> str:
+def _fix(error: BaseException, to: str) -> str:
+    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import get_token
 
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
     if status in (401, 403, 404) and not get_token():
         return "`hf auth login` or set HF_TOKEN: no token was found, and publishing needs one that may write"
     if status == 401:
@@ -196,4 +197,6 @@ def _fix(status: int, to: str) -> str:
         return f"check the name, the quota, and that the token may write to {to.removeprefix(SCHEME)}"
     if status == 412:
         return "somebody else changed the repository: look at it, then run the same command again"
+    if not status and isinstance(error, ValueError):
+        return "change what the hub names, then run the same command again"
     return "check the network and HF_ENDPOINT; the same command goes on with what is uploaded"

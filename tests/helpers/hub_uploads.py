@@ -125,7 +125,7 @@ class UploadHandler(Handler):
 
     def _say(self, status: int, message: str, **more: str) -> None:
         self._send(
-            status, json.dumps({"error": message, **more}).encode(),
+            status, json.dumps({"error": message, "errors": [{"message": message}], **more}).encode(),
             {"Content-Type": "application/json", "X-Error-Message": message},
         )  # fmt: skip
 

@@ -32,9 +32,12 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def model(store: Store, folder: Path, *, seed: int = 0) -> Artifact:
+def model(store: Store, folder: Path, *, weights: bytes = b"weights" * 10_000) -> Artifact:
+    """A model with a card and an adapter, and no bytes that load."""
     folder.mkdir()
-    bert(folder, seed=seed)
+    for name, data in {"config.json": b'{"model_type": "bert"}', "model.safetensors": weights}.items():
+        (folder / name).write_bytes(data)
+    (folder / "tokenizer.json").write_text("{}")
     (folder / "README.md").write_text(CARD)
     (folder / "adapter").mkdir()
     (folder / "adapter/adapter_config.json").write_text("{}")
@@ -47,15 +50,22 @@ def sent(store: Store, artifact: Artifact, to: str, what: str = "model") -> tupl
     return publish(store, artifact, what, to, EVALUATION, said.append), said
 
 
-def test_a_folder_is_a_model_that_transformers_loads_and_its_card_has_the_results(store: Store, tmp_path: Path) -> None:
-    from huggingface_hub import ModelCard
+@pytest.mark.slow  # imports torch and transformers
+def test_a_folder_is_a_model_that_transformers_loads(store: Store, tmp_path: Path) -> None:
     from transformers.models.auto import AutoModelForSequenceClassification
+
+    bert(tmp_path / "made")
+    sent(store, store.ingest(tmp_path / "made", "model", {}), str(tmp_path / "out"))
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", local_files_only=True).num_labels == 3
+
+
+def test_a_published_card_has_the_results_and_the_artifact_never_changes(store: Store, tmp_path: Path) -> None:
+    from huggingface_hub import ModelCard
 
     artifact, to = model(store, tmp_path / "made"), tmp_path / "out/tiny"
     done, said = sent(store, artifact, str(to))
     assert done.copied == done.files == len(said)
     assert said[-1] == "copying config.json"
-    assert AutoModelForSequenceClassification.from_pretrained(to, local_files_only=True).num_labels == 3
     assert not (to / "adapter").exists()
     results: Any = ModelCard.load(to / "README.md").data
     assert results.model_name == "tiny"
@@ -94,7 +104,7 @@ def test_an_interrupted_copy_does_not_load_and_goes_on(store: Store, tmp_path: P
 
 
 def test_another_model_in_the_way_is_left_untouched(store: Store, tmp_path: Path) -> None:
-    first, second = model(store, tmp_path / "a"), model(store, tmp_path / "b", seed=1)
+    first, second = model(store, tmp_path / "a"), model(store, tmp_path / "b", weights=b"others" * 10_000)
     sent(store, first, str(tmp_path / "out"))
     before = (tmp_path / "out/model.safetensors").read_bytes()
     with pytest.raises(ConfigError, match="exists and is not an empty folder"):
@@ -129,6 +139,8 @@ def test_an_existing_empty_folder_is_filled_with_the_config_last(
         sent(store, artifact, ".")
     with pytest.raises(ConfigError, match="notes.txt is a file"):
         sent(store, artifact, "notes.txt")
+    with pytest.raises(ConfigError, match="the destination is an empty text"):
+        sent(store, artifact, "")
 
 
 def test_a_full_destination_is_named_and_the_copy_goes_on(store: Store, tmp_path: Path) -> None:
@@ -202,7 +214,7 @@ def test_an_object_store_gets_the_config_last_and_is_resumed(store: Store, tmp_p
     assert json.loads(config)["model_type"] == "bert"
     assert sent(store, artifact, to)[0].copied == 0
     with pytest.raises(ConfigError, match="holds another model"):
-        sent(store, model(store, tmp_path / "b", seed=1), to)
+        sent(store, model(store, tmp_path / "b", weights=b"others" * 10_000), to)
     assert client.get_object(Bucket=bucket, Key="tiny/config.json")["Body"].read() == config
     with pytest.raises(StoreError, match="there is no bucket"):
         sent(store, artifact, "s3://no-such-bucket-here/tiny")

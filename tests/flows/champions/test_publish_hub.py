@@ -20,6 +20,7 @@ from flows.champions.publish import Published, publish
 from tasks.artifact import Artifact
 from tasks.errors import ConfigError, StoreError
 from tasks.store import Store
+from tests.helpers.command_line import InProcessShell
 from tests.helpers.hub_uploads import TOKEN, UploadHub, serve_uploads
 from tests.helpers.small_models import bert, tokenizer
 
@@ -203,6 +204,31 @@ def test_no_token_no_hub_and_bad_names(
     with pytest.raises(StoreError, match="HF_HUB_OFFLINE"):
         sent(store, artifact)
     assert hub.commits == []
+
+
+def test_a_card_that_the_hub_does_not_like_is_told_with_its_reason(
+    hub: UploadHub, store: Store, tmp_path: Path
+) -> None:
+    said = '"base_model[0]" is not a valid model id'
+    hub.refuse = lambda method, path: (400, said) if path == "/api/validate-yaml" else None
+    with pytest.raises(StoreError) as refused:
+        sent(store, model(store, tmp_path / "made"))
+    assert refused.value.message.endswith(f"failed: Invalid metadata in README.md. - {said}")
+    assert refused.value.fix.startswith("change what the hub names") and hub.names == set()
+
+
+def test_the_command_says_what_it_published_and_a_refusal_is_an_error(
+    hub: UploadHub, store: Store, tmp_path: Path
+) -> None:
+    shell, digest = InProcessShell(tmp_path), model(store, tmp_path / "made").digest[7:19]
+    hub.refuse = lambda method, path: (403, "You have no rights") if "/commit/" in path else None
+    said = shell.error("publish", digest, TO, "--store", store.root, code=1)
+    assert "error: publishing to hf://me/tiny failed: You have no rights\n  fix: check the name" in said
+    hub.refuse = lambda method, path: None
+    done = shell("publish", digest, TO, "--store", store.root)
+    assert done.stdout.startswith(f"published model sha256:{digest} to hf://me/tiny: 5 files, ")
+    again = shell("publish", digest, TO, "--store", store.root)
+    assert again.stdout.endswith("(all there already)\n") and TOKEN not in said + done.stdout + done.stderr
 
 
 @pytest.mark.slow
