@@ -180,6 +180,9 @@ def _up_lines(node: Meta, indent: str, name: str = "") -> Iterator[str]:
     if node["stage"] is None:
         yield f"{head}{brief}: no record says how it was made"
         return
+    if node["repeated"]:
+        yield f"{head}{brief} made by {node['stage']} (see above)"
+        return
     adopted = f", adopted from {node['adopted']['from'][:12]}" if node.get("adopted") else ""
     yield f"{head}{brief} made by {node['stage']} {node['created']}, key {node['key'][:12]}{adopted}"
     below = f"{indent}  "

@@ -62,7 +62,7 @@ def run_page(store: Store, run: str, document: Meta, previous: Previous | None, 
         **_data(store, document),
         "figures": _figures(document),
         **_difference(previous),
-        "lineage": _tree(lineage, "", set()) if lineage else None,
+        "lineage": _tree(lineage, "") if lineage else None,
     }
     title, subtitle = f"{document['recipe']}: run {run}", f"{head}{spent}{about}"
     return page(title, subtitle, scrub_all([*wrong, *document.get("notes", []), *notes]), evaluation, scrub_all(part))
@@ -224,20 +224,18 @@ def _sides(change: Meta) -> tuple[str, str]:
     return tuple(text[:19] if text.startswith("sha256:") else text[:60] for text in (before, after))  # type: ignore[return-value]
 
 
-def _tree(node: Meta, name: str, seen: set[str]) -> Meta:
+def _tree(node: Meta, name: str) -> Meta:
     """A node of the lineage for the template. An artifact that occurs again is not unfolded again."""
     head = f"{name}: " if name else ""
     if "source" in node:
         return {"line": f"{head}source {_source(node['source'])}", "below": []}
-    digest = str(node["artifact"])
-    brief = f"{head}{digest[:19]}"
+    brief = f"{head}{node['artifact'][:19]}"
     if node["stage"] is None:
         return {"line": f"{brief}: no record says how it was made", "below": []}
     line = f"{brief} made by {node['stage']} {node['created']}"
-    if digest in seen:
+    if node["repeated"]:
         return {"line": f"{line} (see above)", "below": []}
-    seen.add(digest)
-    return {"line": line, "below": [_tree(item, inner, seen) for inner, item in node["inputs"].items()]}
+    return {"line": line, "below": [_tree(item, inner) for inner, item in node["inputs"].items()]}
 
 
 def _source(identity: Any) -> str:

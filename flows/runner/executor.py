@@ -203,6 +203,7 @@ class _Execution:
             meta = self._run(work, journal, lease)
             self._check_inputs()
             artifact = self.store.ingest(work / "out", self.call.stage.kind, meta)
+            self.terms.lost.difference_update({artifact.digest, *(file.digest for file in artifact.files)})
             journal |= {"artifact": artifact.digest, "bytes": artifact.size}
             self.made = artifact.digest
             lease.check()

@@ -198,6 +198,7 @@ def execute(
         until=options.until, force=options.force,
     )  # fmt: skip
     result = Result(runner.executor.run, recipe.name, 0.0, [], price_per_hour=recipe.price_per_hour)
+    skipped: list[Outcome] = []
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
     clean(store)
     try:
@@ -206,6 +207,7 @@ def execute(
         preload_libraries(planner, pipeline.until(options.until), parent)
         pipeline.check(recipe, planner, options.until, parent)
         heal(runner, lambda: pipeline.call_stages(recipe, runner))
+        skipped = runner.skipped()
     except TrnflowError as error:
         result.error = scrubbed(error)
     except KeyboardInterrupt:
@@ -217,7 +219,6 @@ def execute(
         result.error = stopped
         raise
     finally:
-        skipped = runner.skipped() if result.error is None else []
         result.outcomes = _until([*runner.outcomes.values(), *skipped], options.until, pipeline)
         result.notes, result.start = [scrub(note) for note in runner.notes], runner.start
         result.seconds = time.monotonic() - begun

@@ -29,7 +29,7 @@ from flows.recipes.recipe import TaskRunnerConfig
 from flows.runner.parts.worker_process import make_part_apart
 from tasks.artifact import Meta
 from tasks.errors import ConfigError, MissingDependency, ProcessFailed, TrnflowError, is_interruption
-from tasks.system.redaction import fill, hide, scrub
+from tasks.system.redaction import fill, hide, learn, raisable, scrub, scrub_logs
 
 CONNECT_SECONDS = 8
 PARENT_SECONDS = 1.0
@@ -130,7 +130,15 @@ def _unreachable(config: TaskRunnerConfig, error: Exception) -> ConfigError:
     )
 
 
-_task = task(cache_policy=NO_CACHE, persist_result=False)(make_part_apart)
+@task(cache_policy=NO_CACHE, persist_result=False, name=make_part_apart.__name__)
+def _task(job: Meta) -> Meta:
+    """Make a part. Prefect writes the texts of errors to its database: no secret of the store's address stays in them."""
+    learn({"root": job["store"]})
+    scrub_logs()
+    try:
+        return make_part_apart(job)
+    except Exception as error:
+        raise raisable(error) from None
 
 
 def _made(config: TaskRunnerConfig, stack: contextlib.ExitStack) -> Any:

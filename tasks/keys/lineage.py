@@ -37,21 +37,26 @@ class Family:
 
         Returns {"artifact", "stage", "key", "created", "adopted", "attempt", "params", "code", "env", "accel", "inputs":
         {name: such an object for an artifact, or {"source": identity}}, "shards": number of shards it was made from,
-        "also": other keys with the same artifact}. For an artifact without a record, {"artifact", "stage": None}."""
-        return self._up(artifact, ())
+        "also": other keys with the same artifact, "repeated": whether the artifact stands further above already: then its inputs
+        are {}}. For an artifact without a record, {"artifact", "stage": None}."""
+        return self._up(artifact, (), set())
 
-    def _up(self, artifact: str, below: tuple[str, ...]) -> Meta:
+    def _up(self, artifact: str, below: tuple[str, ...], seen: set[str]) -> Meta:
         records = self._made.get(artifact)
         if not records or artifact in below:  # a stage may return its input unchanged
             return {"artifact": artifact, "stage": None}
         record, document = records[0], records[0]["document"]
+        repeated = artifact in seen
+        seen.add(artifact)
+        inputs = {} if repeated else document["inputs"]
         return {
             "artifact": artifact,
             **{name: record.get(name) for name in ("stage", "key", "created", "adopted", "attempt")},
             **{part: document[part] for part in ("params", "code", "env", "accel")},
-            "inputs": {name: self._input(value, (*below, artifact)) for name, value in document["inputs"].items()},
+            "inputs": {name: self._input(value, (*below, artifact), seen) for name, value in inputs.items()},
             "shards": len(record.get("shards", [])),
             "also": [other["key"] for other in records[1:]],
+            "repeated": repeated,
         }
 
     def down(self, artifact: str) -> list[Meta]:
@@ -71,9 +76,9 @@ class Family:
             found.append({**node, "down": self._down(made, seen) if is_new else []})
         return found
 
-    def _input(self, value: Json, below: tuple[str, ...]) -> Meta:
+    def _input(self, value: Json, below: tuple[str, ...], seen: set[str]) -> Meta:
         if isinstance(value, str) and value.startswith("sha256:"):
-            return self._up(value, below)
+            return self._up(value, below, seen)
         return {"source": value}
 
 

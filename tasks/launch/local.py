@@ -233,7 +233,10 @@ def _signal_name(number: int) -> str:
 
 def _tail(log: Path, lines: int = 20) -> str:
     """Return the last lines of the log, for an error message."""
-    with log.open("rb") as handle:
-        handle.seek(max(0, log.stat().st_size - 4096))
-        said = handle.read().decode("utf-8", "replace").strip().splitlines()[-lines:]
+    try:
+        with log.open("rb") as handle:
+            handle.seek(max(0, log.stat().st_size - 4096))
+            said = handle.read().decode("utf-8", "replace").strip().splitlines()[-lines:]
+    except FileNotFoundError:  # other runs of this home have removed it as one of the oldest
+        return ""
     return "; it last said:\n  " + "\n  ".join(said) + "\n" if said else ""

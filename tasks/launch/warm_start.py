@@ -137,11 +137,11 @@ class WarmParent:
             try:
                 socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
                 said, received, _, _ = self._answer()
-            except OSError:
-                said, received = b"", []
-            except BaseException:
+            except BaseException as error:
                 self.close()  # a late answer would be read as that to the next request
-                raise
+                if not isinstance(error, OSError):
+                    raise
+                return None
         return ForkedGuard(received[0]) if said.isdigit() else None
 
     def _answer(self) -> tuple[bytes, list[int], int, Any]:

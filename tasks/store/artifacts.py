@@ -229,14 +229,16 @@ class Artifacts:
         """Check the digest of a blob on this machine; fetch the blob first if the store is remote."""
         count(0)
         blob = self._local_blob(file.digest)
+        before = stamp(blob) if os.path.exists(blob) else None  # before reading: a later change must be seen
         if self.is_local:
             self._verify(blob, file)
             count(file.size)
-        elif os.path.exists(blob) and sha256_file(blob) == file.digest:
+        elif before is not None and sha256_file(blob) == file.digest:
             count(file.size)
         else:
             self._fetch(file, Path(blob), count)
-        self.memo.put("blob", blob, stamp(blob), file.digest)
+            before = None
+        self.memo.put("blob", blob, before or stamp(blob), file.digest)
 
     def _verify(self, blob: str, file: File) -> None:
         if not os.path.exists(blob):

@@ -108,9 +108,11 @@ class Store(Artifacts):
         if earlier is not None and not replace:
             return earlier
         if earlier is not None:
-            self._backend.move(name, f"trash/{name}.{time.time_ns()}")
-        self._backend.create(name, data)
-        return record
+            with contextlib.suppress(FileNotFoundError):  # another run replaces it, too
+                self._backend.move(name, f"trash/{name}.{time.time_ns()}")
+        if self._backend.create(name, data):
+            return record
+        return self.record(record["stage"], record["key"]) or record
 
     def retract(self, stage: str, key: str) -> None:
         """Move a record to quarantine, because its artifact is damaged; the next run then makes the artifact again."""

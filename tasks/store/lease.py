@@ -180,10 +180,15 @@ class Lease:
             self._backend.remove(_beat_name(self._key, self._mine))
         else:
             for name in self._backend.names(_folder(self._key)):
-                if name != own:
+                if name != own and not self._is_newer(name):  # another run may have taken over since
                     self._backend.remove(name)
             self._backend.remove(own)
         self._backend.remove_empty(_folder(self._key))
+
+    def _is_newer(self, name: str) -> bool:
+        """Whether a file of the key's leases, a lease or a heartbeat, belongs to a lease after this one."""
+        fence = name.rsplit("/", 1)[1].split(".")[0]
+        return fence.isdigit() and str(int(fence)) == fence and int(fence) > self._mine.fence
 
     def _beat(self) -> None:
         count = 0

@@ -85,7 +85,7 @@ class LocalBackend(Backend):
     def names(self, prefix: str) -> list[str]:
         with storage_errors(self.root, prefix, "listing"):
             found = []
-            for folder, _, files in os.walk(self._folder / prefix):
+            for folder, _, files in os.walk(self._folder / prefix, onerror=_raise_unless_absent):
                 inside = os.path.relpath(folder, self._folder)
                 found += [f"{inside}/{file}" for file in files if not file.startswith(".")]
             return sorted(found)
@@ -133,6 +133,9 @@ class LocalBackend(Backend):
             handle = os.open(self._folder, os.O_RDONLY)
             try:
                 if ctypes.CDLL(None, use_errno=True).syncfs(handle) != 0:
+                    code = ctypes.get_errno()
+                    if code != errno.ENOSYS:
+                        raise OSError(code, os.strerror(code))
                     os.fsync(handle)
             except AttributeError:  # no syncfs outside Linux
                 os.sync()
@@ -194,8 +197,14 @@ def _renamed(aside: Path, target: Path) -> bool:
     return True
 
 
+def _raise_unless_absent(error: OSError) -> None:
+    """A folder that can't be listed is not an empty one: garbage collection would remove what its pins keep."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
 def _walk(folder: Path) -> Iterator[tuple[str, int, float]]:
-    for inside, _, files in os.walk(folder):
+    for inside, _, files in os.walk(folder, onerror=_raise_unless_absent):
         for file in files:
             path = f"{inside}/{file}"
             with contextlib.suppress(FileNotFoundError):  # removed since the listing

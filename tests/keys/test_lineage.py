@@ -39,6 +39,22 @@ def test_up_leads_to_data_code_and_model() -> None:
     assert tokens["inputs"]["texts"]["inputs"]["source"] == {"source": SOURCE}
 
 
+def test_a_model_trained_on_from_itself_has_a_lineage_as_long_as_its_history() -> None:
+    """Of two ways to an earlier model, only the first is followed."""
+    many = [record("load", "adata", {"source": SOURCE})]
+    models = [f"sha256:{number:064d}" for number in range(40)]
+    for number, digest in enumerate(models[1:]):
+        inputs = {"packed": DIGESTS["adata"], "weights": models[number], "warm_start": models[number]}
+        many.append({**record("train", "cmodel", inputs), "artifact": digest})
+
+    def nodes(node: dict[str, Any]) -> int:
+        return 1 + sum(map(nodes, node.get("inputs", {}).values()))
+
+    up = Family(many).up(models[-1])
+    assert nodes(up) < 4 * len(models)
+    assert up["inputs"]["warm_start"]["repeated"] and not up["inputs"]["weights"]["repeated"]
+
+
 def test_down_leads_to_all_that_was_made_of_it() -> None:
     down = Family(RECORDS).down(DIGESTS["adata"])
     assert [node["stage"] for node in down] == ["tokenize"]

@@ -70,3 +70,12 @@ def test_libraries_are_there_and_the_projects_own_code_is_imported_anew(tmp_path
 def test_a_parent_that_has_threads_or_lacks_a_module_leaves_the_start_to_the_flow(tmp_path: Path) -> None:
     for module in ("pyarrow", "no_such_module"):
         assert seen(tmp_path, (module,))["made"]
+
+
+def test_a_parent_that_answers_too_late_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its late answer would be read as that to the next request."""
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(warm_start, "PATIENCE", 0)
+    parent = warm_start.WarmParent({**os.environ, "PYTHONPATH": str(tmp_path)}, ("slow_to_import",))
+    assert parent.start({}, [0, 1, 2]) is None
+    assert parent.ended

@@ -201,3 +201,13 @@ def test_too_little_disk_is_said_before_anything_runs(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"), tmp_path / "home")
     with pytest.raises(StoreError, match="GB are free"):
         store.check_space(10**18, 0)
+
+
+def test_a_folder_that_can_not_be_listed_is_an_error_and_not_empty(tmp_path: Path) -> None:
+    """Garbage collection would take it for one without pins."""
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    name = f"roots/{'x' * 300}"  # longer than a file system takes: root, too, can't list it
+    for listing in (store._backend.names, store._backend.entries):
+        with pytest.raises(StoreError, match="listing"):
+            listing(name)
+    assert store._backend.names("roots/none") == store._backend.entries("roots/none") == []

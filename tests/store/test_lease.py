@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store import Store
+from tasks.store import Store, lease
 from tasks.store.backend import Backend
 from tasks.store.lease import Lease, LeaseLost, Waiter, newest_holder
 from tasks.system.process import ATTEMPT, Process, read_tag, this_process
@@ -173,6 +173,17 @@ def test_a_superseded_holder_finds_out_and_leaves_the_new_one_alone(store: Store
     with pytest.raises(LeaseLost, match="another run took over"):
         old.check()
     assert store._backend.names("leases") == []
+
+
+def test_a_release_leaves_a_lease_alone_that_came_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = taken(store._backend)
+    seen = newest_holder(store._backend, KEY)
+    store._backend.remove(f"leases/{KEY}/1.{seen.token}")
+    store._backend.replace(f"leases/{KEY}/2.json", json.dumps({"token": "other"}).encode())
+    store._backend.replace(f"leases/{KEY}/2.other", b"1")
+    monkeypatch.setattr(lease, "newest_holder", lambda *_: seen)  # what it saw just before
+    first.release()
+    assert store._backend.names(f"leases/{KEY}") == [f"leases/{KEY}/2.json", f"leases/{KEY}/2.other"]
 
 
 def test_a_holder_that_wakes_hears_of_it_by_its_heartbeat(store: Store) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import atexit
 import shutil
+import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from flows.runner.job import Job, publish, record_of
 from flows.runner.work_folders import attempt_log, clear, workfolder, workplace
@@ -26,6 +28,8 @@ from tasks.launch.local import STOP_SECONDS
 from tasks.stage import Stage, of
 from tasks.store import Store
 from tasks.store.layout import SHARD
+
+_laying_out = threading.Lock()
 
 
 def part_job(
@@ -109,12 +113,17 @@ def _store(root: str, home: str) -> Store:
     return store
 
 
-@lru_cache(maxsize=8)
 def _laid_out(store: Store, digest: str) -> Input:
     """Return an artifact with its files on this machine. The files stay until this process ends."""
+    with _laying_out:  # workers with threads lay out an artifact once
+        return _checked_out(store, digest)
+
+
+@lru_cache(maxsize=8)
+def _checked_out(store: Store, digest: str) -> Input:
     clear(store.home / "work")
     artifact = store.artifact(digest)
-    folder = workfolder(store.home, f"input-{digest.removeprefix('sha256:')[:12]}")
+    folder = workfolder(store.home, f"input-{digest.removeprefix('sha256:')[:12]}-{uuid4().hex[:8]}")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Input(store.checkout(artifact, folder), artifact.kind, artifact.meta, digest)
 
