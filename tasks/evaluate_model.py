@@ -24,6 +24,7 @@ from tasks.config import BatchRows, NonNegativeCount, StageConfig
 from tasks.data.chunks import open_chunks
 from tasks.errors import DataError, MissingDependency, ModelError
 from tasks.evaluation.generation import GenerationConfig
+from tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
 from tasks.evaluation.models import EAGER, load_model, longest_sequence
 from tasks.evaluation.report_page import TEMPLATE, write_page
 from tasks.export.stablehlo import ENVIRON
@@ -111,6 +112,7 @@ def evaluate_model(
     report["export"], found = _exported(exported, calls, out)
     metrics = report["metrics"] | found
     report |= {"task": task, "split": name, "asked": config.split, "rows": sum(split.rows.values()), "metrics": metrics}
+    report |= {"data": lost_rows(texts, packed), "max_length": packed.meta.get("max_length")}
     report["notes"] = _notes(report)
     for note in report["notes"]:
         out.warn(note)
@@ -191,11 +193,13 @@ def _worst(found: Predictions, labels: list[str], rows: NDArray[np.int64], texts
 
 
 def _notes(report: Meta) -> list[str]:
-    """What a reader of the report should know: another split than the one asked for, one class for all rows, a weighted F1
-    that is not above the majority baseline's."""
+    """What a reader of the report should know: another split than the one asked for, rows that were truncated or left out,
+    one class for all rows, a weighted F1 that is not above the majority baseline's."""
     notes = []
     if report["split"] != report["asked"]:
         notes.append("there is no test split: evaluated on validation, which training may have watched")
+    if report["split"] in report["data"]:
+        notes += lost_rows_notes(report["split"], report["data"][report["split"]], report["max_length"])
     if report["task"] == "classification":
         labels, metrics = [entry["label"] for entry in report["classes"]], report["metrics"]
         true = [label for label, counts in zip(labels, report["confusion"], strict=True) if any(counts)]

@@ -124,6 +124,8 @@ def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Met
         count.dropped["overlong"] = len(long)
     made = without_unsupervised(made) if encoder.extra == "loss_mask" else made
     count.dropped["unsupervised"] = made.unsupervised
+    if encoder.extra == "loss_mask":
+        count.unsupervised = count.read - count.dropped["overlong"] - len(np.unique(made.row))
     count.rows, count.tokens, count.longest = len(made.sizes), len(made.ids), int(made.sizes.max(initial=0))
     np.save(out.path / "input_ids.npy", made.ids)
     np.save(out.path / "lengths.npy", made.sizes.astype(np.int32))
@@ -140,7 +142,8 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Pa
     each row comes from, and `source_tokens.npy` int32 [rows], its tokens before anything was cut; and `tokenizer/`.
 
     Returns metadata: task, labels, splits {name: rows}, tokens {name: n}, longest (tokens of the longest row), vocab_size,
-    pad_id, bos_id, eos_id, max_length, overlong {name: rows that were too long}, dropped {reason: rows}, row_lengths {name:
+    pad_id, bos_id, eos_id, max_length, overlong {name: rows that were too long}, truncated {name: rows that were cut},
+    unsupervised {name: rows without a token to train on, which were left out}, dropped {reason: rows}, row_lengths {name:
     percentiles and a histogram}, examples {kind: the first row that was too long, or whose text spells a special token}."""
     special = read_json(parts.shared / "special.json")
     shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
@@ -152,6 +155,10 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Pa
     }
     examples = report(config.max_length, config.overlong, counts, dropped, out)
     lengths = {split: row_lengths(out.path / split) for split in counts}
+    overlong = {split: count.overlong for split, count in counts.items()}
+    truncated = overlong if config.overlong == "truncate" else dict.fromkeys(counts, 0)
+    unsupervised = {split: count.unsupervised for split, count in counts.items()}
+    lost = {"rows_truncated": sum(truncated.values()), "rows_unsupervised": sum(unsupervised.values())}
     return {
         "task": texts.meta["task"],
         "labels": texts.meta["labels"],
@@ -160,13 +167,16 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Pa
         "longest": max(count.longest for count in counts.values()),
         **special,
         "max_length": config.max_length,
-        "overlong": {split: count.overlong for split, count in counts.items()},
+        "overlong": overlong,
+        "truncated": truncated,
+        "unsupervised": unsupervised,
         "dropped": dropped,
         "examples": examples,
         "row_lengths": lengths,
         "metrics": {
             "tokens": sum(count.tokens for count in counts.values()),
             "vocab_size": special["vocab_size"],
+            **{name: rows for name, rows in lost.items() if rows},
             **next(iter(lengths.values()))["percentiles"],
         },
     }

@@ -9,7 +9,10 @@ from flows.runner.call import Outcome
 from flows.runner.planning.forecast import ANYWAY, dollars, total
 from tasks.artifact import Meta
 
-FIRST = ("f1_weighted", "accuracy", "perplexity", "loss", "train_loss", "eval_loss", "eval_accuracy", "train_rows")
+FIRST = (
+    "f1_weighted", "accuracy", "perplexity", "loss", "train_loss", "eval_loss", "eval_accuracy", "train_rows",
+    "rows_truncated", "rows_unsupervised",
+)  # fmt: skip
 """The metrics that a table shows first."""
 
 MARKS = {"hit": "=", "ran": "+", "skip": "-", "run": "+", "maybe": "?"}

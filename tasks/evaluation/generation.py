@@ -6,6 +6,7 @@ Token ids and position ids are computed as in training.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ class GenerationConfig(StageConfig):
     top_p: Positive = 0.9
     """Sample from the most likely tokens whose probabilities sum to this."""
     seed: Seed = 0
-    """The seed of sampling. It is set again for each prompt."""
+    """The seed of sampling. Each prompt gets a seed of its own, made of this one and the prompt's text."""
 
 
 class Prompt(NamedTuple):
@@ -140,7 +141,7 @@ def generate(
     ids, prefix = prompt_ids(encoder, prompt.parts), tokenizer.prefix()
     opening = len(prefix) if ids[: len(prefix)] == prefix else 0
     kept = ids if positions is None else shortened(ids, positions - new, opening)
-    torch.manual_seed(config.seed)
+    torch.manual_seed(prompt_seed(config.seed, prompt.text))
     with torch.inference_mode():
         row = torch.tensor([kept], device=model.device)
         made = model.generate(
@@ -166,6 +167,12 @@ def generate(
         "prompt_tokens_cut": len(ids) - len(kept),
         "ended": bool(made) and made[-1] in ends,
     }
+
+
+def prompt_seed(seed: int, text: str) -> int:
+    """Return the seed of sampling for one prompt, so that prompts do not share their random numbers, and other prompts of
+    the list do not change a text. seed: of the recipe; text: the prompt."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\n{text}".encode()).digest()[:8], "big") >> 1
 
 
 def prompt_encoder(tokenizer: FastTokenizer, texts: Meta) -> CausalEncoder:

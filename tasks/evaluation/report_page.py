@@ -69,6 +69,7 @@ def evaluation_part(folder: Path, report: Meta) -> Meta:
         "worst": [_error(one) for one in report.get("worst", [])],
         "generations": [_generation(one) for one in report.get("generations", [])],
         "export": _export(report),
+        "lost_rows": _lost_rows(report.get("data", {})),
     }
 
 
@@ -96,6 +97,16 @@ def _classes(classes: list[Meta]) -> Meta | None:
     names = ("precision", "recall", "f1", "support")
     rows = ([one["label"], *(number(one[name]) for name in names)] for one in classes[:CLASSES])
     return table(("class", *names), rows, names) if classes else None
+
+
+def _lost_rows(data: Meta) -> Meta | None:
+    """The table of truncated and left out rows by split; None where no split has any."""
+    columns = ("split", "rows", "truncated", "without a token to train on")
+    rows = [
+        (split, *(f"{one[what]:,}" for what in ("rows", "truncated", "unsupervised"))) for split, one in data.items()
+    ]
+    lost = any(one["truncated"] or one["unsupervised"] for one in data.values())
+    return table(columns, rows, columns[1:]) if lost else None
 
 
 def _error(one: Meta) -> Meta:

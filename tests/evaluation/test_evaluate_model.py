@@ -17,6 +17,7 @@ from tasks.evaluate_model import EvaluateConfig, evaluate_model
 from tasks.evaluation.forward import token_losses
 from tasks.evaluation.generation import (
     GenerationConfig,
+    Prompt,
     generate,
     given_prompts,
     prompt_encoder,
@@ -311,6 +312,23 @@ def test_a_seed_fixes_a_generation(tmp_path: Path) -> None:
 
     assert sample(0) == sample(0)
     assert len({sample(seed) for seed in range(4)}) > 1
+
+
+def test_prompts_do_not_share_their_random_numbers(tmp_path: Path) -> None:
+    """Of a model that finds all tokens alike likely, a text depends on the random numbers alone."""
+    import torch
+
+    weights = small_models.llama(tmp_path / "llama")
+    model: Any = load_model(weights.path, "causal_lm")
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros_like(model.lm_head.weight))
+    tokenizer, encoder = read_tokenizer(weights.path), prompt_encoder(read_tokenizer(weights.path), {})
+    config = GenerationConfig(max_new_tokens=20, top_k=64, top_p=1.0)
+
+    def sample(text: str) -> str:
+        prompt = Prompt([{"text": text, "train": False}])
+        return str(generate(model, tokenizer, encoder, prompt, config, positions=64, ends=[])["generated"])
+
+    assert sample("the cat") == sample("the cat") != sample("the dog")
 
 
 def test_a_tokenizer_that_closes_its_rows_does_not_close_prompts(tmp_path: Path) -> None:

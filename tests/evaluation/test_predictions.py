@@ -138,6 +138,7 @@ def test_losses_of_a_language_model_are_those_of_its_rows(tmp_path: Path, strate
     weights = small_models.llama(tmp_path / "llama")
     rows = [{"instruction": sentence(draw, 8), "response": sentence(draw, 30)} for _ in range(40)]
     rows[7]["response"] = ""  # dropped before it is a text
+    rows[9]["instruction"] = rows[11]["instruction"] = "cat " * 30  # leaves no room for an answer
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows[:3])))
     given = bench.rows(source=str(tmp_path))
@@ -168,6 +169,23 @@ def test_losses_of_a_language_model_are_those_of_its_rows(tmp_path: Path, strate
         assert row["nll"] == pytest.approx(loss * row["tokens"], rel=1e-4)
         assert row["bytes"] == len(answer.encode())
     assert whole > 10 and len(found) <= 39
+    sizes = [[len(tokenizer(part["text"], add_special_tokens=False)["input_ids"]) for part in row] for row in parts]
+    long, unanswered = sum(1 + sum(size) > 24 for size in sizes), sum(1 + size[0] >= 24 for size in sizes)
+    lost = (
+        {"truncated": long, "unsupervised": unanswered}
+        if overlong == "truncate"
+        else {"truncated": 0, "unsupervised": 0}
+    )
+    assert unanswered == 2 and report["data"]["test"] == {"rows": 39, **lost}
+    notes = [
+        f"{long} of 39 ({100 * long / 39:.2g} %) rows of test were truncated to 24 tokens",
+        "2 of 39 (5.1 %) rows of test have no token to train on: they are not evaluated",
+    ]
+    assert report["notes"] == (notes if overlong == "truncate" else [])
+    assert set(report["notes"]) <= set(bench.warnings())
+    page = (out / "report.html").read_text()
+    assert ("Rows that the model saw in part" in page) == (overlong == "truncate")
+    assert all(note in page for note in report["notes"])
     nll, count, size = (sum(row[name] for row in found) for name in ("nll", "tokens", "bytes"))
     assert report["metrics"]["loss"] == pytest.approx(nll / count)
     assert report["metrics"]["perplexity"] == pytest.approx(math.exp(nll / count))

@@ -60,7 +60,8 @@ class Count:
         longest: number of tokens in the longest row.
         overlong: number of source rows longer than `max_length`.
         forged: number of source rows whose text spells a special token.
-        dropped: {reason: rows}.
+        unsupervised: number of source rows without a token to train on, which are left out.
+        dropped: {reason: rows}; of rows that were split, "unsupervised" counts their pieces.
         first: {"overlong" or "forged": the first such row}.
     """
 
@@ -70,6 +71,7 @@ class Count:
     longest: int = 0
     overlong: int = 0
     forged: int = 0
+    unsupervised: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: {"overlong": 0, "unsupervised": 0})
     first: dict[str, Example] = field(default_factory=dict)
 
@@ -83,6 +85,7 @@ class Count:
         self.longest = max(self.longest, other["longest"])
         self.overlong += other["overlong"]
         self.forged += other["forged"]
+        self.unsupervised += other["unsupervised"]
         self.dropped = {reason: count + other["dropped"][reason] for reason, count in self.dropped.items()}
 
     def meta(self) -> Meta:
@@ -122,7 +125,10 @@ def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Me
         example, examples["forged"] = _examples(counts, "forged")
         out.warn(f"rows whose text spells a special token, read as plain text: {forged} (the first: {example})")
     if dropped.get("unsupervised"):
-        out.warn(f"rows without a token to train on, dropped: {dropped['unsupervised']} (a prompt may fill max_length)")
+        where = {split: count.unsupervised for split, count in counts.items() if count.unsupervised}
+        many = ", ".join(f"{number} of the {counts[split].read} of {split}" for split, number in where.items())
+        said = f" ({many}; a prompt may fill max_length)" if many else " (pieces of rows that were split)"
+        out.warn(f"rows without a token to train on, dropped: {dropped['unsupervised']}{said}")
     return examples
 
 

@@ -131,7 +131,21 @@ def test_a_prompt_that_fills_the_row_teaches_nothing(bench, shared):
     tokens = bench.tokens(texts, {"source": str(shared / LLAMA)}, max_length=48)
     assert tokens.meta["dropped"] == {"unsupervised": 1}
     assert tokens.meta["splits"] == {"train": 1}
-    assert "dropped: 1" in bench.warnings()[-1]
+    assert "dropped: 1 (1 of the 2 of train;" in bench.warnings()[-1]
+    assert (tokens.meta["truncated"], tokens.meta["unsupervised"]) == ({"train": 1}, {"train": 1})
+    assert tokens.meta["metrics"]["rows_truncated"] == tokens.meta["metrics"]["rows_unsupervised"] == 1
+
+
+@pytest.mark.parametrize(
+    ("overlong", "truncated", "unsupervised"), [("truncate", 2, 1), ("drop", 0, 0), ("split", 0, 0)]
+)
+def test_rows_that_are_lost_are_counted_by_split(bench, shared, overlong: str, truncated: int, unsupervised: int):
+    columns = {"instruction": ["long " * 100, "a", "why"], "response": ["yes", "b", "because " * 100]}
+    texts = texts_of(bench, columns, {"test": {"instruction": ["a"], "response": ["b"]}}, task="instruction")
+    tokens = bench.tokens(texts, {"source": str(shared / LLAMA)}, max_length=48, overlong=overlong)
+    assert tokens.meta["truncated"] == {"train": truncated, "test": 0}
+    assert tokens.meta["unsupervised"] == {"train": unsupervised, "test": 0}
+    assert ("rows_truncated" in tokens.meta["metrics"]) == (truncated > 0)
 
 
 def test_eos_only_when_asked(bench, shared):
