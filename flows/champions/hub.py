@@ -63,7 +63,7 @@ def to_hub(folder: Path, names: list[str], to: str, summary: str, replace: bool,
         StoreError: The hub refuses, fails or can't be reached, or did not keep what was sent. The repository loads what it
             loaded before.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.utils import get_token
 
     repo, api = repository_of(to), HfApi()
@@ -78,8 +78,9 @@ def to_hub(folder: Path, names: list[str], to: str, summary: str, replace: bool,
                 f"{to} holds {foreign[0]}, which is not of this model",
                 "name a new repository, or replace what it holds by --replace (its history keeps it)",
             )
-        _upload(api, repo, head, folder, missing, _commits(names, missing, there), summary, report)
-        _check(api, to, repo, folder, names)
+        added = {name: CommitOperationAdd(name, str(folder / name)) for name in missing}
+        if _upload(api, repo, head, added, _commits(names, missing, there), summary, report):
+            _check(api, to, repo, folder, added)
     return len(missing)
 
 
@@ -100,30 +101,31 @@ def _others(there: Listing, names: list[str]) -> list[str]:
 def _commits(names: list[str], missing: list[str], there: Listing) -> list[tuple[list[str], list[str]]]:
     """What is to be committed, as (files to add, files to delete) of each commit."""
     loadable, stale = names[-1], _others(there, names)
-    if loadable in there or loadable not in missing:
+    if loadable in there:
         return [(missing, stale)]
     return [([name for name in missing if name != loadable], stale), ([loadable], [])]
 
 
 def _upload(
-    api: Any, repo: str, head: str, folder: Path, missing: list[str],
+    api: Any, repo: str, head: str, added: dict[str, Any],
     commits: list[tuple[list[str], list[str]]], summary: str, report: Report,
-) -> None:  # fmt: skip
-    """Upload large files, then commit. A commit whose parent is no longer the repository's newest is refused by the hub."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+) -> bool:  # fmt: skip
+    """Upload large files, then commit; return whether there was something to commit. A commit whose parent is no longer the
+    repository's newest is refused by the hub. added: path -> the client's CommitOperationAdd."""
+    from huggingface_hub import CommitOperationDelete
 
-    added = {name: CommitOperationAdd(name, str(folder / name)) for name in missing}
+    before = head
     for name, operation in added.items():
         report(f"uploading {name}")
         api.preupload_lfs_files(repo, [operation], free_memory=False)
     for names, stale in commits:
         operations = [
-            *(added[name] for name in names),
-            *(CommitOperationDelete(name, is_folder=False) for name in stale),
-        ]
+            *(added[name] for name in names), *(CommitOperationDelete(name, is_folder=False) for name in stale),
+        ]  # fmt: skip
         if operations:
             report(f"committing {len(operations)} files")
             head = api.create_commit(repo, operations, commit_message=summary, parent_commit=head).oid
+    return head != before
 
 
 def _listed(api: Any, repo: str) -> tuple[str, Listing]:
@@ -133,24 +135,27 @@ def _listed(api: Any, repo: str) -> tuple[str, Listing]:
     return head, {file.path: file for file in files if hasattr(file, "blob_id")}
 
 
-def _is_there(listed: Any, file: Path) -> bool:
-    """Whether the repository's file has the bytes of `file`. The hub knows large files by SHA-256, others by git's digest."""
+def _is_there(listed: Any, file: Path, digest: str = "") -> bool:
+    """Whether the repository's file has the bytes of `file`. The hub knows large files by SHA-256, others by git's digest.
+
+    digest: the SHA-256 of `file` in hexadecimal, if it is known."""
     if listed is None or listed.size != file.stat().st_size:
         return False
     if listed.lfs:
-        return bool(sha256_file(file) == f"sha256:{listed.lfs.sha256}")
+        return bool(listed.lfs.sha256 == (digest or sha256_file(file).removeprefix("sha256:")))
     data = file.read_bytes()
     return bool(hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == listed.blob_id)
 
 
-def _check(api: Any, to: str, repo: str, folder: Path, names: list[str]) -> None:
-    """Ask the hub what the repository holds now. A hub leaves out files that the repository's .gitignore names."""
+def _check(api: Any, to: str, repo: str, folder: Path, added: dict[str, Any]) -> None:
+    """Ask the hub what it made of the files that were sent. A hub leaves out those that the repository's .gitignore names."""
     there = _listed(api, repo)[1]
-    lost = next((name for name in names if not _is_there(there.get(name), folder / name)), None)
-    if lost is not None:
-        raise StoreError(
-            f"{to} does not hold {lost} as it was sent", "look at the repository (its .gitignore?), then publish again"
-        )
+    for name, operation in added.items():
+        if not _is_there(there.get(name), folder / name, operation.upload_info.sha256.hex()):
+            raise StoreError(
+                f"{to} does not hold {name} as it was sent",
+                "look at the repository (its .gitignore?), then publish again",
+            )
 
 
 @contextmanager
