@@ -206,6 +206,7 @@ def test_too_little_disk_is_said_before_anything_runs(tmp_path: Path) -> None:
 def test_a_folder_that_can_not_be_listed_is_an_error_and_not_empty(tmp_path: Path) -> None:
     """Garbage collection would take it for one without pins."""
     store = Store(str(tmp_path / "store"), tmp_path / "home")
+    store._backend.create("roots/a.json", b"{}")
     name = f"roots/{'x' * 300}"  # longer than a file system takes: root, too, can't list it
     for listing in (store._backend.names, store._backend.entries):
         with pytest.raises(StoreError, match="listing"):
