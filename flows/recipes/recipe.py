@@ -61,7 +61,7 @@ class StoreConfig(StageConfig):
 
     root: str | None = None
     """The folder or fsspec URL (`s3://bucket/prefix`) of the store. Default: the variable TRNFLOW_STORE, else
-    `.trnflow/store`."""
+    `store` in the home (TRNFLOW_HOME)."""
     min_free_gb: NonNegative = 1.0
     """The space that must stay free on the store's disk, in GB (10^9 bytes)."""
     lease_ttl_seconds: Seconds = 60.0
@@ -83,7 +83,7 @@ class LaunchConfig(StageConfig):
     """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. AWS stops a spot instance
     120 seconds after its notice."""
     environment: dict[str, str] = {}
-    """Further environment variables of the training processes. Their values are never shown."""
+    """Further environment variables of the processes of stages that load PyTorch. Their values are never shown."""
 
     @field_validator("environment")
     @classmethod

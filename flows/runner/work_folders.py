@@ -31,7 +31,7 @@ def open_home() -> Path:
         make_home(home)
         if existed:
             return home
-        sys.stderr.write(f"made {home} for local state, which may be deleted (TRNFLOW_HOME names another place)\n")
+        sys.stderr.write(f"made {home} for local state and, by default, the store (TRNFLOW_HOME names another place)\n")
     return home
 
 

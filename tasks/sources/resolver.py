@@ -71,7 +71,7 @@ class Resolver:
                 raise ConfigError(
                     f"{hide(name.removeprefix('url/'))} was never resolved on this machine, and this command does not ask "
                     "the network",
-                    "run `trnflow run` once while online, or point the recipe at local files "
+                    "run it once while online (`trnflow preview` is enough), or point the recipe at local files "
                     "(data.source=..., model.source=...)",
                 )
             return known[asked], "last resolution"
