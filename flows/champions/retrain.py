@@ -251,7 +251,7 @@ def _retrain(
     done = _judged(begun, decision)
     _write(store, recipe.name, result.run, done)
     lost = None if decision.challenger == decision.champion else decision.challenger
-    note = mirror(recipe, store, champions_of(store, recipe.name)[0], lost, decision.comparison)
+    note = mirror(recipe, store, champions_of(store, recipe.name), lost, decision.comparison)
     return replace(done, notes=(*done.notes, note)) if note else done
 
 
