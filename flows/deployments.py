@@ -284,7 +284,8 @@ def _table(result: Result) -> str:
 
 def _where(result: Result, mlflow: str | None) -> str:
     """Say where the run's page and its evaluation are. A browser opens no local file from Prefect's page, so the address is
-    MLflow's. mlflow: the line that names it; None when the run is not recorded there."""
-    made = any(outcome.stage == "evaluate_model" and outcome.artifact for outcome in result.outcomes)
+    MLflow's, which has the evaluation of the run that made it. mlflow: the line that names the address; None when the run is
+    not recorded there."""
+    made = any(outcome.stage == "evaluate_model" and outcome.action == "ran" for outcome in result.outcomes)
     there = f", and the run in MLflow has the evaluation's `report.html` ({mlflow})" if made and mlflow else ""
     return f"\n`trnflow report {result.run}` writes the page of this run{there}.\n"

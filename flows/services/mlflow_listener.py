@@ -16,7 +16,7 @@ from flows.services.pages import tracking_uri
 from tasks.artifact import Meta
 from tasks.config import keyed_params
 from tasks.errors import Interrupted, StoreError
-from tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
+from tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, numbered, series_of
 from tasks.system.redaction import hide
 from tasks.tracking import Tracker
 
@@ -27,19 +27,22 @@ PLOTTED = "evaluate_model"
 class Tracking(Listener):
     """Record one run in MLflow, as a listener of the run. Does nothing when `tracking.enabled` is false.
 
-    Used as a context manager, it marks the run in MLflow as FAILED or KILLED when an exception leaves the context. run: the
-    id of the run.
+    Recording begins when the first stage runs, or when the run fails: a run whose stages all hit changes nothing, adds
+    nothing to MLflow and starts no upload. Stages that hit before are recorded then. Used as a context manager, it marks the
+    run in MLflow as FAILED or KILLED when an exception leaves the context. run: the id of the run.
     """
 
     def __init__(self, recipe: Recipe, home: Path, run: str) -> None:
         self.run = run
-        self._recipe = recipe
+        self._recipe, self._home = recipe, home
         self._store = open_store(recipe)
-        self._tracker = new_tracker(recipe, home, run)
+        self._tracker: Tracker | None = None
+        self._hits: list[Outcome] = []
 
     def stage_started(self, call: Call, key: str) -> None:
         """Record that a stage begins, with the settings that are part of its key."""
-        if self._tracker:
+        if self._begin():
+            assert self._tracker is not None
             self._tracker.stage_started(call.name, key, keyed_params(call.config))
 
     def event(self, stage: str, event: Meta) -> None:
@@ -50,7 +53,10 @@ class Tracking(Listener):
 
     def stage_ended(self, outcome: Outcome) -> None:
         """Record how a stage ended. For load_data the data sources are recorded too, for evaluate_model the plots."""
-        if not self._tracker or outcome.artifact is None:
+        if outcome.artifact is None:
+            return
+        if self._tracker is None:
+            self._hits.append(outcome)
             return
         if outcome.stage == "load_data":
             for setting, source in sources(self._recipe):
@@ -76,6 +82,8 @@ class Tracking(Listener):
 
     def finish(self, result: Result) -> Result:
         """End the run in MLflow and return the result. If not everything is uploaded yet, a note in the result says so."""
+        if result.error:
+            self._begin()
         if self._tracker and self._tracker.is_open:
             self._champion()
             stopped = isinstance(result.error, Interrupted)
@@ -89,15 +97,44 @@ class Tracking(Listener):
         """Record the present champion, so that an alias in MLflow that is behind the store is put right."""
         assert self._tracker is not None
         with contextlib.suppress(StoreError, FileNotFoundError):
-            for number, document in numbered(self._store.backend, CHAMPIONS, self._recipe.name)[:1]:
-                self._tracker.champion(self._recipe.name, document["task"], number, document["artifact"], None, {})
+            if found := numbered(self._store.backend, CHAMPIONS, self._recipe.name):
+                record_champion(self._tracker, self._recipe.name, found, None, {})
 
     def __enter__(self) -> Tracking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            self._begin()
         if self._tracker:
             self._tracker.__exit__(kind, error, at)
+
+    def _begin(self) -> bool:
+        """Begin to record the run, unless that was done before; return whether the run is recorded."""
+        if self._tracker is None:
+            self._tracker = new_tracker(self._recipe, self._home, self.run)
+            if self._tracker:
+                for hit in self._hits:
+                    self.stage_ended(hit)
+            self._hits = []
+        return self._tracker is not None
+
+
+def record_champion(
+    tracker: Tracker, recipe: str, found: list[Numbered], challenger: str | None, comparison: dict[str, float]
+) -> None:
+    """Record a recipe's present champion for MLflow's model registry.
+
+    Args:
+        found: all champions of the recipe, the present one first.
+        challenger: digest of the model that was compared and lost; None if there is none.
+        comparison: {figure: value} of the comparison.
+    """
+    number, champion = found[0]
+    tracker.champion(
+        recipe, champion["task"], number, champion["artifact"], challenger, comparison,
+        series=series_of(found), created=champion["created"],
+    )  # fmt: skip
 
 
 def new_tracker(recipe: Recipe, home: Path, run: str, tags: dict[str, str] | None = None) -> Tracker | None:

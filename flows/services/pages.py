@@ -38,5 +38,4 @@ def _prefect(home: Path) -> str:
 def _mlflow(home: Path, tracking: TrackingConfig, folder: Path) -> str:
     if not tracking.enabled:
         return "off (tracking.enabled)"
-    page = tracking_page(home, tracking_uri(home, tracking, folder))
-    return scrub(page if page.startswith("http") else f"http://127.0.0.1:5000 after `{page}`")
+    return scrub(tracking_page(home, tracking_uri(home, tracking, folder), tracking.experiment, tracking.uri))

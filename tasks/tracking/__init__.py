@@ -16,10 +16,14 @@ from tasks.artifact import Meta
 from tasks.errors import is_interruption
 from tasks.launch.python import python
 from tasks.system.redaction import hide, redact
+from tasks.tracking.experiment_pages import runs_page
 from tasks.tracking.spool import Spool
 from tasks.tracking.uploader import ADDRESS, RECORDED_ADDRESS, upload_left
 
 __all__ = ["Spool", "Tracker", "absolute_uri", "tracking_page", "upload_left"]
+
+LOCAL_PAGE = "http://127.0.0.1:5000"
+"""The address of MLflow's page when `mlflow ui` serves a local database."""
 
 
 class Tracker(Spool):
@@ -54,7 +58,7 @@ class Tracker(Spool):
         super().__init__(home, run)
         address = absolute_uri(uri or f"sqlite:///{home / 'mlflow.db'}")
         local = address.startswith("sqlite:")
-        recorded = str(redact(written if written and "${" in written else address))
+        recorded = recorded_uri(address, written)
         self.run_started(
             recipe,
             settings=redact(settings),
@@ -120,14 +124,27 @@ def absolute_uri(uri: str) -> str:
     return f"sqlite:///{Path(path).resolve()}"
 
 
-def tracking_page(home: Path, uri: str | None) -> str:
-    """Return the address of the tracking server's web page, or for a local database the command that serves its page.
+def recorded_uri(address: str, written: str | None) -> str:
+    """Return the text that is recorded as the address of an MLflow server, without secrets. written: the address as the recipe
+    has it, with `${NAME}` for secret parts."""
+    return str(redact(written if written and "${" in written else address))
 
-    uri: the address of the server; None stands for a sqlite file in `home`. The command limits MLflow to two processes,
-    because by default it starts fifteen (2 GB).
+
+def tracking_page(home: Path, uri: str, experiment: str, written: str | None = None) -> str:
+    """Return the address of the page with an experiment's runs; for a local database with the command that serves the page.
+
+    The command limits MLflow to two processes, because by default it starts fifteen (2 GB).
+
+    Args:
+        home: the project's local state.
+        uri: the address of the tracking server.
+        experiment: the experiment's name.
+        written: the address as the recipe has it, with `${NAME}` for secret parts.
     """
-    address = absolute_uri(uri or f"sqlite:///{home / 'mlflow.db'}")
+    address = absolute_uri(uri)
+    base = str(hide(address)) if address.startswith("http") else LOCAL_PAGE
+    page = runs_page(base, home, recorded_uri(address, written), experiment)
     if address.startswith("http"):
-        return str(hide(address))
+        return page
     command = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --host 127.0.0.1 --workers 1"
-    return f"{command} --backend-store-uri {hide(address)}"
+    return f"{page} after `{command} --backend-store-uri {hide(address)}`"

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
 from tasks.system.redaction import scrub
+from tasks.tracking.experiment_pages import note_experiment
 from tasks.tracking.figures import lengths_figure
-from tasks.tracking.mlflow_values import flatten, numbers, plain_name
+from tasks.tracking.mlflow_values import SUMMARY, flatten, main_figures, numbers, plain_name
 from tasks.tracking.registry import mirror_champion
 from tasks.tracking.spool import SpoolFiles
 
@@ -69,6 +70,7 @@ class MlflowRuns:
 
     def _run_started(self, event: Meta) -> None:
         self._state["experiment"] = self._experiment(event["experiment"], event["artifacts"])
+        note_experiment(self._files.home, event["uri"], event["experiment"], self._state["experiment"])
         tags = {"trnflow.run": event["run"], "trnflow.recipe": event["recipe"], **event["tags"]}
         self._state["tags"] = {"trnflow.run": event["run"], "trnflow.recipe": event["recipe"]}
         self._state["stages"] = {}
@@ -99,13 +101,13 @@ class MlflowRuns:
         self._tags(self._state["parent"], {f"trnflow.{name}.{stage}": value for name, value in tags.items()})
         reached = numbers(event["metrics"])
         spent = {"seconds": event["seconds"]} if event["seconds"] and event["action"] == "ran" else {}
-        self._metrics(
-            self._state["parent"], {f"{stage}/{name}": v for name, v in {**reached, **spent}.items()}, event, 0
-        )
+        of_stage = {f"{stage}/{name}": value for name, value in {**reached, **spent}.items()}
+        summary = {name: value for name, value in of_stage.items() if name in SUMMARY}
+        self._metrics(self._state["parent"], summary, event, 0)
         if event["action"] != "ran" or not (reached or event["plots"] or self._nested_id(stage)):
             return
         run, step = self._nested(event), self._state["stages"].get(stage, {}).get("step", 0)
-        self._metrics(run, {**numbers(event["figures"]), **reached, **spent}, event, step)
+        self._metrics(run, main_figures({**reached, **spent, **numbers(event["figures"])}), event, step)
         self._tags(run, {f"trnflow.{name}": value for name, value in tags.items()})
         for plot in event["plots"]:
             self._client.log_artifact(run, str(self._files.plots / plot))

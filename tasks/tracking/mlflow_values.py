@@ -12,6 +12,29 @@ _NOT_IN_A_NAME = re.compile(r"[^\w./ -]")
 
 PARAM_LENGTH = 6000
 
+MOST_FIGURES = 8
+MAIN = (
+    "f1_weighted", "accuracy", "f1_macro", "loss", "bits_per_byte", "perplexity", "exact_match", "rougeL", "train_loss",
+    "eval_loss", "eval_accuracy", "seconds", "samples_per_second", "tokens_per_second", "mfu", "dollars",
+)  # fmt: skip
+"""The single figures that a run shows first."""
+SUMMARY = (
+    *(
+        f"evaluate_model/{name}"
+        for name in ("f1_weighted", "f1_macro", "accuracy", "loss", "bits_per_byte", "perplexity")
+    ),
+    "train/train_loss",
+    "train/seconds",
+)
+"""The single figures that a pipeline run shows of its stages."""
+
+
+def main_figures(values: dict[str, float]) -> dict[str, float]:
+    """Return at most eight of a run's single figures, the main ones first: with more, MLflow's page and tables of runs hide
+    the few that matter. The others stay in `report.json` and on the page of `trnflow report`."""
+    names = sorted(values, key=lambda name: MAIN.index(name) if name in MAIN else len(MAIN))
+    return {name: values[name] for name in names[:MOST_FIGURES]}
+
 
 def flatten(settings: Meta, prefix: str = "") -> dict[str, str]:
     """Flatten nested settings into parameters for MLflow: `{"train": {"learning_rate": 3e-5}}` -> `{"train.learning_rate":

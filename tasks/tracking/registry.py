@@ -2,7 +2,10 @@
 
 A model is an external one: MLflow gets its name, digest and signature, never its weights. The store decides who is champion;
 the aliases `champion` and `challenger` only show it. MLflow's aliases have no compare-and-swap, so each event carries the
-number of the champion's file, and an event that is older than what the registry shows changes no alias.
+number of the champion's file, and an event that is older than what the registry shows changes no alias. Numbers are compared
+within one series of champions; of two series (a new store begins at 1 again), the one whose champion was made later is shown.
+
+An uploader that is killed leaves a model half made, or without a version. The next event about the same model finishes it.
 """
 
 from __future__ import annotations
@@ -11,15 +14,19 @@ import json
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.artifact import Meta
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
 
 CHAMPION, CHALLENGER = "champion", "challenger"
-ARTIFACT, NUMBER = "trnflow.artifact", "trnflow.champion_number"
+ARTIFACT, COMPLETE = "trnflow.artifact", "trnflow.complete"
+NUMBER, SERIES, CREATED = "trnflow.champion_number", "trnflow.champion_series", "trnflow.champion_created"
+WHO = {"mlflow.user": "unknown", "mlflow.source.name": "trnflow", "mlflow.source.type": "JOB"}
+"""Tags of a model that MLflow would fill in with the user's name and the path of the running script."""
 EXAMPLE = {"classification": {"text": "A sentence to classify."}, "causal_lm": {"prompt": "The beginning of a text"}}
 """An input of each task; no row of the data."""
 OUTPUT = {"classification": "label", "causal_lm": "generated"}
@@ -35,7 +42,8 @@ def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta
 
     Args:
         experiment, run: ids in MLflow; the run is the source of models that are made.
-        event: recipe, task, number (of the champion's file), champion (digest), challenger (digest or null).
+        event: recipe, task, number (of the champion's file), series (names the champions of one store), created (when the file
+            was made), champion (digest), challenger (digest or null).
     """
     import mlflow
 
@@ -47,23 +55,33 @@ def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta
         if event[alias]
     }
     shown = client.get_registered_model(name)
-    if int(shown.tags.get(NUMBER, 0)) > event["number"]:
+    if _is_older(event, shown.tags):
         return
     for alias in (CHAMPION, CHALLENGER):
         if alias in versions:
             client.set_registered_model_alias(name, alias, versions[alias])
     if str(shown.aliases.get(CHALLENGER)) == versions[CHAMPION] and CHALLENGER not in versions:
         client.delete_registered_model_alias(name, CHALLENGER)
-    client.set_registered_model_tag(name, NUMBER, str(event["number"]))
+    for tag, value in ((NUMBER, event["number"]), (SERIES, event["series"]), (CREATED, event["created"])):
+        client.set_registered_model_tag(name, tag, str(value))
+
+
+def _is_older(event: Meta, shown: dict[str, str]) -> bool:
+    """Whether an event is about an earlier champion than the one that the registry shows. shown: the registry's tags."""
+    if shown.get(SERIES) == event["series"]:
+        return int(shown.get(NUMBER, 0)) > int(event["number"])
+    return shown.get(CREATED, "") > str(event["created"])
 
 
 def _version(client: MlflowClient, experiment: str, run: str, name: str, artifact: str, task: str) -> str:
     """The version of the registered model that stands for an artifact; it is made if there is none."""
     import mlflow
 
-    wanted = f"tags.`{ARTIFACT}` = '{artifact}'"
-    found = list(client.search_logged_models([experiment], filter_string=wanted))
-    model = found[0] if found else _logged_model(client, experiment, run, name, artifact, task)
+    model = _found(client, experiment, artifact) or mlflow.create_external_model(
+        name=name, source_run_id=run, tags={ARTIFACT: artifact, **WHO}, model_type=task, experiment_id=experiment
+    )
+    if COMPLETE not in model.tags:
+        _complete(client, model, task)
     source = f"models:/{model.model_id}"
     for version in client.search_model_versions(f"name = '{name}'"):
         if version.source == source:
@@ -71,20 +89,27 @@ def _version(client: MlflowClient, experiment: str, run: str, name: str, artifac
     return str(mlflow.register_model(source, name, tags={ARTIFACT: artifact}).version)
 
 
-def _logged_model(client: MlflowClient, experiment: str, run: str, name: str, artifact: str, task: str) -> Any:
-    """Make an external model with a signature and an input example."""
-    import mlflow
+def _found(client: MlflowClient, experiment: str, artifact: str) -> LoggedModel | None:
+    """The model that stands for an artifact; a complete one where there are several."""
+    found = client.search_logged_models([experiment], filter_string=f"tags.`{ARTIFACT}` = '{artifact}'")
+    return next(iter(sorted(found, key=lambda model: COMPLETE not in model.tags)), None)
+
+
+def _complete(client: MlflowClient, model: LoggedModel, task: str) -> None:
+    """Give an external model what a killed uploader may have left out: the file MLmodel, a signature, an input example.
+
+    A tag is set when nothing is missing."""
     from mlflow.models import ModelSignature, set_signature
+    from mlflow.models.utils import get_external_mlflow_model_spec
     from mlflow.types import ColSpec, Schema
 
-    model = mlflow.create_external_model(
-        name=name, source_run_id=run, tags={ARTIFACT: artifact}, model_type=task, experiment_id=experiment
-    )
     (given,) = EXAMPLE[task]
-    signature = ModelSignature(Schema([ColSpec("string", given)]), Schema([ColSpec("string", OUTPUT[task])]))
-    set_signature(f"models:/{model.model_id}", signature)
     with tempfile.TemporaryDirectory() as folder:
+        get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
         example = Path(folder) / "input_example.json"
         example.write_text(json.dumps({"columns": [given], "data": [[EXAMPLE[task][given]]]}), encoding="utf-8")
-        client.log_model_artifact(model.model_id, str(example))
-    return model
+        client.log_model_artifacts(model.model_id, folder)
+    client.finalize_logged_model(model.model_id, "READY")
+    signature = ModelSignature(Schema([ColSpec("string", given)]), Schema([ColSpec("string", OUTPUT[task])]))
+    set_signature(f"models:/{model.model_id}", signature)
+    client.set_logged_model_tags(model.model_id, {COMPLETE: "true"})

@@ -123,7 +123,16 @@ class Spool:
         )  # fmt: skip
 
     def champion(
-        self, recipe: str, task: str, number: int, champion: str, challenger: str | None, comparison: dict[str, float]
+        self,
+        recipe: str,
+        task: str,
+        number: int,
+        champion: str,
+        challenger: str | None,
+        comparison: dict[str, float],
+        *,
+        series: str,
+        created: str,
     ) -> None:
         """Write which model is the recipe's champion, for MLflow's model registry.
 
@@ -132,10 +141,13 @@ class Spool:
             number: the n of the champion's file in the store.
             champion, challenger: digests; no challenger if none was compared.
             comparison: {figure: value} of the comparison, for the run in MLflow.
+            series: the same for all champions of a recipe in one store, another in another store.
+            created: when the champion's file was made, as ISO 8601 text in UTC.
         """
         self.append(
             "champion",
             recipe=recipe, task=task, number=number, champion=champion, challenger=challenger, comparison=comparison,
+            series=series, created=created,
         )  # fmt: skip
 
     def run_ended(self, status: str) -> None:

@@ -263,12 +263,43 @@ def test_settings_and_figures_become_flat():
     assert numbers({"f1": 1, "ok": True, "names": ["a"], "by": {"x": 0.5}}) == {"f1": 1.0, "by/x": 0.5}
 
 
-def test_the_page_is_an_address_or_a_command(tmp_path):
-    assert tracking_page(tmp_path, "https://me:pw@mlflow.example") == "https://***@mlflow.example"
-    command = tracking_page(tmp_path, None)
-    assert command.endswith(
-        f"mlflow ui --host 127.0.0.1 --workers 1 --backend-store-uri sqlite:///{tmp_path}/mlflow.db"
+def test_the_page_is_that_of_the_experiments_runs_once_its_id_is_known(home, tmp_path):
+    """Without the id in the address, an experiment's page opens on "Traces"."""
+    assert (
+        tracking_page(tmp_path, "https://me:pw@mlflow.example/", "tests") == "https://***@mlflow.example/#/experiments"
     )
+    uri = absolute_uri(f"sqlite:///{home}/mlflow.db")
+    number = client(uri).get_experiment_by_name("tests").experiment_id
+    page, _, command = tracking_page(home, uri, "tests").partition(" after ")
+    assert page == f"http://127.0.0.1:5000/#/experiments/{number}/runs?workflowType=machine_learning"
+    assert command.endswith(f"mlflow ui --host 127.0.0.1 --workers 1 --backend-store-uri {uri}`")
+    assert tracking_page(home, uri, "others").startswith("http://127.0.0.1:5000/#/experiments after ")
+
+
+def test_a_run_has_at_most_eight_single_figures_and_its_curves(tmp_path):
+    spool = not_uploaded(tmp_path, "r1")
+    many = {f"metric_{number}": 0.5 for number in range(20)} | {"f1_weighted": 0.9, "accuracy": 0.8}
+    for stage in ("train", "evaluate_model"):
+        spool.stage_started(stage, stage[0] * 64)
+        for step in range(3 if stage == "train" else 0):
+            spool.metrics(stage, step, {"curve": 1.0})
+        spool.stage_ended(
+            stage,
+            action="ran",
+            key=stage[0] * 64,
+            artifact="sha256:" + "b" * 64,
+            seconds=1.0,
+            metrics=many,
+            figures=many,
+        )
+    spool.run_ended("FINISHED")
+    assert upload_left(tmp_path) == 1
+    runs = runs_of(client(absolute_uri(f"sqlite:///{tmp_path}/mlflow.db")), "r1")
+    single = {stage: {*run.data.metrics} - {"curve"} for stage, run in runs.items()}
+    assert all(len(names) <= 8 for names in single.values()), single
+    assert {"evaluate_model/f1_weighted", "evaluate_model/accuracy", "train/seconds"} <= single[""]
+    assert {"f1_weighted", "accuracy", "seconds"} <= single["evaluate_model"]
+    assert "curve" in runs["train"].data.metrics
 
 
 def wait_until(true) -> None:

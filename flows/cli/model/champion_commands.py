@@ -91,7 +91,7 @@ def promote(options: Namespace) -> int:
     verb = "is now champion" if found.promoted else "is not promoted; the champion stays"
     lines += [f"{found.challenger[:19]} {verb} {found.number} of {recipe.name}: {found.why}"]
     lost = None if found.challenger == found.champion else found.challenger
-    note = mirror(recipe, store, champions_of(store, recipe.name)[0], lost, found.comparison)
+    note = mirror(recipe, store, champions_of(store, recipe.name), lost, found.comparison)
     lines += [f"note: {note}"] if note else []
     emit(options, {"recipe": recipe.name, **found.to_json()}, "".join(f"{line}\n" for line in lines))
     return 0
@@ -100,11 +100,12 @@ def promote(options: Namespace) -> int:
 def rollback(options: Namespace) -> int:
     """Make the model that the present champion replaced the champion again; return exit code 0."""
     from flows.champions.mirror import mirror
+    from flows.champions.promote import champions_of
     from flows.champions.promote import rollback as roll_back
 
     recipe, store = _opened(options)
     found = roll_back(recipe, store)
-    note = mirror(recipe, store, found, None, None)
+    note = mirror(recipe, store, champions_of(store, recipe.name), None, None)
     text = f"{found.document['artifact'][:19]} is champion {found.number} of {recipe.name}: {found.document['why']}\n"
     text += f"note: {note}\n" if note else ""
     emit(options, {"recipe": recipe.name, **_brief(found.number, found.document)}, text)

@@ -52,6 +52,13 @@ def numbered(backend: Backend, kind: str, name: str) -> list[Numbered]:
     return [Numbered(number, _document(place, backend.read(place))) for number, place in places if number]
 
 
+def series_of(found: list[Numbered]) -> str:
+    """Return a text that names a series of numbered roots: two stores have different ones, even under the same path, because
+    each series begins with a file of its own time. found: all roots of a name, the highest number first."""
+    first = found[-1].document
+    return f"{first['created']} {str(first['artifact'])[7:19]}"
+
+
 def names_of(backend: Backend, kind: str) -> list[str]:
     """Return the names that have a numbered root of a kind, sorted."""
     return sorted({unquote(place.split("/")[2]) for place in backend.names(kind) if _number(place)})

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +28,36 @@ COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True)
 
 
 def champion(number: int, artifact: str) -> Numbered:
-    return Numbered(number, {"artifact": artifact, "action": "promoted", "task": "classification", "frozen": FIRST})
+    document = {"artifact": artifact, "action": "promoted", "task": "classification", "frozen": FIRST}
+    return Numbered(number, document | {"created": f"2026-01-01T00:00:0{number}Z"})
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's database with its tables, which take seconds to make."""
+    file = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{file}").search_experiments()
+    return file
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> MlflowClient:
+def client(empty_database: Path, tmp_path: Path) -> MlflowClient:
+    shutil.copyfile(empty_database, tmp_path / "mlflow.db")
     return MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
 
 
-def event(number: int, winner: str, loser: str | None = None) -> dict[str, Any]:
-    return {"recipe": "my/tiny", "task": "classification", "number": number, "champion": winner, "challenger": loser}
+def event(number: int, winner: str, loser: str | None = None, series: str = "a", day: int = 1) -> dict[str, Any]:
+    return {
+        "recipe": "my/tiny", "task": "classification", "number": number, "champion": winner, "challenger": loser,
+        "series": series, "created": f"2026-01-{day:02}T00:00:0{number}Z",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def made(client: MlflowClient, tmp_path: Path) -> tuple[str, str]:
+    """(id of an experiment, id of a run in it)"""
+    experiment = client.create_experiment("x", (tmp_path / "files").as_uri())
+    return experiment, client.create_run(experiment).info.run_id
 
 
 def shown(client: MlflowClient, name: str) -> dict[str, str]:
@@ -45,9 +69,11 @@ def shown(client: MlflowClient, name: str) -> dict[str, str]:
     return found
 
 
-def test_aliases_follow_the_store_and_never_an_older_event(client: MlflowClient, tmp_path: Path) -> None:
-    experiment = client.create_experiment("x", (tmp_path / "files").as_uri())
-    run = client.create_run(experiment).info.run_id
+def test_aliases_follow_the_store_and_never_an_older_event(
+    client: MlflowClient, made: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "somebody")
+    experiment, run = made
     events = [event(1, FIRST), event(1, FIRST, SECOND), event(2, SECOND), event(2, SECOND), event(1, FIRST, THIRD)]
     expected = [
         {"champion": FIRST},
@@ -63,8 +89,47 @@ def test_aliases_follow_the_store_and_never_an_older_event(client: MlflowClient,
     model = client.search_logged_models([experiment])[0]
     files = {path.name for path in tmp_path.rglob(f"*{model.model_id}*/artifacts/*")}
     assert files == {"MLmodel", "input_example.json"}  # no weights
+    assert model.tags["mlflow.user"] == "unknown" and model.tags["mlflow.source.name"] == "trnflow"
+    assert "somebody" not in str(client.search_logged_models([experiment]))
     signature = (next(tmp_path.rglob("MLmodel"))).read_text()
     assert "signature" in signature and "label" in signature
+
+
+def test_a_new_store_begins_at_one_again(client: MlflowClient, made: tuple[str, str]) -> None:
+    for one in (event(4, FIRST), event(1, SECOND, series="b", day=2), event(5, THIRD)):
+        mirror_champion(client, *made, one)
+        assert shown(client, "my-tiny") == {
+            "champion": FIRST if one["series"] == "a" and one["number"] == 4 else SECOND
+        }
+    mirror_champion(client, *made, event(2, FIRST, series="b", day=2))
+    assert shown(client, "my-tiny") == {"champion": FIRST}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last_call", ["log_model_artifacts", "_create_model_version"])
+def test_the_model_of_a_killed_uploader_is_finished_by_the_next(
+    client: MlflowClient, made: tuple[str, str], tmp_path: Path, last_call: str
+) -> None:
+    """Killed, in a process of its own, as it makes this call."""
+    script = (
+        "import json, os, signal, sys; from mlflow import MlflowClient;"
+        "from tasks.tracking.registry import mirror_champion;"
+        f"setattr(MlflowClient, {last_call!r}, lambda *given, **more: os.kill(os.getpid(), signal.SIGKILL));"
+        "mirror_champion(MlflowClient(sys.argv[1]), *json.loads(sys.argv[2]))"
+    )
+    given = json.dumps([*made, event(1, FIRST)])
+    killed = subprocess.run([sys.executable, "-c", script, client.tracking_uri, given], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    mirror_champion(client, *made, event(1, FIRST))
+    assert shown(client, "my-tiny") == {"champion": FIRST}
+    (model,) = client.search_logged_models([made[0]])
+    assert model.status == "READY"
+    assert {path.name for path in tmp_path.rglob(f"*{model.model_id}*/artifacts/*")} == {
+        "MLmodel",
+        "input_example.json",
+    }
+    assert "signature" in next(tmp_path.rglob("MLmodel")).read_text()
+    assert len(client.search_model_versions("name = 'my-tiny'")) == 1
 
 
 def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +141,7 @@ def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeyp
     store = Store(str(tmp_path / "store"), tmp_path / "home")
     store.prepare()
     (tmp_path / "missing").write_text("no folder")
-    mirror(recipe, store, champion(2, SECOND), None, COMPARED)
+    mirror(recipe, store, [champion(2, SECOND), champion(1, FIRST)], None, COMPARED)
     spools = list((tmp_path / "home/tracking").glob("*.jsonl"))
     assert len(spools) == 1
     wait_for_uploader(tmp_path / "home")

@@ -1,0 +1,35 @@
+"""Link to the page of an MLflow experiment that shows its runs.
+
+An experiment's page opens on "Traces" unless the address names the runs. The address holds the experiment's id, which only
+MLflow knows, so the uploader writes the id to `<home>/tracking/experiments/`, and printing a link asks no server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+
+def note_experiment(home: Path, uri: str, name: str, number: str) -> None:
+    """Write down the id of an experiment. home: the project's local state; uri: the server's address without secrets, as it
+    is recorded; name, number: the experiment's name and id."""
+    file = _file(home, uri, name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(".part")
+    aside.write_text(number, encoding="utf-8")
+    aside.replace(file)
+
+
+def runs_page(base: str, home: Path, uri: str, name: str) -> str:
+    """Return the address of the page with the runs of an experiment, or of the page with all experiments as long as no run
+    was uploaded from this home. base: the address of MLflow's page; home, uri, name: as for `note_experiment`."""
+    file = _file(home, uri, name)
+    page = f"{base.rstrip('/')}/#/experiments"
+    if not file.exists():
+        return page
+    return f"{page}/{file.read_text(encoding='utf-8')}/runs?workflowType=machine_learning"
+
+
+def _file(home: Path, uri: str, name: str) -> Path:
+    known = hashlib.sha256(f"{uri}\n{name}".encode()).hexdigest()[:16]
+    return home / "tracking" / "experiments" / known
