@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from flows.runner.run import open_store
 from tasks.store import Store
 from tests.flows.champions.conftest import STRONG, write_rows
 from tests.helpers.command_line import InProcessShell, artifacts
+from tests.helpers.small_disk import fill, small_disk
 
 pytestmark = pytest.mark.slow  # each test goes on from where the one before left the champions
 
@@ -140,6 +144,47 @@ def test_who_loses_the_race_is_compared_with_the_new_champion(
     assert not found.promoted
     assert found.champion == newest.document["artifact"] and found.number == newest.number
     assert found.comparison is not None and found.comparison.low <= 0
+
+
+def test_of_two_processes_one_makes_its_model_champion_and_the_other_compares_again(tiny: InProcessShell) -> None:
+    """Both challengers are better than the champion, and neither is better than the other."""
+    command = [sys.executable, "-m", "flows", "promote", "tiny.yaml"]
+    for _ in range(2):
+        before = tiny.json("rollback", "tiny.yaml")["number"]
+        both = [
+            subprocess.Popen(
+                [*command, steps, "--json"], cwd=tiny.folder, env=tiny.environ, stdout=subprocess.PIPE, text=True
+            )
+            for steps in ("train.max_steps=39", STRONG)
+        ]
+        found = [json.loads(process.communicate()[0]) for process in both]
+        assert [process.returncode for process in both] == [0, 0]
+        (winner,), (loser,) = ([one for one in found if one["promoted"] is won] for won in (True, False))
+        assert winner["number"] == loser["number"] == champions(tiny)[0]["number"] == before + 1
+        assert loser["champion"] == winner["challenger"] == champions(tiny)[0]["artifact"]
+        assert loser["comparison"]["champion"] == winner["comparison"]["challenger"]
+
+
+def test_a_full_disk_leaves_the_champion(tiny: InProcessShell, tmp_path: Path) -> None:
+    """Full is the disk of home and store, then that of the store alone."""
+    size = sum(path.stat().st_size for path in tiny.folder.rglob("*") if path.is_file())
+    with small_disk(tmp_path / "disk", size + (16 << 20)) as disk:
+        shell = InProcessShell(disk / "project")
+        shutil.copytree(tiny.folder, shell.folder, symlinks=True)
+        shell.json("rollback", "tiny.yaml")
+        store = shell.folder / ".trnflow/store"
+        before, roots = champions(shell), sorted((store / "roots").rglob("*"))
+        ballast = fill(disk)
+        elsewhere = {"TRNFLOW_HOME": str(tmp_path / "home")}
+        for environ in ({}, elsewhere):
+            what = ("promote", "tiny.yaml", STRONG, "store.min_free_gb=0", f"store.root={store}")
+            said = shell.error(*what, code=1, **environ)
+            (line,) = (line for line in said.splitlines() if line.startswith("error"))
+            assert "full" in line or "No space left" in line
+            assert champions(shell) == before and sorted((store / "roots").rglob("*")) == roots
+        ballast.unlink()
+        assert shell.json("promote", "tiny.yaml", STRONG)["promoted"]
+        assert shell.json("verify")["ok"]
 
 
 def test_collection_keeps_the_champions_and_they_compare_again(tiny: InProcessShell) -> None:
