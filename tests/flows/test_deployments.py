@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from mlflow import MlflowClient
+
 from tests.flows.prefect_api import PROJECT, Api
 
 QUICK = ["tracking.enabled=false", "data.limit=50"]
@@ -44,6 +47,33 @@ def test_a_deployed_run_completes_and_the_next_shows_cached_tasks(api: Api) -> N
     assert states[1] == dict.fromkeys(("load_data", "format_prompts", "tokenize_text"), "Cached") | {
         "pack_chunks": "Completed"
     }
+
+
+@pytest.mark.slow
+def test_a_deployed_run_that_changes_nothing_adds_nothing_to_mlflow(api: Api, tmp_path: Path) -> None:
+    """Nor does it start an upload, for which it would have to wait."""
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    settings = ["data.limit=50", f"store.root={tmp_path / 'store'}", f"tracking.uri={uri}"]
+    script = "import sys; from flows.deployments import prepare; prepare('demo', sys.argv[1:])"
+    environ = api.environ | {"TRNFLOW_HOME": str(tmp_path / "home")}
+
+    def actions() -> list[str]:
+        """Of the stages of a run as the worker starts it."""
+        subprocess.run([sys.executable, "-c", script, *settings], cwd=PROJECT, env=environ, check=True)
+        newest = max((tmp_path / "store/runs").iterdir())
+        return [stage["action"] for stage in json.loads(newest.read_text())["stages"]]
+
+    def there() -> dict[str, bytes]:
+        files = [tmp_path / "mlflow.db", *(tmp_path / "home/tracking").rglob("*")]
+        return {str(file): file.read_bytes() for file in files if file.is_file()}
+
+    assert actions() == ["ran"] * 4
+    client = MlflowClient(uri)
+    number = client.get_experiment_by_name("trnflow").experiment_id
+    assert len(client.search_runs([number], "tags.`trnflow.stage` = ''")) == 1
+    before = there()
+    assert actions() == ["hit"] * 4
+    assert there() == before
 
 
 def test_a_deployment_of_the_former_entrypoint_fails_with_the_advice_to_deploy_again(api: Api) -> None:
