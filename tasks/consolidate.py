@@ -27,7 +27,7 @@ from tasks.config import StageConfig
 from tasks.data.format.row_format import FILE, row_format
 from tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
 from tasks.model_folder.model_card import write_card
-from tasks.model_folder.older_config import older_keys
+from tasks.model_folder.older_config import with_older_keys
 from tasks.model_folder.published_weights import PublishedWeights, model_without_values
 from tasks.model_folder.settings_files import generation_settings, positions_of, write_tokenizer
 from tasks.sources.model_source import generation_config
@@ -107,7 +107,7 @@ def consolidate(
     stored, model = CheckpointWeights(Reader(shards.path)), starting_from(model, warm_start)
     settings = AutoConfig.for_model(**read_json(shards.path / "config.json"))
     # version 4.57 reads its own keys in place of newer ones
-    document = {**read_json(shards.path / "config.json"), **older_keys(settings.to_dict()), "dtype": config.dtype}
+    document = with_older_keys(read_json(shards.path / "config.json"), settings.to_dict()) | {"dtype": config.dtype}
     write_json(out.path / "config.json", document)
     empty = model_without_values(shards.meta["task"], settings)
     weights: Weights = stored

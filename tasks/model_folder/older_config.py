@@ -30,6 +30,21 @@ BY_LAYER_TYPE: dict[str, dict[str, str]] = {
 """{model_type: {kind of layer: the key of its base in 4.57}}, of families whose layers differ"""
 
 
+NESTED = "text_config"
+"""The key under which a model that reads images too keeps the settings of its language model."""
+
+
+def with_older_keys(config: Meta, settings: Meta) -> Meta:
+    """Return the content of `config.json` with the keys of transformers 4.57 added, also to those of a language model in
+    `text_config`.
+
+    config: the content as transformers 5 writes it; settings: all settings of the model, defaults included."""
+    found = {**config, **older_keys(settings)}
+    if isinstance(settings.get(NESTED), dict):
+        found[NESTED] = {**(config.get(NESTED) or {}), **older_keys(settings[NESTED])}
+    return found
+
+
 def older_keys(config: Meta) -> Meta:
     """Return the keys of transformers 4.57 to add to `config.json`: {} for a model without rotary embeddings.
 
@@ -37,22 +52,30 @@ def older_keys(config: Meta) -> Meta:
     rope, family = config.get("rope_parameters") or {}, str(config["model_type"])
     if family in BY_LAYER_TYPE:
         keys = {key: rope[kind][THETA] for kind, key in BY_LAYER_TYPE[family].items()}
-        return {**keys, **_layer_pattern(config)}
+        scaling = _scaling(rope["full_attention"]) if family.startswith("gemma3") else {}
+        return {**keys, **scaling, **_layer_pattern(config)}
     if not rope or any(isinstance(entry, dict) for entry in rope.values()):
         return {}
     names = NAMES.get(family, {})
-    keys = {names.get(name, name): rope[name] for name in SEPARATE if rope.get(name) is not None}
-    if rope.get("rope_type", "default") != "default":
-        keys["rope_scaling"] = {name: value for name, value in rope.items() if name not in SEPARATE}
-    return keys
+    return {**{names.get(name, name): rope[name] for name in SEPARATE if rope.get(name) is not None}, **_scaling(rope)}
+
+
+def _scaling(rope: Meta) -> Meta:
+    """Return {"rope_scaling": ...} of one kind of layer; {} without scaling."""
+    if rope.get("rope_type", "default") == "default":
+        return {}
+    return {"rope_scaling": {name: value for name, value in rope.items() if name not in SEPARATE}}
 
 
 def _layer_pattern(config: Meta) -> Meta:
-    """Return ModernBERT's `global_attn_every_n_layers`, which version 5 writes as a list, `layer_types`."""
+    """Return ModernBERT's `global_attn_every_n_layers`, which version 5 writes as a list, `layer_types`.
+
+    Version 4.57 knows only layers with full attention at equal distances, and ignores the list. For other lists the number
+    is 0, for which that version stops with an error, in place of computing another model."""
     kinds = config.get("layer_types") or []
-    if not str(config["model_type"]).startswith("modernbert") or not kinds:
+    if config["model_type"] != "modernbert" or not kinds:
         return {}
     for every in range(1, len(kinds) + 1):
         if kinds == ["sliding_attention" if index % every else "full_attention" for index in range(len(kinds))]:
             return {"global_attn_every_n_layers": every}
-    return {}
+    return {"global_attn_every_n_layers": 0}

@@ -29,6 +29,21 @@ MODERNBERT = {
     },
     **{f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")},
 }
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+GEMMA3 = {
+    **GROUPED,
+    "model_type": "gemma3_text",
+    "head_dim": 8,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    },
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {**GROUPED, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
     "llama-yarn": {
@@ -47,6 +62,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {**GROUPED, "model_type": "mistral", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "gpt_neox": {**BERT, "model_type": "gpt_neox", "rope_parameters": PARTIAL},
     "mixtral": {**GROUPED, "model_type": "mixtral", "num_local_experts": 4},
+    "gemma3_text": GEMMA3,
+    "gemma3": {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": VISION},
     "modernbert": MODERNBERT,
     "bert": BERT,
     "roberta": {**BERT, "model_type": "roberta", "pad_token_id": 1},
