@@ -7,6 +7,7 @@ carries no data and caches nothing: stages exchange digests, and results lie in 
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,23 +24,28 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
+from prefect.events import emit_event
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelled, Completed
 
+from flows.champions import retrain as retraining
+from flows.champions.retrain import Retrained
 from flows.display import report
 from flows.display.progress import Log
 from flows.finetune import DATA_STAGES, FINETUNE
 from flows.recipes import recipe as settings
 from flows.runner.call import Call, Outcome
 from flows.runner.executor import Listener
+from flows.runner.pipeline import Pipeline
 from flows.runner.run import Options, Result, execute, new_run_id, open_store
 from flows.runner.runner import Runner
 from flows.services.mlflow_listener import Tracking
 from flows.services.pages import pages
 from flows.services.task_runners import task_runner
 from tasks.artifact import Artifact, Meta
-from tasks.errors import Interrupted
-from tasks.system.redaction import raisable, scrub, scrub_logs
+from tasks.errors import Interrupted, TrnflowError
+from tasks.store import Store
+from tasks.system.redaction import hide, raisable, scrub, scrub_logs, scrubbed
 
 HEALTH_SECONDS = 5.0
 """Timeout of the request that asks whether Prefect's server is healthy."""
@@ -55,12 +62,14 @@ class Session:
         overrides: The overrides with their secret values. Prefect stores a flow's parameters, so those have no secrets.
             None: the flow's parameter is used.
         result: Set by the flow when the run has ended.
+        retrained: Set by the flow `retrain` when it has ended.
     """
 
     listeners: tuple[Listener, ...] = ()
     on_sigterm: Any = None
     overrides: tuple[str, ...] | None = None
     result: Result | None = None
+    retrained: Retrained | None = None
 
 
 SESSION: ContextVar[Session] = ContextVar("session")
@@ -211,32 +220,94 @@ def prepare(recipe: str = "demo", overrides: list[str] | None = None, offline: b
 
 
 @flow(name="retrain", flow_run_name="{recipe}", persist_result=False)
-def retrain(recipe: str = "demo", overrides: list[str] | None = None) -> State[Any] | None:
-    """Run a recipe again on a schedule (Prefect flow): resolve its sources anew and run the stages that are affected by
-    changes.
+def retrain(
+    recipe: str = "demo", overrides: list[str] | None = None, offline: bool = False, wait: bool = False
+) -> State[Any] | None:
+    """Train a recipe again on a schedule (Prefect flow) if its data, code or settings changed, and promote a better model.
 
-    If nothing changed, all stages hit and the flow ends at once. The parameters are as for `finetune`.
+    If nothing changed, the flow ends at once as `Unchanged`. The parameters are as for `finetune`.
+
+    Args:
+        wait: Whether to wait while another retrain of the recipe is under way; otherwise end at once as `Unchanged`.
     """
-    return _run(recipe, overrides or [], Options())
+    return _raisable(_retrain, recipe, overrides or [], offline, wait)
 
 
 def _run(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
+    return _raisable(_run_recipe, name, overrides, options)
+
+
+def _raisable(function: Callable[..., State[Any] | None], *arguments: Any) -> State[Any] | None:
+    """Call a function; what it raises is made safe to keep."""
     scrub_logs()
     try:
-        return _run_recipe(name, overrides, options)
+        return function(*arguments)
     except Exception as error:  # Prefect keeps what is raised, and what caused it
         raise raisable(error) from None
 
 
 def _run_recipe(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
+    session, recipe, store = _opened(name, overrides)
+    page = Page()
+    session.result = _execute(recipe, store, options, FINETUNE, session, page)
+    return _ended(session.result.error)
+
+
+def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> State[Any] | None:
+    try:
+        session, recipe, store = _opened(name, overrides)
+    except TrnflowError as error:  # the recipe can't be read, so its name is that of the file
+        _emit(Path(name).stem, Retrained(Path(name).stem, None, False, error.message, error=scrubbed(error)))
+        raise
+    page = Page()
+
+    def train(fixed: settings.Recipe, pipeline: Pipeline) -> Result:
+        session.result = _execute(fixed, store, Options(offline=offline), pipeline, session, page)
+        return session.result
+
+    listeners = (*session.listeners, PrefectLog())
+    done = session.retrained = retraining.retrain(recipe, store, listeners, train, offline=offline, wait=wait)
+    if done.changed:
+        table = f"```json\n{json.dumps(hide(done.to_json()), indent=1)}\n```\n"
+        page.show(create_markdown_artifact, markdown=table, key="retrain", description=scrub(done.why))
+    get_run_logger().info("%s: %s", done.outcome, scrub(done.why))
+    _emit(recipe.name, done)
+    return _ended(done.error) or Completed(name=done.outcome.capitalize(), message=scrub(done.why))
+
+
+def _emit(name: str, done: Retrained) -> None:
+    """Emit the event `trnflow.retrain.promoted`, `kept`, `stopped`, `failed` or `unchanged` about a recipe; none of a
+    retraining that was interrupted. The payload is the JSON of `trnflow retrain`."""
+    if not isinstance(done.error, Interrupted):
+        resource = {"prefect.resource.id": f"trnflow.recipe.{name}", "prefect.resource.name": name}
+        emit_event(f"trnflow.retrain.{done.outcome}", resource, payload=hide(done.to_json()))
+
+
+def _opened(name: str, overrides: Iterable[str]) -> tuple[Session, settings.Recipe, Store]:
+    """Return the session, the recipe, and its store made ready."""
     session = SESSION.get(Session())
     if session.on_sigterm is not None:
         signal.signal(signal.SIGTERM, session.on_sigterm)
     recipe = settings.load(name, overrides if session.overrides is None else session.overrides)
     store = open_store(recipe)
     store.prepare()
+    return session, recipe, store
+
+
+def _ended(error: TrnflowError | None) -> State[Any] | None:
+    """Return the state of a flow that was interrupted, or None if it completed; else raise its error."""
+    if isinstance(error, Interrupted):
+        return Cancelled(message=error.message)
+    if error is not None:
+        raise error
+    return None
+
+
+def _execute(
+    recipe: settings.Recipe, store: Store, options: Options, pipeline: Pipeline, session: Session, page: Page
+) -> Result:
+    """Run the pipeline's stages as tasks of the present flow run, and show the run on its page."""
     run = new_run_id()
-    page = Page()
     with ExitStack() as stack:
         tracking = stack.enter_context(Tracking(recipe, store.home, run))
         part_maker = stack.enter_context(task_runner(recipe.task_runner))
@@ -246,24 +317,20 @@ def _run_recipe(name: str, overrides: Iterable[str], options: Options) -> State[
             recipe,
             store,
             options,
-            FINETUNE,
+            pipeline,
             run=run,
             listeners=listeners,
             runner_type=runner_type,
             part_maker=part_maker,
         )
-        session.result = tracking.finish(result)
+        result = tracking.finish(result)
     said = f"{recipe.name}: stages and key figures"
     mlflow = pages(store.home, recipe.tracking, recipe.folder("tracking.uri"))[1] if recipe.tracking.enabled else None
     page.show(create_markdown_artifact, markdown=_table(result) + _where(result, mlflow), key="run", description=said)
     result.prefect_lost = page.lost
     for note in result.notes:
         get_run_logger().warning(scrub(note))
-    if isinstance(result.error, Interrupted):
-        return Cancelled(message=result.error.message)
-    if result.error is not None:
-        raise result.error
-    return None
+    return result
 
 
 def _describe(outcome: Outcome, artifact: Artifact) -> str:

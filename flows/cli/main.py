@@ -28,7 +28,7 @@ from flows.cli import (
     service_commands,
     store_commands,
 )
-from flows.cli.model import champion_commands, predict, publish_commands
+from flows.cli.model import champion_commands, predict, publish_commands, retrain_command
 from flows.cli.output import exit_at_once, say_error
 from flows.recipes.suggested_command import complete
 from tasks.errors import Interrupted, TrnflowError, unexpected
@@ -141,6 +141,7 @@ def parser() -> argparse.ArgumentParser:
     store_commands.add_commands(sub, store)
     champion_commands.add_commands(sub, recipe, store)
     publish_commands.add_commands(sub, store)
+    retrain_command.add_commands(sub, recipe)
     recipe_commands.add_commands(sub, common, recipe)
     service_commands.add_commands(sub, common)
     completion.add_commands(sub, common)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.runner.executor import Listener
 from flows.runner.run import Options, Result
@@ -25,6 +27,10 @@ QUIET = {
 """Settings of Prefect for a run from the command line, where the user set no others."""
 
 
+if TYPE_CHECKING:
+    from flows.deployments import Session
+
+
 def run_here(
     recipe: str, overrides: list[str], options: Options, listeners: tuple[Listener, ...], home: Path
 ) -> Result:
@@ -39,6 +45,44 @@ def run_here(
 
     Returns: the result of the run. When a stage failed, `result.error` is its error.
     """
+
+    def call(shown: list[str]) -> None:
+        from flows.deployments import finetune
+
+        finetune(recipe, shown, options.until, sorted(options.force), options.offline)
+
+    session = _call_flow(call, overrides, listeners, home)
+    assert session.result is not None
+    return session.result
+
+
+def retrain_here(
+    recipe: str, overrides: list[str], listeners: tuple[Listener, ...], home: Path, *, offline: bool, wait: bool
+) -> Session:
+    """Run the Prefect flow `retrain` in this process; start the local server first if there is none.
+
+    The arguments are as for `run_here`; wait: whether to wait for another retrain of the recipe.
+
+    Returns: the session, with `retrained` and, if the recipe was trained, `result`.
+    """
+
+    def call(shown: list[str]) -> None:
+        from flows.deployments import retrain
+
+        retrain(recipe, shown, offline, wait)
+
+    session = _call_flow(call, overrides, listeners, home)
+    assert session.retrained is not None
+    return session
+
+
+def _call_flow(
+    call: Callable[[list[str]], None], overrides: list[str], listeners: tuple[Listener, ...], home: Path
+) -> Session:
+    """Call a flow with the overrides as Prefect may store them, and return the session that the flow filled in.
+
+    Raises what the flow raised if it ended before it had a result.
+    """
     url = ensure_server(home)
     os.environ["PREFECT_API_URL"] = url
     for name, value in QUIET.items():
@@ -48,17 +92,15 @@ def run_here(
     from httpx import TransportError
     from prefect.exceptions import CancelledRun, ObjectNotFound
 
-    from flows.deployments import SESSION, Session, finetune
+    from flows.deployments import SESSION, Session
 
     _check_server(url)
     session = Session(listeners, signal.getsignal(signal.SIGTERM), tuple(overrides))
     token = SESSION.set(session)
     try:
-        finetune(
-            recipe, [hide_override(text) for text in overrides], options.until, sorted(options.force), options.offline
-        )
+        call([hide_override(text) for text in overrides])
     except (TrnflowError, CancelledRun):
-        if session.result is None:
+        if session.result is None and session.retrained is None:
             raise
     except (
         TransportError,
@@ -69,12 +111,11 @@ def run_here(
         session.result.prefect_lost = True
     finally:
         SESSION.reset(token)
-    assert session.result is not None
-    if session.result.prefect_lost:
+    if session.result is not None and session.result.prefect_lost:
         session.result.notes.append(
             f"Prefect's server at {hide(url)} went away: its page does not show how this run ended"
         )
-    return session.result
+    return session
 
 
 def _check_server(url: str) -> None:

@@ -1,13 +1,15 @@
 """Find the model in the store that a setting such as `train.warm_start_from` names: by digest, by the beginning of a
-digest, or by the recipe that made it.
+digest, or by the recipe that made it: its newest model, its champion (`NAME@champion`) or its nth champion (`NAME@N`).
 
 A recipe may name itself, to continue training from its own newest model. That model changes with each run, so a
 repeated run would never find its result in the store. If nothing else has changed, `starting_model` therefore returns the
-model that the newest one was trained from: the key is then the same as before, and the result is found.
+model that the newest one was trained from: the key is then the same as before, and the result is found. The same holds
+for a champion, also if it was trained from no earlier model.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tasks.artifact import Artifact, Meta
@@ -15,9 +17,11 @@ from tasks.errors import BlobLost, ConfigError
 from tasks.keys.key_document import key_of
 from tasks.keys.lineage import start_of, unique
 from tasks.store import Store
+from tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
 from tasks.store.layout import newest_runs
 
 MADE_BY = {"consolidate": "model", "train": "checkpoint"}
+CHAMPION = re.compile(r"(?P<name>.+)@(?P<which>champion|[1-9][0-9]*)")
 LEAST = 8
 """The smallest number of hex digits that a text needs to be read as the beginning of a digest."""
 
@@ -30,18 +34,27 @@ class EarlierModel:
         artifact: The model; an artifact of `consolidate` or `train`.
         setting: The name of the setting, such as train.warm_start_from, for messages.
         document: The key document of the training that made the model, if the setting names a recipe; None for a digest.
+        is_champion: Whether the setting names a champion.
     """
 
     artifact: Artifact
     setting: str
     document: Meta | None = None
+    is_champion: bool = False
 
 
-def earlier_model(store: Store, text: str, setting: str) -> EarlierModel:
-    """Return the model that the setting names.
+def champion_named(text: str | None) -> str | None:
+    """Return the recipe's name in `NAME@champion` or `NAME@N`; None for another text."""
+    found = CHAMPION.fullmatch(text or "")
+    return found["name"] if found else None
+
+
+def earlier_model(store: Store, text: str, setting: str) -> EarlierModel | None:
+    """Return the model that the setting names; None if it names the champion of a recipe that has none yet.
 
     Args:
-        text: A digest or the beginning of one, or a recipe's name, which stands for the model of its newest completed run.
+        text: A digest or the beginning of one, or a recipe's name, which stands for the model of its newest completed run;
+            `NAME@champion` stands for its champion, `NAME@N` for its champion of number N.
         setting: The name of the setting, for error messages.
 
     Raises:
@@ -49,24 +62,28 @@ def earlier_model(store: Store, text: str, setting: str) -> EarlierModel:
     """
     if _is_digest(text):
         return EarlierModel(_model(store, _by_digest(store, text), setting), setting)
+    if champion_named(text):
+        return _champion(store, text, setting)
     digest, key = _by_recipe(store, text, setting)
     record = store.record("train", key) if key else None
     return EarlierModel(_model(store, digest, setting), setting, record["document"] if record else None)
 
 
-def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact, str]:
+def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact | None, str]:
     """Return (the model that training starts from, a note for the user or "").
 
     Usually this is the model `earlier`. But if `earlier` was itself trained from another model, by a training with the
-    same key document, this is that other model. If the store no longer has the other model, `earlier` is returned with
-    a note.
+    same key document, this is that other model; None if `earlier` is a champion that such a training made from no earlier
+    model. If the store no longer has the other model, `earlier` is returned with a note.
 
     Args:
         document: The key document of the training that is about to start, without the model that it starts from.
     """
     before, start = start_of(earlier.document or {})
-    if start is None or key_of(before) != key_of(document):
+    if key_of(before) != key_of(document):
         return earlier.artifact, ""
+    if start is None:
+        return (None if earlier.is_champion else earlier.artifact), ""
     newest, other = earlier.artifact.digest[:19], start[:19]
     try:
         found = _model(store, start, earlier.setting)
@@ -94,6 +111,33 @@ def _model(store: Store, digest: str, setting: str) -> Artifact:
     if missing is not None:
         raise ConfigError(f"{setting}: the store has lost {missing.path} of {digest[:19]}", "run what made it again")
     return artifact
+
+
+def _champion(store: Store, text: str, setting: str) -> EarlierModel | None:
+    """Find a champion by `NAME@champion` or `NAME@N`. None for the champion of a recipe without champions."""
+    found = CHAMPION.fullmatch(text)
+    assert found is not None
+    champions = numbered(store.backend, CHAMPIONS, found["name"])
+    if found["which"] == "champion":
+        champions = champions[:1]
+        if not champions:
+            return None
+    chosen = next((one.document for one in champions if found["which"] in ("champion", str(one.number))), None)
+    if chosen is None:
+        raise ConfigError(
+            f"{setting}: {found['name']} has no champion {found['which']}",
+            f"`trnflow champions {found['name']}` lists them",
+        )
+    model = _model(store, chosen["artifact"], setting)
+    return EarlierModel(model, setting, _training_of(store, model.digest), is_champion=True)
+
+
+def _training_of(store: Store, model: str) -> Meta | None:
+    """The key document of the training whose weights became a model; None if the store has lost its record."""
+    made = next((one for one in store.records("consolidate") if one["artifact"] == model), None)
+    shards = made["document"]["inputs"].get("shards") if made else None
+    trained = next((one for one in store.records("train") if one["artifact"] == shards), None) if shards else None
+    return trained["document"] if trained else None
 
 
 def _is_digest(text: str) -> bool:

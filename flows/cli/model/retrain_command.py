@@ -1,0 +1,106 @@
+"""`trnflow retrain RECIPE`: train again if anything changed, and make a better model the champion."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from flows.cli.output import emit, emit_json, exit_at_once, say_error
+from flows.display.progress import Progress
+from flows.recipes import recipe as settings
+from flows.recipes.suggested_command import complete
+from flows.runner.run import Options, Result, execute, new_run_id, open_store
+from tasks.store import Store
+from tasks.system.redaction import scrub
+
+if TYPE_CHECKING:
+    from flows.champions.retrain import Retrained
+    from flows.runner.pipeline import Pipeline
+
+
+def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+    """Add `retrain` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands that take a
+    recipe."""
+    again = sub.add_parser(
+        "retrain", parents=[recipe], help="train again if anything changed; promote the model if it is better"
+    )
+    again.add_argument("--dry-run", action="store_true", help="say what would be judged and why, and do nothing")
+    again.add_argument("--wait", action="store_true", help="wait while another retrain of the recipe is under way")
+    again.add_argument("--direct", action="store_true", help="run without Prefect")
+    again.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
+    again.set_defaults(command=retrain)
+
+
+def retrain(options: Namespace) -> int:
+    """Retrain a recipe and print how it ended. Return exit code 0 (promoted, kept or unchanged), 1 (stopped), or that of
+    the error."""
+    from flows.champions.retrain import find_change, unchanged
+
+    recipe = settings.load(options.recipe, options.overrides)
+    store = open_store(recipe)
+    store.prepare()
+    change = find_change(recipe, store, offline=options.offline)
+    if options.dry_run:
+        verb = "would be trained and judged" if change.is_changed else "is unchanged"
+        emit(options, change.to_json(), f"{recipe.name} {verb}: {change.why}\n")
+        return 0
+    done, prefect_lost = unchanged(change), False
+    if change.is_changed:
+        done, prefect_lost = _retrained(options, recipe, store)
+    _print(options, done)
+    if prefect_lost:
+        exit_at_once(done.exit_code)
+    return done.exit_code
+
+
+def _retrained(options: Namespace, recipe: settings.Recipe, store: Store) -> tuple[Retrained, bool]:
+    """Retrain, and return how it ended and whether Prefect's server went away meanwhile."""
+    progress = Progress()
+    try:
+        if options.direct:
+            return _directly(options, recipe, store, progress), False
+        from flows.cli.prefect_run import retrain_here
+
+        session = retrain_here(
+            options.recipe, options.overrides, (progress,), store.home, offline=options.offline, wait=options.wait
+        )
+        assert session.retrained is not None
+        return session.retrained, session.result is not None and session.result.prefect_lost
+    finally:
+        progress.close()
+
+
+def _directly(options: Namespace, recipe: settings.Recipe, store: Store, progress: Progress) -> Retrained:
+    from flows.champions.retrain import retrain as retrain_recipe
+    from flows.services.mlflow_listener import Tracking
+
+    def train(fixed: settings.Recipe, pipeline: Pipeline) -> Result:
+        with Tracking(fixed, store.home, new_run_id()) as tracking:
+            listeners = (progress, tracking)
+            what = Options(offline=options.offline)
+            return tracking.finish(execute(fixed, store, what, pipeline, run=tracking.run, listeners=listeners))
+
+    return retrain_recipe(recipe, store, (progress,), train, offline=options.offline, wait=options.wait)
+
+
+def _print(options: Namespace, done: Retrained) -> None:
+    if done.error is not None:
+        complete(done.error, options)
+    if options.json:
+        emit_json(done.to_json())
+    elif done.error is None:
+        sys.stdout.write("".join(f"{scrub(line)}\n" for line in _lines(done)))
+    if done.error is not None:
+        say_error(done.error)
+        if options.debug:
+            sys.stderr.write(scrub(done.error.details))
+
+
+def _lines(done: Retrained) -> list[str]:
+    """What is printed of a retraining that did not fail."""
+    lines = [f"{done.recipe} {done.outcome}: {done.why}"]
+    lines += [f"champion {done.champion[:19]}"] if done.champion else []
+    lines += [f"note: {note}" for note in done.notes]
+    return lines + ([f"`trnflow report {done.run}` writes the page of this run"] if done.run else [])

@@ -1,0 +1,161 @@
+"""Retrain as a user or a schedule does: commands in an empty folder, with data that grows, gets worse and gets better."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from tests.flows.champions.conftest import RECIPE, STRONG, write_rows
+from tests.flows.prefect_api import PROJECT, Api
+from tests.helpers.command_line import InProcessShell, Shell
+
+WARM = "train.warm_start_from=tiny@champion"
+FIELDS = {
+    "schema", "recipe", "run", "changed", "promoted", "stopped", "champion", "challenger", "frozen", "why", "metrics",
+    "report",
+}  # fmt: skip
+
+pytestmark = pytest.mark.slow  # each test goes on from where the one before left the champions
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> InProcessShell:
+    """The command line in a folder with the recipe `tiny.yaml`, whose store is empty."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+    return InProcessShell(folder)
+
+
+def retrain(shell: Shell, *arguments: str) -> Any:
+    return shell.json("retrain", "tiny.yaml", "--direct", *arguments)
+
+
+def judged(shell: Shell) -> dict[str, Any]:
+    """The store's own file of the newest judgement."""
+    found: dict[str, Any] = json.loads((shell.folder / ".trnflow/store/roots/judged/tiny.json").read_text())
+    return found
+
+
+def append(shell: Shell, *rows: str, label: str = "pos") -> None:
+    with (shell.folder / "rows/train.jsonl").open("a") as file:
+        file.writelines(f"\n{json.dumps({'text': row, 'label': label})}" for row in rows)
+
+
+def test_the_first_model_is_promoted_and_its_test_rows_were_frozen_before(tiny: InProcessShell) -> None:
+    dry = retrain(tiny, "--dry-run")
+    assert dry["changed"] and "no model of tiny was judged" in dry["why"]
+    assert not list((tiny.folder / ".trnflow/store/runs").glob("*"))
+    first = retrain(tiny)
+    assert first.keys() == FIELDS
+    assert first["promoted"] and first["changed"] and not first["stopped"]
+    assert first["champion"] == first["challenger"] and first["metrics"] is None
+    (frozen,) = (tiny.folder / ".trnflow/store/roots/frozen/tiny").iterdir()
+    assert json.loads(frozen.read_text())["artifact"] == first["frozen"]
+    assert judged(tiny)["run"] == first["run"]
+
+
+def test_what_is_unchanged_starts_nothing(tiny: InProcessShell) -> None:
+    runs = sorted((tiny.folder / ".trnflow/store/runs").iterdir())
+    for more in ((), (WARM,), ("evaluate.export_rows=3",)):
+        done = tiny("retrain", "tiny.yaml", "--json", *more)  # without --direct: Prefect would be started
+        assert done.returncode == 0 and "load_data" not in done.stderr
+        found = json.loads(done.stdout)
+        assert found.keys() == FIELDS and not found["changed"] and found["run"] is None
+    assert sorted((tiny.folder / ".trnflow/store/runs").iterdir()) == runs
+    assert not (tiny.folder / ".trnflow/prefect").exists()
+
+
+FLOW = """
+from flows.deployments import retrain
+print(retrain("tiny.yaml", return_state=True).name)
+print(retrain("none.yaml", return_state=True).name)
+"""
+
+
+def test_prefect_has_the_state_and_an_event_with_the_result(tiny: InProcessShell, api: Api) -> None:
+    environ = api.environ | {"TRNFLOW_HOME": str(tiny.folder / ".trnflow"), "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run([sys.executable, "-c", FLOW], cwd=tiny.folder, env=environ, capture_output=True, text=True)
+    assert done.stdout.split() == ["Unchanged", "Failed"], done.stderr
+    wanted = {
+        "event": {"prefix": ["trnflow.retrain."]},
+        "resource": {"id": ["trnflow.recipe.tiny", "trnflow.recipe.none"]},
+    }
+    found = {event["event"]: event for event in api.post("events/filter", filter=wanted)["events"]}
+    assert found.keys() == {"trnflow.retrain.unchanged", "trnflow.retrain.failed"}
+    payload = found["trnflow.retrain.unchanged"]["payload"]
+    assert payload == json.loads(tiny("retrain", "tiny.yaml", "--json").stdout)
+    assert found["trnflow.retrain.failed"]["payload"]["error"]["type"] == "ConfigError"
+
+
+def test_a_better_model_of_other_settings_is_promoted_with_its_figures(tiny: InProcessShell) -> None:
+    dry = retrain(tiny, "--dry-run", STRONG)
+    assert dry["changed"] and "settings changed" in dry["why"] and "max_steps" in dry["why"]
+    found = retrain(tiny, STRONG)
+    metrics = found["metrics"]
+    assert found["promoted"] and found["champion"] == found["challenger"]
+    assert metrics["interval"][0] > metrics["margin"] and metrics["difference"] > 0
+    assert metrics["challenger"] - metrics["champion"] == pytest.approx(metrics["difference"])
+
+
+def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny: InProcessShell) -> None:
+    """The rows that are appended have wrong labels: the model, trained on from the champion, is worse and not promoted."""
+    champion = judged(tiny)["document"]["champion"]
+    tiny.json("get", "tiny.yaml", "tokenize_text", "tokens", STRONG)
+    warm = (STRONG, WARM, "tokenize.train=null", "model.tokenizer=tokens/tokenizer")
+    append(tiny, *(f"lovely bright happy {number}" for number in range(400)), label="neg")
+    dry = retrain(tiny, "--dry-run", STRONG)
+    assert dry["changed"] and dry["why"].startswith("the data changed")
+
+    command = [sys.executable, "-m", "flows", "retrain", "tiny.yaml", "--direct", "--json", *warm]
+    first = subprocess.Popen(
+        command,
+        cwd=tiny.folder,
+        env=tiny.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    while not any((tiny.folder / ".trnflow/store/leases").glob("*/*.json")):
+        assert first.poll() is None
+        time.sleep(0.05)
+    second = retrain(tiny, *warm)
+    assert not second["changed"] and "another retrain of tiny is under way" in second["why"]
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    third = retrain(tiny, *warm)
+    assert third["changed"] and not third["promoted"] and judged(tiny)["run"] == third["run"]
+    assert third["champion"] == champion != third["challenger"]
+    again = retrain(tiny, *warm)
+    assert not again["changed"] and "was not promoted" in again["why"] and again["challenger"] == third["challenger"]
+
+
+def test_data_that_can_not_be_read_fails_and_is_not_judged(tiny: InProcessShell) -> None:
+    rows = tiny.folder / "rows/train.jsonl"
+    sound, before = rows.read_bytes(), judged(tiny)
+    rows.write_bytes(sound + b"\n{broken")
+    done = tiny("retrain", "tiny.yaml", "--direct", "--json", STRONG)
+    assert done.returncode == 1 and "is not JSON" in done.stderr
+    found = json.loads(done.stdout)
+    assert found["error"]["type"] == "DataError" and not found["promoted"] and found["changed"]
+    assert judged(tiny) == before
+    rows.write_bytes(sound)
+
+
+def test_gc_keeps_the_judged_model_and_the_store_is_sound(tiny: InProcessShell) -> None:
+    model = judged(tiny)["document"]["challenger"]
+    tiny.json("gc", "--keep-last", "0", "--grace", "0", "--yes")
+    assert (tiny.folder / ".trnflow/store/blobs/sha256" / model[7:9] / model[7:]).exists()
+    assert tiny("verify").returncode == 0
+
+
+def test_wrong_usage_exits_2(tiny: InProcessShell) -> None:
+    assert "no recipe file" in tiny.error("retrain", "none.yaml", code=2)
+    assert "no champion 77" in tiny.error("retrain", "tiny.yaml", "train.warm_start_from=tiny@77", code=2)
