@@ -11,7 +11,7 @@ from flows.runner.pipeline import Parent, Pipeline
 from flows.runner.planning.memory_check import refuse_what_cannot_fit
 from flows.runner.planning.planner import Planner
 from flows.runner.vocabulary import refuse_unknown_vocabulary
-from tasks.artifact import Meta
+from tasks.artifact import Artifact, Meta
 from tasks.consolidate import consolidate
 from tasks.evaluate_model import evaluate_model
 from tasks.export_neuron import export_neuron
@@ -34,11 +34,12 @@ KINDS = {described.name: described.kind for described in map(of, FUNCTIONS)}
 """Stage name -> kind of the artifact that the stage makes."""
 
 
-def finetune(recipe: Recipe, stage: Stages) -> Any:
+def finetune(recipe: Recipe, stage: Stages, frozen: Artifact | None = None) -> Any:
     """Call the stages that lead from data rows to an evaluated, exported model.
 
     Args:
         stage: Runs each stage (`Runner`), or only finds out what a run would do (`Planner`).
+        frozen: Rows whose texts are dropped from training; `retrain` passes those on which it compares models.
 
     Returns:
         The output of the last stage: an Artifact, or in a plan perhaps an Unknown.
@@ -48,7 +49,7 @@ def finetune(recipe: Recipe, stage: Stages) -> Any:
     training = recipe.training
     check_model(training, model)
     check_tokenizer(recipe.tokenize, model)
-    rows = stage(load_data, recipe.data, source)
+    rows = stage(load_data, recipe.data, source, frozen)
     texts = stage(format_prompts, recipe.format, rows, model)
     tokens = stage(tokenize_text, recipe.tokenize, texts, model)
     packed = stage(pack_chunks, recipe.pack, tokens)

@@ -14,23 +14,26 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.artifact import Meta, Source
+from tasks.artifact import Input, Meta, Source
 from tasks.data.load.columns import Columns, choose_columns
 from tasks.data.load.config import DataConfig as DataConfig
 from tasks.data.load.config import SourceConfig
 from tasks.data.load.labels import LabelSet, common_names, label_set
 from tasks.data.load.readers import Rows, open_file
-from tasks.data.load.scratch_file import ReadSplit, nested_columns, read_split
+from tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split
+from tasks.data.load.selection import row_hashes
 from tasks.data.load.split_rows import (
     Dropped,
     SplitRows,
     deduplicated,
     group_by_split,
+    joined,
     sampled,
     source_splits,
     weighted_train,
+    without_texts,
     write_split,
 )
 from tasks.errors import ConfigError, DataError, TrnflowError
@@ -40,6 +43,9 @@ from tasks.sources.resolver import Resolver
 from tasks.sources.split_files import SPLITS, FileSettings
 from tasks.stage import Workdir, stage
 from tasks.system.redaction import fill
+
+if TYPE_CHECKING:
+    from tasks.data.load.selection import Hashes
 
 MOST_SHOWN = 20
 """The largest number of labels whose counts are printed. The metadata has the counts of all."""
@@ -93,12 +99,13 @@ def _errors_name_source(name: str) -> Iterator[None]:
 
 
 @stage(kind="rows")
-def load_data(config: DataConfig, source: Source, out: Workdir) -> Meta:
+def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *, out: Workdir) -> Meta:
     """Run the stage: write `<split>.parquet` for each split, with the chosen columns and, if there is a label, `label:
     int64`.
 
-    source: from `data_source`. Returns metadata: splits {name: rows}, columns, text (the text columns), labels (names by
-    id, or null), dropped {reason: rows}, duplicates (rows of train whose text occurs in an earlier row), leakage
+    source: from `data_source`; frozen: rows on which models are compared (`freeze_rows`). Rows of train whose text is among
+    them are dropped, and counted as `frozen`. Returns metadata: splits {name: rows}, columns, text (the text columns),
+    labels (names by id, or null), dropped {reason: rows}, duplicates (rows of train whose text occurs in an earlier row), leakage
     {"train/test": rows of the first split whose text occurs in the second}. With labels also label_counts {split: {label:
     rows}}. With nested columns also `nested`, their names. For a mixture also sources {split: {source: rows}} and overlap
     {"a/b": train rows of source a whose text occurs in train of source b}."""
@@ -112,6 +119,8 @@ def load_data(config: DataConfig, source: Source, out: Workdir) -> Meta:
         ]
     )
     lost = sum((split.dropped for _, splits in read.values() for split in splits.values()), Counter[str]())
+    if frozen is not None:
+        shares, lost["frozen"] = without_texts(shares, _frozen_hashes(frozen, next(iter(read.values())).columns))
     shares, dropped = _choose_rows(config, shares, lost)
     _report_rows(config, shares, dropped, out)
     nested = nested_columns(split.schema for _, splits in read.values() for split in splits.values())
@@ -191,6 +200,22 @@ def _read_one(name: str, one: SourceConfig, config: DataConfig, source: Source, 
         columns,
         {split: read_split(split, files, columns, config.nulls, paths[split], out) for split, files in opened.items()},
     )
+
+
+def _frozen_hashes(frozen: Input, columns: Columns) -> Hashes:
+    """Hash the frozen rows as rows that are read are hashed. DataError when they lack a column of the rows."""
+    import pyarrow.parquet as pq
+
+    names = hashed_columns(columns)
+    missing = [name for name in names if name not in frozen.meta["columns"]]
+    if missing:
+        raise DataError(
+            f"the frozen rows have no column {missing[0]}, so that training rows can't be compared with them",
+            "`trnflow freeze` the present data",
+        )
+    file = pq.ParquetFile(frozen.path / f"{frozen.meta['split']}.parquet", pre_buffer=False)
+    found = [row_hashes(batch.column(name) for name in names) for batch in file.iter_batches(columns=list(names))]
+    return joined(found)
 
 
 def _check_unchanged(source: Source) -> None:

@@ -5,6 +5,7 @@ All models of a recipe are compared on the same frozen rows, whatever its data b
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from flows.champions.scoring import new_runner
@@ -36,6 +37,21 @@ def newest_frozen(recipe: Recipe, store: Store) -> Frozen | None:
     """Return the newest frozen rows of a recipe; None if there are none. BlobLost when the store has lost them."""
     found = numbered(store.backend, FROZEN, recipe.name)
     return Frozen(found[0].number, store.artifact(found[0].document["artifact"])) if found else None
+
+
+def old_frozen(store: Store, name: str, days: float) -> str:
+    """Say that the newest frozen rows of a recipe are old; "" if they are not, or if there are none.
+
+    Args:
+        days: The age in days from which they are old (`promote.frozen_days`).
+    """
+    found = numbered(store.backend, FROZEN, name)
+    if not found:
+        return ""
+    age = (datetime.now(UTC) - datetime.fromisoformat(found[0].document["created"])).total_seconds() / 86400
+    if age < days:
+        return ""
+    return f"the frozen rows {found[0].number} of {name} are {age:.0f} days old: `trnflow freeze {name}` renews them"
 
 
 def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, offline: bool = False) -> Frozen:
@@ -85,5 +101,5 @@ def secure_named(store: Store, kind: str, name: str, number: int, artifact: Arti
 
 def _call_stages(runner: Runner, recipe: Recipe) -> None:
     source = runner.resolve(data_source, recipe.data)
-    rows = runner(load_data, recipe.data, source)
+    rows = runner(load_data, recipe.data, source, None)
     runner(freeze_rows, FreezeConfig(), rows)

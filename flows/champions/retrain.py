@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from flows.champions.contenders import of_run
 from flows.champions.freeze import Frozen, freeze, newest_frozen
 from flows.champions.mirror import mirror
 from flows.champions.promote import Decision, champions_of, promote
-from flows.finetune import FINETUNE
+from flows.finetune import FINETUNE, finetune
 from flows.recipes.recipe import Recipe
 from flows.runner.attempts import now
 from flows.runner.executor import Listener
@@ -162,7 +163,7 @@ def find_change(recipe: Recipe, store: Store, *, offline: bool = False) -> Chang
         update={"train": recipe.train.model_copy(update={"warm_start_from": _start(recipe, store)})}
     )
     found, frozen, judged = champions_of(store, recipe.name), newest_frozen(recipe, store), newest_judged(store, recipe)
-    planner = look(fixed, store, FINETUNE, offline=offline)
+    planner = look(fixed, store, _pipeline(frozen), offline=offline)
     run = store.run(judged["run"]) if judged else None
     why = _difference(planner, store, run) if run else f"no model of {recipe.name} was judged in this store yet"
     champion = found[0].document["artifact"] if found else None
@@ -241,7 +242,7 @@ def _retrain(
     try:
         frozen = change.frozen or freeze(recipe, store, listeners, offline=offline)
         begun = replace(begun, frozen=frozen.artifact.digest)
-        result = train(change.recipe, FINETUNE)
+        result = train(change.recipe, _pipeline(frozen))
         begun = replace(begun, run=result.run, notes=tuple(result.notes))
         if result.error is not None:
             return replace(begun, error=result.error, why=result.error.message)
@@ -253,6 +254,11 @@ def _retrain(
     lost = None if decision.challenger == decision.champion else decision.challenger
     note = mirror(recipe, store, champions_of(store, recipe.name), lost, decision.comparison)
     return replace(done, notes=(*done.notes, note)) if note else done
+
+
+def _pipeline(frozen: Frozen | None) -> Pipeline:
+    """The pipeline without the training rows whose texts are among the frozen rows."""
+    return replace(FINETUNE, call_stages=partial(finetune, frozen=frozen.artifact)) if frozen else FINETUNE
 
 
 def _judged(begun: Retrained, decision: Decision) -> Retrained:

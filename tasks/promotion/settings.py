@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import NonNegative, Seed, StageConfig
+from tasks.config import NonNegative, Positive, Seed, StageConfig
 
 Metric = Literal["accuracy", "f1_macro", "f1_weighted", "loss", "bits_per_byte"]
 
@@ -24,5 +24,7 @@ class PromoteConfig(StageConfig):
     """The confidence of the two-sided bootstrap interval."""
     resamples: Annotated[int, Field(ge=100, le=100_000)] = 2000
     """The number of bootstrap resamples."""
+    frozen_days: Positive = 180.0
+    """The age in days from which `trnflow champions` says that the frozen rows are old."""
     seed: Seed = 0
     """The seed of the bootstrap."""

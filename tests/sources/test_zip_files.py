@@ -116,7 +116,7 @@ def test_a_zip_that_changes_meanwhile_is_refused(bench, tmp_path):
     source = bench.source(config)
     pack(path, {"train.csv": CSV * 2})
     with pytest.raises(DataError, match=r"train\.csv changed while"):
-        load_data(config, source, bench.workdir())
+        load_data(config, source, out=bench.workdir())
 
 
 def test_no_split_is_a_setting_to_mend(bench, tmp_path):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from flows.cli.history_commands import artifact_of, run_ids
@@ -16,7 +16,9 @@ from flows.display.progress import Progress
 from flows.recipes import recipe as settings
 from flows.runner.run import open_store
 from tasks.artifact import Meta
+from tasks.errors import TrnflowError
 from tasks.keys.lineage import nearest_run
+from tasks.promotion.settings import PromoteConfig
 from tasks.store import Store
 from tasks.store.location import default_root
 from tasks.system.home import home_folder
@@ -114,13 +116,16 @@ def rollback(options: Namespace) -> int:
 
 def champions(options: Namespace) -> int:
     """Print the champion of each recipe, or of one recipe all its champions, the newest first; return exit code 0."""
+    from flows.champions.freeze import old_frozen
     from tasks.store.garbage.numbered_roots import CHAMPIONS, names_of, numbered
 
     store = Store(options.store or default_root(home_folder()), home_folder())
     store.check()
     known = names_of(store.backend, CHAMPIONS)
+    days: dict[str, float] = {}
     if options.recipe and options.recipe.endswith((".yaml", ".yml")):  # a file: its recipe's name
-        options.recipe = settings.load(options.recipe, []).name
+        given = settings.load(options.recipe, [])
+        options.recipe, days[given.name] = given.name, given.promote.frozen_days
     names = [options.recipe] if options.recipe else known
     found = [
         {"recipe": name, **_brief(one.number, one.document)}
@@ -134,13 +139,22 @@ def champions(options: Namespace) -> int:
     ]
     none = f"{options.recipe} has no champion" if options.recipe else "no recipe has a champion"
     text = report.aligned(rows) if found else f"{none}: `trnflow promote RECIPE` makes the first"
-    emit(options, {"store": store.root, "champions": found}, f"{text}\n")
+    notes = [note for name in names if (note := old_frozen(store, name, days.get(name) or _frozen_days(name)))]
+    text += "".join(f"\nnote: {note}" for note in notes)
+    emit(options, {"store": store.root, "champions": found, "notes": notes}, f"{text}\n")
     return 0
 
 
 def _brief(number: int, document: Meta) -> Meta:
     names = ("artifact", "evaluation", "frozen", "scores", "replaces", "action", "why", "created", "comparison")
     return {"number": number, **{name: document.get(name) for name in names}}
+
+
+def _frozen_days(name: str) -> float:
+    """The setting `promote.frozen_days` of a recipe; its default for a recipe that is not in `conf/`."""
+    with suppress(TrnflowError):
+        return settings.load(name, []).promote.frozen_days
+    return PromoteConfig().frozen_days
 
 
 def _opened(options: Namespace) -> tuple[settings.Recipe, Store]:

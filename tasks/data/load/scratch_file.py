@@ -44,6 +44,11 @@ class ReadSplit(NamedTuple):
     dropped: Counter[str]
 
 
+def hashed_columns(columns: Columns) -> tuple[str, ...]:
+    """Return the names of the columns by which rows are compared: the text columns, or all where none is named."""
+    return columns.text or tuple(ours for ours, _ in columns.kept)
+
+
 def read_split(split: str, files: list[Rows], columns: Columns, nulls: Nulls, path: Path, out: Workdir) -> ReadSplit:
     """Read the files of a split, check their rows and write the rows to a scratch file.
 
@@ -61,7 +66,7 @@ def read_split(split: str, files: list[Rows], columns: Columns, nulls: Nulls, pa
     import pyarrow as pa
 
     seen, hashes, dropped = SeenLabels(), np.empty(0, dtype=np.uint64), Counter[str]()
-    hashed = columns.text or tuple(ours for ours, _ in columns.kept)
+    hashed = hashed_columns(columns)
     schema, done, kept = united(files, columns), 0, 0
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for rows in files:

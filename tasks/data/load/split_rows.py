@@ -158,6 +158,16 @@ def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
     )
 
 
+def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:
+    """Remove the rows of train whose text is among others. texts: uint64 [texts], their hashes.
+
+    Returns the rows of each split, and the number of rows removed."""
+    import numpy as np
+
+    among = np.isin(joined([share.hashes for share in shares["train"]]), texts)
+    return {**shares, "train": _narrowed(shares["train"], ~among)}, int(among.sum())
+
+
 def sampled(limit: int | None, split: str, shares: list[SourceRows], seed: int) -> list[SourceRows]:
     """Draw a random sample of at most `limit` rows from the rows of a split. All rows are used if `limit` is None.
 

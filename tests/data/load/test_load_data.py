@@ -130,7 +130,7 @@ def test_a_file_that_changes_meanwhile_is_refused(bench, tmp_path):
     source = bench.source(config)
     os.utime(path, ns=(1, 1))
     with pytest.raises(DataError, match=r"a\.csv changed while"):
-        load_data(config, source, bench.workdir())
+        load_data(config, source, out=bench.workdir())
 
 
 def test_stage_is_deterministic_and_leaves_torch_alone(bench, shared):

@@ -44,6 +44,16 @@ def judged(shell: Shell) -> dict[str, Any]:
     return found
 
 
+def rows_dropped(shell: Shell, run: str) -> Any:
+    """What load_data dropped in a run, as the manifest of its artifact says."""
+    store = shell.folder / ".trnflow/store"
+    (rows,) = (
+        one for one in json.loads((store / f"runs/{run}.json").read_text())["stages"] if one["stage"] == "load_data"
+    )
+    digest = rows["artifact"]
+    return json.loads((store / "blobs/sha256" / digest[7:9] / digest[7:]).read_bytes())["meta"]["dropped"]
+
+
 def append(shell: Shell, *rows: str, label: str = "pos") -> None:
     with (shell.folder / "rows/train.jsonl").open("a") as file:
         file.writelines(f"\n{json.dumps({'text': row, 'label': label})}" for row in rows)
@@ -111,6 +121,8 @@ def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny
     tiny.json("get", "tiny.yaml", "tokenize_text", "tokens", STRONG)
     warm = (STRONG, WARM, "tokenize.train=null", "model.tokenizer=tokens/tokenizer")
     append(tiny, *(f"lovely bright happy {number}" for number in range(400)), label="neg")
+    leaked = [json.loads(row)["text"] for row in (tiny.folder / "rows/test.jsonl").read_text().splitlines()[:7]]
+    append(tiny, *leaked)
     dry = retrain(tiny, "--dry-run", STRONG)
     assert dry["changed"] and dry["why"].startswith("the data changed")
 
@@ -133,6 +145,7 @@ def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny
     third = retrain(tiny, *warm)
     assert third["changed"] and not third["promoted"] and judged(tiny)["run"] == third["run"]
     assert third["champion"] == champion != third["challenger"]
+    assert rows_dropped(tiny, third["run"]) == {"frozen": len(leaked)}
     again = retrain(tiny, *warm)
     assert not again["changed"] and "was not promoted" in again["why"] and again["challenger"] == third["challenger"]
 
@@ -154,6 +167,17 @@ def test_gc_keeps_the_judged_model_and_the_store_is_sound(tiny: InProcessShell) 
     tiny.json("gc", "--keep-last", "0", "--grace", "0", "--yes")
     assert (tiny.folder / ".trnflow/store/blobs/sha256" / model[7:9] / model[7:]).exists()
     assert tiny("verify").returncode == 0
+
+
+def test_champions_says_when_the_frozen_rows_are_old(tiny: InProcessShell) -> None:
+    assert tiny.json("champions", "tiny")["notes"] == []
+    file = tiny.folder / ".trnflow/store/roots/frozen/tiny/1.json"
+    document = json.loads(file.read_text())
+    file.chmod(0o644)
+    file.write_text(json.dumps(document | {"created": "2024-01-01T00:00:00Z"}))
+    assert "the frozen rows 1 of tiny are" in tiny("champions", "tiny").stdout
+    (tiny.folder / "old.yaml").write_text(f"{RECIPE}name: tiny\npromote: {{frozen_days: 1.0e+6}}\n")
+    assert tiny.json("champions", "old.yaml")["notes"] == []
 
 
 def test_wrong_usage_exits_2(tiny: InProcessShell) -> None:
