@@ -28,6 +28,7 @@ from tasks.data.format.row_format import FILE
 from tasks.errors import ConfigError, ModelError
 from tasks.evaluation.models import EAGER, load_model, longest_sequence
 from tasks.export.config import ExportConfig
+from tasks.export.readme import write_readme
 from tasks.export.stablehlo import ENVIRON
 from tasks.sources.model_source import TOKENIZER_FILES
 from tasks.stage import Workdir, stage
@@ -98,6 +99,7 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
     for name in LOADERS:
         shutil.copyfile(Path(__file__).parent / "export" / "loaders" / name, out.path / name)
     figures = {"max_difference": difference, "rows_compared": rows}
+    write_readme(out.path, {**meta, **figures})
     return {**meta, **figures, "metrics": figures}
 
 

@@ -7,7 +7,7 @@ and the figures that training computed. It contains no date, path or row of data
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tasks.artifact import Meta
@@ -38,14 +38,14 @@ def _paragraphs(shards: Meta, config: Meta, base: str | None, adapter: bool) -> 
     yield f"A model for {PIPELINES[shards['task']].replace('-', ' ')}, {_origin(base)} with trnflow."
     yield _how_to_open(shards["task"], base, adapter)
     if shards.get("labels"):
-        yield "## Labels\n\n" + _table(("id", "label"), enumerate(shards["labels"]))
+        yield "## Labels\n\n" + table(("id", "label"), enumerate(shards["labels"]))
     facts = {"data": shards.get("data"), "steps": shards.get("steps"), "best_step": shards.get("best_step")}
     rows = [(name, value) for name, value in {**facts, **shards.get("settings", {})}.items() if value is not None]
     if rows:
-        yield "## Training\n\n" + _table(("setting", "value"), rows)
+        yield "## Training\n\n" + table(("setting", "value"), rows)
     if shards.get("metrics"):
         what = "Names with `eval_` are of the validation split; those with `_before` are from before training."
-        yield f"## Figures\n\n{what}\n\n" + _table(("figure", "value"), shards["metrics"].items())
+        yield f"## Figures\n\n{what}\n\n" + table(("figure", "value"), shards["metrics"].items())
 
 
 def _origin(base: str | None) -> str:
@@ -63,9 +63,10 @@ def _how_to_open(task: str, base: str | None, adapter: bool) -> str:
     return f"    peft.AutoPeftModelFor{kind}.from_pretrained(FOLDER)"
 
 
-def _table(heads: tuple[str, str], rows: Iterable[tuple[object, object]]) -> str:
-    lines = [f"| {_cell(left)} | {_cell(right)} |" for left, right in rows]
-    return "\n".join([f"| {heads[0]} | {heads[1]} |", "|---|---|", *lines])
+def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table. The cells' texts are escaped: they mean no Markdown or HTML."""
+    lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines])
 
 
 def _cell(value: object) -> str:

@@ -90,6 +90,37 @@ def test_logits_are_eager_pytorchs(
     assert lines <= 22  # 20 and two docstrings
 
 
+README = """
+import importlib.util, json, os, re, sys
+from pathlib import Path
+folder, library = sys.argv[1:]
+assert not [name for name in ("torch", "tasks", "flows") if importlib.util.find_spec(name)]
+os.chdir(folder)
+sys.path.insert(0, folder)
+(script,) = re.findall("```python\\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+found = {}
+exec(script.replace("from load_jax import", "from load_" + library + " import"), found)
+print(json.dumps([found["logits"].shape, found["tokens"], found["logits"].tolist()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["jax", "iree"])
+@pytest.mark.parametrize("family", ["roberta", "llama"])
+def test_the_readmes_own_script_runs(family: str, library: str, exports: Path, run_client: RunClient) -> None:
+    """Where neither torch nor trnflow is; its logits are those of a plain call of the model."""
+    import torch
+
+    from tasks.evaluation.models import load_model
+
+    shape, tokens, found = run_client(library, README, exports / "out" / family, library, alone=True)
+    with torch.no_grad():
+        expected = load_model(exports / family, FAMILIES[family][0])(input_ids=torch.tensor([tokens])).logits
+    assert shape == ([2, 2] if family == "roberta" else [2, 16, 64])
+    logits = torch.tensor(found)[:1]
+    assert (logits if family == "roberta" else logits[:, : len(tokens)]).allclose(expected, atol=1e-5)
+
+
 STAGES = """
 import json, runpy, sys
 from pathlib import Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_half_precision_runs_too(exports: dict[str, Meta]) -> None:
 def test_the_folder_is_complete_and_holds_weights_once(exports: dict[str, Meta]) -> None:
     files = digests(exports["llama"]["folder"])
     assert sorted(files) == [
-        "16.mlirbc", "32.mlirbc", "config.json", "constants.safetensors", "export.json", "generation_config.json",
+        "16.mlirbc", "32.mlirbc", "README.md", "config.json", "constants.safetensors", "export.json", "generation_config.json",
         "load_iree.py", "load_jax.py", "model.safetensors", "tokenizer.json",
     ]  # fmt: skip
     assert files["model.safetensors"] == digests(exports["llama"]["folder"].parents[1] / "llama")["model.safetensors"]
@@ -100,6 +101,17 @@ def test_nothing_of_the_machine_is_in_the_bytecode(exports: dict[str, Meta]) -> 
     for name in ("bert", "llama"):
         bytecode = (exports[name]["folder"] / "16.mlirbc").read_bytes()
         assert not [word for word in (b".py", b"/tmp", b"site-packages", name.encode()) if word in bytecode]
+
+
+def test_the_readme_names_shapes_and_labels_and_no_place_or_day(exports: dict[str, Meta]) -> None:
+    text = (exports["bert"]["folder"] / "README.md").read_text()
+    for said in (
+        "# BertForSequenceClassification as StableHLO", "| 16 | 16.mlirbc |", "| float32 \\[3, 3\\] |",
+        "int64 of shape [3, length]", "| 2 | sad $10 |", "On 6 rows of random tokens",
+    ):  # fmt: skip
+        assert said in text
+    assert str(PROJECT) not in text and "/tmp" not in text and not re.search(r"20\d\d", text)
+    assert "## Labels" not in (exports["llama"]["folder"] / "README.md").read_text()
 
 
 def test_too_large_a_difference_fails(exports: dict[str, Meta]) -> None:
