@@ -43,7 +43,7 @@ from flows.services.mlflow_listener import Tracking
 from flows.services.pages import pages
 from flows.services.task_runners import task_runner
 from tasks.artifact import Artifact, Meta
-from tasks.errors import Interrupted, TrnflowError
+from tasks.errors import Interrupted, TrnflowError, unexpected
 from tasks.store import Store
 from tasks.system.redaction import hide, raisable, scrub, scrub_logs, scrubbed
 
@@ -225,9 +225,12 @@ def retrain(
 ) -> State[Any] | None:
     """Train a recipe again on a schedule (Prefect flow) if its data, code or settings changed, and promote a better model.
 
-    If nothing changed, the flow ends at once as `Unchanged`. The parameters are as for `finetune`.
+    If nothing changed, the flow ends at once as `Unchanged`.
 
     Args:
+        recipe: A name in conf/ or the path of a YAML file.
+        overrides: Settings as `section.setting=value`, which win over the recipe's.
+        offline: Whether to make no requests to a model or data hub.
         wait: Whether to wait while another retrain of the recipe is under way; otherwise end at once as `Unchanged`.
     """
     return _raisable(_retrain, recipe, overrides or [], offline, wait)
@@ -257,7 +260,7 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
     try:
         session, recipe, store = _opened(name, overrides)
     except TrnflowError as error:  # the recipe can't be read, so its name is that of the file
-        _emit(Path(name).stem, Retrained(Path(name).stem, None, False, error.message, error=scrubbed(error)))
+        _emit_failure(Path(name).stem, error)
         raise
     page = Page()
 
@@ -266,13 +269,22 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
         return session.result
 
     listeners = (*session.listeners, PrefectLog())
-    done = session.retrained = retraining.retrain(recipe, store, listeners, train, offline=offline, wait=wait)
+    try:
+        done = session.retrained = retraining.retrain(recipe, store, listeners, train, offline=offline, wait=wait)
+    except Exception as error:  # an error of this program, or of the machine
+        _emit_failure(recipe.name, error)
+        raise
     if done.changed:
         table = f"```json\n{json.dumps(hide(done.to_json()), indent=1)}\n```\n"
         page.show(create_markdown_artifact, markdown=table, key="retrain", description=scrub(done.why))
     get_run_logger().info("%s: %s", done.outcome, scrub(done.why))
     _emit(recipe.name, done)
     return _ended(done.error) or Completed(name=done.outcome.capitalize(), message=scrub(done.why))
+
+
+def _emit_failure(name: str, error: Exception) -> None:
+    known = scrubbed(error if isinstance(error, TrnflowError) else unexpected(error))
+    _emit(name, Retrained(name, None, False, known.message, error=known))
 
 
 def _emit(name: str, done: Retrained) -> None:

@@ -21,6 +21,12 @@ from tasks.store.location import open_backend
 
 Report = Callable[[str], None]
 
+CARD = "README.md"
+"""The model card. It may differ between two publications of one model, since it shows the newest evaluation."""
+
+LOADABLE = frozenset({"config.json", "adapter_config.json", "export.json"})
+"""The files that loaders read first: a destination with one of them may be in use."""
+
 UNFINISHED = ".trnflow-unfinished"
 """The name under which a file is copied into a folder before it gets its own."""
 
@@ -60,7 +66,12 @@ def _check_folder(folder: Path, names: list[str], place: Path) -> None:
     if not place.is_dir():
         raise ConfigError(f"{place} is a file", "name a new folder")
     other = next(
-        (name for name in _files_in(place) if name not in names or not _same(folder / name, place / name)), None
+        (
+            name
+            for name in _files_in(place)
+            if name not in names or (name != CARD and not _same(folder / name, place / name))
+        ),
+        None,
     )
     if other is not None:
         raise ConfigError(
@@ -145,8 +156,9 @@ def _opened(to: str) -> Backend:
 def _check_prefix(to: str, there: set[str], same: set[str], names: list[str]) -> None:
     """Refuse a prefix with files that are not of this model. While it does not load, a file of the same name may be
     replaced."""
-    if names[-1] in there and not (there & set(names)) <= same:
-        other = min((there & set(names)) - same)
+    others = (there & set(names)) - same - {CARD}
+    if LOADABLE & there and others:
+        other = min(others)
         raise ConfigError(
             f"{to} holds another model: its {other} differs", "name a new prefix: objects can't be replaced all at once"
         )

@@ -18,13 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flows.champions.destinations import Report
+from flows.champions.destinations import CARD, LOADABLE, Report
 from tasks.errors import ConfigError, StoreError
 from tasks.keys.hash_cache import sha256_file
 from tasks.system.redaction import know, scrub
 
 SCHEME = "hf://"
-CARD = "README.md"
 OWN = frozenset({".gitattributes"})
 """Files that the hub makes itself."""
 
@@ -88,7 +87,7 @@ def _foreign(there: Listing, names: list[str], missing: list[str]) -> list[str]:
     """The files of the repository that are not of this model. Its card may be another, and while the repository does not load,
     a file of the same name too."""
     other = _others(there, names)
-    if names[-1] in there:
+    if LOADABLE & there.keys():
         other += [name for name in missing if name in there and name != CARD]
     return other
 
@@ -101,7 +100,7 @@ def _others(there: Listing, names: list[str]) -> list[str]:
 def _commits(names: list[str], missing: list[str], there: Listing) -> list[tuple[list[str], list[str]]]:
     """What is to be committed, as (files to add, files to delete) of each commit."""
     loadable, stale = names[-1], _others(there, names)
-    if loadable in there:
+    if LOADABLE & there.keys():
         return [(missing, stale)]
     return [([name for name in missing if name != loadable], stale), ([loadable], [])]
 

@@ -59,12 +59,22 @@ def champions_of(store: Store, name: str) -> list[Numbered]:
 
 
 def promote(
-    recipe: Recipe, store: Store, challenger: Contender, listeners: tuple[Listener, ...], *, offline: bool = False
+    recipe: Recipe,
+    store: Store,
+    challenger: Contender,
+    listeners: tuple[Listener, ...],
+    *,
+    frozen: Frozen | None = None,
+    offline: bool = False,
 ) -> Decision:
     """Compare a challenger with the recipe's champion and make it the champion if it is better, or if there is none yet.
 
     Better means: the lower end of the bootstrap interval of the difference exceeds `promote.margin`. If the recipe has no
-    frozen rows, its present test rows are frozen first. offline: make no requests to a data hub.
+    frozen rows, its present test rows are frozen first.
+
+    Args:
+        frozen: The rows to compare on. Default: the newest frozen rows of the recipe.
+        offline: Make no requests to a data hub.
 
     Raises:
         DataError: The frozen rows have other labels than a model, or the two models' scores can't be paired.
@@ -72,7 +82,7 @@ def promote(
     """
     clean(store)
     metric_of(recipe.promote, challenger.artifact.meta["task"])
-    before = newest_frozen(recipe, store)
+    before = frozen or newest_frozen(recipe, store)
     frozen = before or freeze(recipe, store, listeners, offline=offline)
     ours = score(recipe, store, challenger, frozen.artifact, listeners)
     while True:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flows.champions.destinations import Report, to_folder, to_object_store
-from flows.champions.hub import CARD, SCHEME, to_hub
+from flows.champions.destinations import CARD, Report, to_folder, to_object_store
+from flows.champions.hub import SCHEME, to_hub
 from flows.champions.model_card import with_results
 from flows.runner.work_folders import workplace
 from tasks.artifact import Artifact, File, Meta

@@ -1,29 +1,26 @@
 """Retrain a recipe: train on its present data if anything changed, compare the model with the champion, promote or keep.
 
-The newest judgement of a recipe is the file `roots/judged/<name>.json`, which names the run whose model was judged. A
-recipe is unchanged if data, code and settings that make the model equal those of that run; the model that training
-starts from does not count, because a promotion changes it. Of several retrainings of a recipe at once, one works under a
-lease of the store.
+A recipe is unchanged if data, code and settings that make the model equal those of its newest judgement
+(`judgement.py`); the model that training starts from does not count, because a promotion changes it. Of several
+retrainings of a recipe at once, one works under a lease of the store.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
-from urllib.parse import quote
 
-from flows.champions.contenders import of_run
+from flows.champions.contenders import Contender, of_run
 from flows.champions.freeze import Frozen, freeze, newest_frozen
+from flows.champions.judgement import newest_judged, write_judged
 from flows.champions.mirror import mirror
-from flows.champions.promote import Decision, champions_of, promote
+from flows.champions.promote import PROMOTED, ROLLED_BACK, Decision, champions_of, promote
 from flows.finetune import FINETUNE, finetune
 from flows.recipes.recipe import Recipe
-from flows.runner.attempts import now
 from flows.runner.executor import Listener
 from flows.runner.pipeline import Pipeline
 from flows.runner.planning.planner import Planner
@@ -31,18 +28,16 @@ from flows.runner.run import Result, look, new_run_id
 from flows.runner.warm_start import champion_named
 from flows.runner.work_folders import clean
 from tasks.artifact import Meta
-from tasks.errors import StoreError, TrnflowError
+from tasks.errors import BlobLost, ConfigError, TrnflowError
 from tasks.keys.canonical_json import digest_of
 from tasks.keys.explain import difference
 from tasks.keys.key_document import key_document, key_of
 from tasks.keys.lineage import start_of
 from tasks.promotion.bootstrap import Comparison
 from tasks.store import Store
-from tasks.store.layout import read_object
-from tasks.store.lease import Waiter
+from tasks.store.lease import Holder, Lease, LeaseLost, Waiter
 from tasks.system.redaction import scrubbed
 
-JUDGED = "roots/judged"
 WAIT_SECONDS = 2.0
 """The pause between two looks of a retraining that waits for another one of the same recipe."""
 
@@ -89,7 +84,8 @@ class Retrained:
     Attributes:
         recipe: The recipe's name.
         run: The id of the run that trained; None if nothing was trained.
-        changed: Whether data, code or settings differed from those of the newest judged model.
+        changed: Whether data, code or settings differed from those of the newest judged model; False also if that was not
+            found out.
         promoted: Whether the new model is the champion now.
         stopped: Whether a check stopped the retraining before training.
         champion: Digest of the model that is the champion now; None if there is none.
@@ -187,23 +183,24 @@ def retrain(
     If the recipe has no frozen rows, its present test rows are frozen before training.
 
     Args:
-        listeners: Called with the events of the stages that freeze and score; `train` has its own.
-        train: Runs the pipeline.
+        listeners: Called with the events of the stages that freeze and score.
+        train: Runs the pipeline, with listeners of its own.
         offline: Whether to make no requests to a model or data hub.
         wait: Whether to wait while another process retrains this recipe; otherwise end at once as unchanged.
 
     Returns:
         How it ended. A TrnflowError of training or of the comparison is returned in `error`.
     """
-    clean(store)
-    with _lease(recipe, store, wait=wait) as holder:
-        if holder:
-            why = f"another retrain of {recipe.name} is under way: {holder}"
-            return Retrained(recipe.name, None, False, why)
-        try:
-            return _retrain(recipe, store, listeners, train, offline=offline)
-        except TrnflowError as error:
-            return Retrained(recipe.name, None, False, scrubbed(error).message, error=scrubbed(error))
+    try:
+        clean(store)
+        with _lease(recipe, store, wait=wait) as lease:
+            if isinstance(lease, str):
+                why = f"another retrain of {recipe.name} is under way: {lease}"
+                return _with_present(recipe, store, Retrained(recipe.name, None, False, why))
+            return _retrain(recipe, store, listeners, train, lease, offline=offline)
+    except TrnflowError as error:
+        failed = scrubbed(error)
+        return _with_present(recipe, store, Retrained(recipe.name, None, False, failed.message, error=failed))
 
 
 def unchanged(change: Change) -> Retrained:
@@ -213,27 +210,8 @@ def unchanged(change: Change) -> Retrained:
     return Retrained(name, None, False, change.why, champion=champion, challenger=challenger, frozen=frozen)
 
 
-def newest_judged(store: Store, recipe: Recipe) -> Meta | None:
-    """Return the document of a recipe's newest judgement; None if no model was judged.
-
-    Its field `run` is the id of the run whose model was judged, `document` the JSON of `Retrained`.
-
-    Raises:
-        StoreError: The file can't be read.
-    """
-    place = _place(recipe.name)
-    try:
-        found = read_object(store.backend.read(place))
-        return found if isinstance(found["run"], str) else None
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError) as error:
-        fix = "look at the file; without it the next retrain judges the recipe's model again"
-        raise StoreError(f"{place} can't be read: {error}", fix) from error
-
-
 def _retrain(
-    recipe: Recipe, store: Store, listeners: tuple[Listener, ...], train: Train, *, offline: bool
+    recipe: Recipe, store: Store, listeners: tuple[Listener, ...], train: Train, lease: Lease, *, offline: bool
 ) -> Retrained:
     change = find_change(recipe, store, offline=offline)
     if not change.is_changed:
@@ -246,14 +224,52 @@ def _retrain(
         begun = replace(begun, run=result.run, notes=tuple(result.notes))
         if result.error is not None:
             return replace(begun, error=result.error, why=result.error.message)
-        decision = promote(recipe, store, of_run(store, result.run, recipe.name), listeners, offline=offline)
+        lease.check()
+        decision = _decided(recipe, store, of_run(store, result.run, recipe.name), frozen, listeners, offline=offline)
+        done = _judged(begun, decision)
+        lease.check()
+        write_judged(store, recipe.name, result.run, done.to_json())
+    except LeaseLost as error:
+        return replace(begun, changed=False, why=f"another retrain of {recipe.name} took over: {error}")
     except TrnflowError as error:
         return replace(begun, error=scrubbed(error), why=scrubbed(error).message)
-    done = _judged(begun, decision)
-    _write(store, recipe.name, result.run, done)
     lost = None if decision.challenger == decision.champion else decision.challenger
     note = mirror(recipe, store, champions_of(store, recipe.name), lost, decision.comparison)
     return replace(done, notes=(*done.notes, note)) if note else done
+
+
+def _decided(
+    recipe: Recipe,
+    store: Store,
+    challenger: Contender,
+    frozen: Frozen,
+    listeners: tuple[Listener, ...],
+    *,
+    offline: bool,
+) -> Decision:
+    """Promote or keep. A model that was rolled back stays so, and a promotion that an earlier retrain was killed after is
+    told now."""
+    digest, found = challenger.artifact.digest, champions_of(store, recipe.name)
+    last = next((one for one in found if digest in (one.document["artifact"], one.document["replaces"])), None)
+    if last is not None and (last.document["replaces"], last.document["action"]) == (digest, ROLLED_BACK):
+        why = f"the model was rolled back in champion {last.number}; `trnflow promote {recipe.name}` compares it again"
+        return Decision(False, found[0].number, found[0].document["artifact"], digest, None, frozen, False, why)
+    decision = promote(recipe, store, challenger, listeners, frozen=frozen, offline=offline)
+    champion, judged = found[0].document if found else None, newest_judged(store, recipe)
+    if champion is None or (champion["artifact"], champion["action"]) != (digest, PROMOTED):
+        return decision
+    is_news = judged is None or judged["created"] < champion["created"]
+    return decision._replace(promoted=True, why=champion["why"]) if is_news else decision
+
+
+def _with_present(recipe: Recipe, store: Store, done: Retrained) -> Retrained:
+    """A retraining that judged nothing, with the present champion and frozen rows where the store can be read."""
+    try:
+        found, frozen = champions_of(store, recipe.name), newest_frozen(recipe, store)
+    except TrnflowError:
+        return done
+    champion = found[0].document["artifact"] if found else None
+    return replace(done, champion=champion, frozen=frozen.artifact.digest if frozen else None)
 
 
 def _pipeline(frozen: Frozen | None) -> Pipeline:
@@ -275,6 +291,10 @@ def _start(recipe: Recipe, store: Store) -> str | None:
     if name is None or not text or not text.endswith("@champion"):
         return text
     found = champions_of(store, name)
+    if not found and name != recipe.name:
+        raise ConfigError(
+            f"train.warm_start_from: {name} has no champion", "check the name; `trnflow champions` lists them"
+        )
     return f"{name}@{found[0].number}" if found else None
 
 
@@ -290,14 +310,19 @@ def _difference(planner: Planner, store: Store, run: Meta) -> str:
     )
     if trained is None or consolidated is None:
         return "the store has lost how the newest judged model was made"
+    try:
+        consolidation = _consolidation(planner, store, trained["artifact"])
+        lost = store.missing(store.artifact(consolidated["artifact"]))
+    except BlobLost as error:
+        return f"the store has lost the newest judged model: {error.message}"
     pairs = {
         "train": (start_of(trained["document"])[0], start_of(present)[0]),
-        "consolidate": (_settled(consolidated["document"]), _consolidation(planner, store, trained["artifact"])),
+        "consolidate": (_settled(consolidated["document"]), consolidation),
     }
     for stage, (was, now_is) in pairs.items():
         if key_of(was) != key_of(now_is):
             return _said(stage, was, now_is)
-    return ""
+    return f"the store has lost {lost.path} of the newest judged model" if lost else ""
 
 
 def _first_difference(planner: Planner, store: Store, keys: dict[str, str]) -> str:
@@ -343,28 +368,25 @@ def _model_of(run: Meta) -> str | None:
     return next((one["artifact"] for one in run.get("stages", []) if one["stage"] == "consolidate"), None)
 
 
-def _write(store: Store, name: str, run: str, done: Retrained) -> None:
-    document = {"schema": 1, "recipe": name, "run": run, "created": now(), "document": done.to_json()}
-    store.backend.replace(_place(name), json.dumps(document, indent=1, sort_keys=True).encode())
-
-
-def _place(name: str) -> str:
-    quoted = quote(name, safe="")
-    return f"{JUDGED}/{quoted.replace('.', '%2E', 1) if quoted.startswith('.') else quoted}.json"
-
-
 @contextmanager
-def _lease(recipe: Recipe, store: Store, *, wait: bool) -> Iterator[str]:
-    """Hold the lease of a recipe's retraining. Yields "" under the lease, else who holds it."""
+def _lease(recipe: Recipe, store: Store, *, wait: bool) -> Iterator[Lease | str]:
+    """Hold the lease of a recipe's retraining. Yields the lease, or as text who holds it.
+
+    A holder that seems silent is watched for its time to live, also without `wait`: a killed process of another machine or
+    container leaves its lease behind."""
     key = digest_of({"retrain": recipe.name}).removeprefix("sha256:")
     run = new_run_id()
     waiter: Waiter = store.waiter(key, run=run, attempt=run, ttl=recipe.store.lease_ttl_seconds)
-    lease = waiter.take()
-    while lease is None and wait:
+    lease, begun = waiter.take(), time.monotonic()
+    while lease is None and (wait or _is_worth_a_look(waiter.holder, time.monotonic() - begun)):
         time.sleep(WAIT_SECONDS)
         lease = waiter.take()
     if lease is None:
         yield str(waiter.holder or "another process")
         return
     with lease:
-        yield ""
+        yield lease
+
+
+def _is_worth_a_look(holder: Holder | None, looked: float) -> bool:
+    return holder is not None and holder.seems_silent and looked < holder.ttl + 2 * WAIT_SECONDS

@@ -106,9 +106,10 @@ def _call_flow(
         TransportError,
         ObjectNotFound,
     ):  # not found: another server, with a database of its own, has taken the port
-        if session.result is None:
+        if session.result is None and session.retrained is None:
             raise
-        session.result.prefect_lost = True
+        if session.result is not None:
+            session.result.prefect_lost = True
     finally:
         SESSION.reset(token)
     if session.result is not None and session.result.prefect_lost:

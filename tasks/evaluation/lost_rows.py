@@ -33,4 +33,4 @@ def lost_rows_notes(split: str, counts: Meta, max_length: int | None) -> list[st
 
 
 def _of(count: int, rows: int) -> str:
-    return f"{count:,} of {rows:,} ({100 * count / rows:.2g} %)"
+    return f"{count:,} of {rows:,} ({100 * count / rows:.3g} %)"

@@ -74,12 +74,21 @@ class Holder:
         is a day old. False if unknown."""
         return (self.process.is_dead() and not lives_on(self.attempt)) or self._is_forgotten()
 
+    @property
+    def seems_silent(self) -> bool:
+        """Whether by the clocks of both machines no heartbeat came for the time to live. Clocks may differ, so it is worth
+        a longer look and no proof."""
+        return self._silent_for(self.ttl)
+
     def _is_forgotten(self) -> bool:
+        return self._silent_for(max(FORGOTTEN_SECONDS, 10 * self.ttl))
+
+    def _silent_for(self, seconds: float) -> bool:
         try:
             silent = datetime.now(UTC) - datetime.fromisoformat(self.at or self.since)
         except (ValueError, TypeError):
             return False
-        return silent.total_seconds() > max(FORGOTTEN_SECONDS, 10 * self.ttl)
+        return silent.total_seconds() > seconds
 
     def __str__(self) -> str:
         return f"{self.process.host} pid {self.process.pid} (run {self.run}, since {self.since})"

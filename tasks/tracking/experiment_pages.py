@@ -6,7 +6,9 @@ MLflow knows, so the uploader writes the id to `<home>/tracking/experiments/`, a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 from pathlib import Path
 
 
@@ -14,10 +16,11 @@ def note_experiment(home: Path, uri: str, name: str, number: str) -> None:
     """Write down the id of an experiment. home: the project's local state; uri: the server's address without secrets, as it
     is recorded; name, number: the experiment's name and id."""
     file = _file(home, uri, name)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(".part")
-    aside.write_text(number, encoding="utf-8")
-    aside.replace(file)
+    aside = file.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # a full disk costs the link, not the upload
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(number, encoding="utf-8")
+        aside.replace(file)
 
 
 def runs_page(base: str, home: Path, uri: str, name: str) -> str:

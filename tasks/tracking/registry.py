@@ -62,15 +62,19 @@ def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta
             client.set_registered_model_alias(name, alias, versions[alias])
     if str(shown.aliases.get(CHALLENGER)) == versions[CHAMPION] and CHALLENGER not in versions:
         client.delete_registered_model_alias(name, CHALLENGER)
-    for tag, value in ((NUMBER, event["number"]), (SERIES, event["series"]), (CREATED, event["created"])):
+    for tag, value in (
+        (NUMBER, event["number"]),
+        (SERIES, event.get("series", "")),
+        (CREATED, event.get("created", "")),
+    ):
         client.set_registered_model_tag(name, tag, str(value))
 
 
 def _is_older(event: Meta, shown: dict[str, str]) -> bool:
     """Whether an event is about an earlier champion than the one that the registry shows. shown: the registry's tags."""
-    if shown.get(SERIES) == event["series"]:
+    if shown.get(SERIES, "") == event.get("series", ""):  # events of earlier versions have none
         return int(shown.get(NUMBER, 0)) > int(event["number"])
-    return shown.get(CREATED, "") > str(event["created"])
+    return shown.get(CREATED, "") > str(event.get("created", ""))
 
 
 def _version(client: MlflowClient, experiment: str, run: str, name: str, artifact: str, task: str) -> str:

@@ -178,8 +178,8 @@ def test_losses_of_a_language_model_are_those_of_its_rows(tmp_path: Path, strate
     )
     assert unanswered == 2 and report["data"]["test"] == {"rows": 39, **lost}
     notes = [
-        f"{long} of 39 ({100 * long / 39:.2g} %) rows of test were truncated to 24 tokens",
-        "2 of 39 (5.1 %) rows of test have no token to train on: they are not evaluated",
+        f"{long} of 39 ({100 * long / 39:.3g} %) rows of test were truncated to 24 tokens",
+        "2 of 39 (5.13 %) rows of test have no token to train on: they are not evaluated",
     ]
     assert report["notes"] == (notes if overlong == "truncate" else [])
     assert set(report["notes"]) <= set(bench.warnings())

@@ -18,8 +18,6 @@ from tasks.errors import ModelError
 if TYPE_CHECKING:
     from torch import Tensor
 
-FILES = "*.safetensors"
-
 
 class PretrainedWeights:
     """The parameters of a model that a folder's safetensors files hold, each read when it is asked for.
@@ -34,6 +32,7 @@ class PretrainedWeights:
         self._last: tuple[str, dict[str, Tensor]] = ("", {})
         self._list_sources()
         self._aliases = _aliases(model)
+        self._check_tied()
 
     def has(self, name: str) -> bool:
         """Return whether the files hold the parameter `name`, or one that it shares its values with."""
@@ -55,6 +54,20 @@ class PretrainedWeights:
             self._last = ("", {})  # frees the memory before the next tensors are read
             self._last = (first, self._converted(first))
         return self._last[1][held]
+
+    def _check_tied(self) -> None:
+        """Raise ModelError if parameters that share their values in the model differ in the files: transformers trains such
+        a model with both, and a published one could have only one of them."""
+        import torch
+
+        for names in {tuple(names) for names in self._aliases.values()}:
+            stored = [name for name in names if name in self._sources and name not in self._converters]
+            values = [self._read(self._sources[name][0][1]) for name in stored[:2]]
+            if len(values) == 2 and not torch.equal(*values):
+                raise ModelError(
+                    f"the model ties {stored[0]} and {stored[1]}, and its files hold different values for them",
+                    "set model.overrides.tie_word_embeddings=false",
+                )
 
     def _list_sources(self) -> None:
         """Note for each parameter which stored tensors it is made of, as transformers' own loader finds them."""

@@ -118,9 +118,24 @@ def test_an_adapter_and_an_export_have_repositories_of_their_own(hub: UploadHub,
     for name in ("export.json", "16.mlir", "weights.npz", "README.md"):
         (tmp_path / "export" / name).write_text(name)
     exported = store.ingest(tmp_path / "export", "exported", {})
+    before = len(hub.commits)
     assert sent(store, exported, "export", replace=True)[0].copied == 4
     assert hub.names == {"export.json", "16.mlir", "weights.npz", "README.md"}
-    assert "export.json" not in hub.commits[-2][1]
+    assert len(hub.commits) == before + 1  # in between, nothing would load
+
+
+def test_an_export_does_not_replace_a_model_whose_file_names_it_has(
+    hub: UploadHub, store: Store, tmp_path: Path
+) -> None:
+    sent(store, model(store, tmp_path / "made"))
+    (tmp_path / "export").mkdir()
+    for name in ("export.json", "config.json", "model.safetensors"):
+        (tmp_path / "export" / name).write_text(f"{{}} {name}")
+    exported = store.ingest(tmp_path / "export", "exported", {})
+    before = hub.files
+    with pytest.raises(ConfigError, match="which is not of this model"):
+        sent(store, exported, "export")
+    assert hub.files is before
 
 
 def test_another_model_is_replaced_in_one_commit_and_only_if_asked(

@@ -17,13 +17,13 @@ from tasks.system.compiler_flags import canonical_flags
 NUMERIC = {"numpy", "torch", "torch-xla", "transformers"}
 ENVIRONMENT = {
     "load_data": {"datasets", "numpy", "pyarrow"},
-    "format_prompts": {"jinja2", "pyarrow"},
+    "format_prompts": {"jinja2", "numpy", "pyarrow"},
     "tokenize_text": {"numpy", "pyarrow", "tokenizers"},
     "pack_chunks": {"numpy", "pyarrow"},
     "precompile": NUMERIC | {"peft"},
     "train": NUMERIC | {"peft", "safetensors"},
-    "consolidate": {"peft", "safetensors", "torch", "transformers"},
-    "export_neuron": {"safetensors", "torch", "torch-xla", "transformers"},
+    "consolidate": {"safetensors", "torch", "transformers"},
+    "export_neuron": {"numpy", "safetensors", "torch", "torch-xla", "transformers"},
     "evaluate_model": NUMERIC
     | {"jinja2", "matplotlib", "pyarrow", "safetensors", "scikit-learn", "scipy", "tokenizers"},
 }
@@ -41,7 +41,8 @@ def test_the_loop_is_not_what_is_compiled_nor_the_engines_what_is_consolidated(t
     assert "tasks.training.xla.engine" in closure("tasks.precompile", memo)[0]
     assert not {"tasks.training.loop", "tasks.training.checkpoint.shards"} & closure("tasks.precompile", memo)[0].keys()
     assert {name for name in closure("tasks.consolidate", memo)[0] if name.startswith("tasks.training.")} == {
-        "tasks.training.checkpoint", "tasks.training.checkpoint.merged_weights", "tasks.training.checkpoint.shards",
+        "tasks.training.checkpoint", "tasks.training.checkpoint.merged_weights",
+        "tasks.training.checkpoint.pretrained_weights", "tasks.training.checkpoint.shards",
         "tasks.training.checkpoint.warm_start", "tasks.training.model", "tasks.training.model.lora",
         "tasks.training.model.pretrained", "tasks.training.partition_specs", "tasks.training.settings",
         "tasks.training.settings.group", "tasks.training.settings.lora", "tasks.training.shared_types",

@@ -74,3 +74,15 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").unlink()
     with pytest.raises(ModelError, match=r"holds no model\.safetensors"):
         PretrainedWeights(tmp_path, model)
+
+
+def test_tied_parameters_that_differ_in_the_files_are_refused(tmp_path: Path) -> None:
+    model, _ = saved(tmp_path, "tied")
+    file = tmp_path / "model.safetensors"
+    values = load_file(file)
+    name = next(name for name in values if name.endswith("embed_tokens.weight"))
+    save_file(values | {"lm_head.weight": values[name].clone()}, file, {"format": "pt"})
+    PretrainedWeights(tmp_path, model)
+    save_file(values | {"lm_head.weight": values[name] + 1}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match="hold different values"):
+        PretrainedWeights(tmp_path, model)
