@@ -39,7 +39,7 @@ test: check ## check everything, then run the tests, a file at a time on each of
 test-pure: setup ## the tests that start no process
 	$(PYTEST) -m pure
 
-test-slow: setup clients ## the tests of 5 s or more alone
+test-slow: setup clients ## the tests of 5 s or more, and files with a costly fixture
 	$(PYTEST) -m slow
 
 test-nightly: setup ## whole products of settings, of which the other tests take samples: hours

@@ -21,6 +21,8 @@ from tasks.stage import read_json
 from tests.conftest import PROJECT
 from tests.helpers import small_models
 
+pytestmark = pytest.mark.slow  # one costly fixture for the whole file
+
 STAGE = "tasks.export_neuron:export_neuron"
 
 

@@ -16,6 +16,8 @@ from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 from tests.training.xla.hlo import Module, dump, traced
 from tests.training.xla.replicas import ReplicasConfig, per_device, replicated
 
+pytestmark = pytest.mark.slow  # one costly fixture for the whole file
+
 PUBLISHED = {
     "abs", "add", "all-gather", "all-reduce", "and", "atan2", "batch-norm-grad", "batch-norm-inference",
     "batch-norm-training", "broadcast", "ceil", "clamp", "compare", "concatenate", "constant", "convert", "cosine",

@@ -12,6 +12,8 @@ import pytest
 
 from tests.helpers.command_line import InProcessShell, Shell, artifacts, write_project
 
+pytestmark = pytest.mark.slow  # one costly fixture for the whole file
+
 SMALL = ("train.max_steps=2", "tracking.enabled=false", "export.batch=4", "--on", "cpu")
 
 

@@ -18,6 +18,8 @@ import pytest
 
 from tests.flows.prefect_api import PROJECT, Api
 
+pytestmark = pytest.mark.slow  # one costly fixture for the whole file
+
 QUICK = ["tracking.enabled=false", "data.limit=50"]
 
 

@@ -32,6 +32,8 @@ ROWS = "text,label\n" + "".join(f"row {n} is {('good', 'bad')[n % 2]},{n % 2}\n"
 TALKATIVE = """
 import os, sys
 from urllib.parse import quote
+
+pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 if any("tasks.launch" in argument for argument in sys.orig_argv):
     print("starting with", os.environ["API_KEY"], quote(os.environ["API_KEY"], safe=""), flush=True)
     os._exit(3)

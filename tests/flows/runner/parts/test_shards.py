@@ -27,6 +27,8 @@ from tasks.store.verify import verify
 from tests.flows.runner.shelf import Shelf, sentences
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.slow  # one costly fixture for the whole file
+
 PROJECT = Path(__file__).resolve().parents[4]
 AT_ONCE = Policy(keep_last=1, grace=0.0)
 TRAIN = {"kind": "bpe", "vocab_size": 300}
