@@ -1,11 +1,12 @@
 """How the suite is split: each test's tier, and the order in which workers take the files.
 
-Tiers are markers: `pure` (starts no Python process), `process` (may start some), `slow` (SLOW_SECONDS or more, or
-marked by hand for a costly fixture; `make test` leaves them out, `.ci/run` runs them) and `nightly` (marked by hand: whole products of settings, for which samples are in the
-other tiers). The first three follow from `tests/measured.json`, which has for each file its seconds, whether its tests
-start Python processes, and the names of its slow tests. `make test-times` measures it anew. In `make test-pure` a pure test
-that starts a Python process fails; in the other targets the first test that needs a server starts it, whichever that is. Workers
-of pytest-xdist take the longest files first, so that none is left alone with a long file at the end.
+Tiers are markers: `pure` (starts no Python process), `process` (may start some), `slow` (SLOW_SECONDS or more, or marked by
+hand for a costly fixture; `make test` leaves them out, `.ci/run` runs them) and `nightly` (marked by hand: whole products of
+settings, for which samples are in the other tiers). The first three follow from `tests/measured.json`, which has for each file
+its seconds, whether its tests start Python processes, and the names of its slow tests. `make test-times` measures it anew. In
+`make test-pure` a pure test that starts a Python process fails; in the other targets the first test that needs a server
+starts it, whichever that is. Workers of pytest-xdist take the longest files first, so that none is left alone with a long
+file at the end.
 A file that was never measured is of the tier `process`; such files come first, those with the most tests before the others.
 """
 
