@@ -98,7 +98,11 @@ def test_prefect_has_the_state_and_an_event_with_the_result(tiny: InProcessShell
         "event": {"prefix": ["trnflow.retrain."]},
         "resource": {"id": ["trnflow.recipe.tiny", "trnflow.recipe.none"]},
     }
-    found = {event["event"]: event for event in api.post("events/filter", filter=wanted)["events"]}
+    found: dict[str, Any] = {}
+    deadline = time.monotonic() + 60  # the server writes events in batches
+    while len(found) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+        found = {event["event"]: event for event in api.post("events/filter", filter=wanted)["events"]}
     assert found.keys() == {"trnflow.retrain.unchanged", "trnflow.retrain.failed"}
     payload = found["trnflow.retrain.unchanged"]["payload"]
     assert payload == json.loads(tiny("retrain", "tiny.yaml", "--json").stdout)
