@@ -24,6 +24,8 @@ import pytest
 from flows.services.prefect_server import stop_server
 from tests.tracking.test_tracking import mlflow_server
 
+pytestmark = pytest.mark.slow  # one costly fixture for the whole file
+
 PASSWORD, TOKEN, WRONG = "pA/ss W0rd+9=", "tok~N8/x&y=Z", "wr0ng/tok en=7"
 KEY, SHORT, TRACKING = "env s3cret/vAl&ue", "q7~Z%", "tr4ck/PaSS w0rd"
 TAG = "!s3cret-by-its-first-letter-a-yaml-tag"
@@ -32,8 +34,6 @@ ROWS = "text,label\n" + "".join(f"row {n} is {('good', 'bad')[n % 2]},{n % 2}\n"
 TALKATIVE = """
 import os, sys
 from urllib.parse import quote
-
-pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 if any("tasks.launch" in argument for argument in sys.orig_argv):
     print("starting with", os.environ["API_KEY"], quote(os.environ["API_KEY"], safe=""), flush=True)
     os._exit(3)
