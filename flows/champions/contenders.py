@@ -55,7 +55,7 @@ def of_run(store: Store, run: str, name: str) -> Contender:
             f"the run {run} is of the recipe {document.get('recipe')}, not of {name}",
             f"name a run of {name} (`trnflow runs`), or the digest of the model that is meant",
         )
-    digest = _model_in(document)
+    digest = model_in(document)
     if digest is None:
         raise ConfigError(
             f"the run {run} of {document.get('recipe')} made no model: it ended before consolidate",
@@ -76,7 +76,7 @@ def nth_last_run(store: Store, text: str, name: str) -> str:
 
 
 def _has_model(run: Meta, name: str) -> bool:
-    return run.get("recipe") == name and _model_in(run) is not None
+    return run.get("recipe") == name and model_in(run) is not None
 
 
 def of_digest(store: Store, digest: str, name: str) -> Contender:
@@ -88,7 +88,7 @@ def of_digest(store: Store, digest: str, name: str) -> Contender:
             return of_champion(store, document)
     for run in newest_runs(store.backend.entries("runs")):
         document = store.run(run) or {}
-        if _model_in(document) == digest and "resolved" in document:
+        if model_in(document) == digest and "resolved" in document:
             return _contender(store, artifact, document["resolved"])
     raise ConfigError(
         f"no run in this store had the model {digest[:19]}, so that it is not known how rows become its tokens",
@@ -115,8 +115,8 @@ def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
     return Contender(artifact, shaping, judged[0]["artifact"] if judged else None, records)
 
 
-def _model_in(run: Meta) -> str | None:
-    """The digest of the model of a run's document."""
+def model_in(run: Meta) -> str | None:
+    """Return the digest of the model in the document of a run; None if the run made none."""
     return next((stage["artifact"] for stage in run.get("stages", []) if stage["stage"] == "consolidate"), None)
 
 

@@ -65,19 +65,17 @@ def to_folder(folder: Path, names: list[str], to: str, report: Report) -> int:
 def _check_folder(folder: Path, names: list[str], place: Path) -> None:
     if not place.is_dir():
         raise ConfigError(f"{place} is a file", "name a new folder")
-    other = next(
-        (
-            name
-            for name in _files_in(place)
-            if name not in names or (name != CARD and not _same(folder / name, place / name))
-        ),
-        None,
-    )
+    other = next((name for name in _files_in(place) if not _is_mine(name, names, folder, place)), None)
     if other is not None:
         raise ConfigError(
             f"{place} exists and is not an empty folder: it holds {other}, which is not of this model",
             "name a new folder",
         )
+
+
+def _is_mine(name: str, names: list[str], folder: Path, place: Path) -> bool:
+    """Whether a file at the destination is of the model to publish. Its card may be an older one."""
+    return name in names and (name == CARD or _same(folder / name, place / name))
 
 
 def _copy(folder: Path, names: list[str], place: Path, report: Report) -> int:
@@ -186,7 +184,7 @@ def _remote_errors(to: str) -> Iterator[None]:
 
 
 def _has(place: Backend, name: str, file: Path) -> bool:
-    """Whether the object has the file's bytes; they are read when the sizes agree."""
+    """Whether the object `name` of an object store has the bytes of `file`. It is fetched only if both have one size."""
     if place.size(name) != file.stat().st_size:
         return False
     copy = file.with_name(f".{file.name}.there")

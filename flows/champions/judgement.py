@@ -6,13 +6,13 @@ Garbage collection keeps what that run made.
 from __future__ import annotations
 
 import json
-from urllib.parse import quote
 
 from flows.recipes.recipe import Recipe
 from flows.runner.attempts import now
 from tasks.artifact import Meta
 from tasks.errors import StoreError
 from tasks.store import Store
+from tasks.store.garbage.numbered_roots import quoted_name
 from tasks.store.layout import read_object
 
 JUDGED = "roots/judged"
@@ -45,5 +45,4 @@ def write_judged(store: Store, name: str, run: str, outcome: Meta) -> None:
 
 
 def _place(name: str) -> str:
-    quoted = quote(name, safe="")
-    return f"{JUDGED}/{quoted.replace('.', '%2E', 1) if quoted.startswith('.') else quoted}.json"
+    return f"{JUDGED}/{quoted_name(name)}.json"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from flows.champions.contenders import Contender, of_run
+from flows.champions.contenders import Contender, model_in, of_run
 from flows.champions.freeze import Frozen, freeze, newest_frozen
 from flows.champions.judgement import newest_judged, write_judged
 from flows.champions.mirror import mirror
@@ -163,7 +163,7 @@ def find_change(recipe: Recipe, store: Store, *, offline: bool = False) -> Chang
     run = store.run(judged["run"]) if judged else None
     why = _difference(planner, store, run) if run else f"no model of {recipe.name} was judged in this store yet"
     champion = found[0].document["artifact"] if found else None
-    challenger = _model_of(run) if run else None
+    challenger = model_in(run) if run else None
     if not why:
         return Change(False, _unchanged(judged, challenger), fixed, champion, challenger, frozen)
     return Change(True, why, fixed, champion, challenger, frozen)
@@ -362,10 +362,6 @@ def _unchanged(judged: Meta | None, challenger: str | None) -> str:
     document = (judged or {}).get("document", {})
     verdict = "promoted" if document.get("promoted") else "not promoted"
     return f"data, code and settings are those of the newest judged model {str(challenger)[:19]}, which was {verdict}"
-
-
-def _model_of(run: Meta) -> str | None:
-    return next((one["artifact"] for one in run.get("stages", []) if one["stage"] == "consolidate"), None)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from tests.helpers.http_body import read_body
 from tests.helpers.hub_server import Handler, Hub
 
 TOKEN = "hf_a-token-of-the-test"
@@ -73,7 +74,7 @@ class UploadHandler(Handler):
     do_HEAD = do_GET
 
     def do_PUT(self) -> None:
-        body = self._body()
+        body = read_body(self)
         if not self._is_served():
             return
         digest = self.path.removeprefix("/large/")
@@ -84,7 +85,7 @@ class UploadHandler(Handler):
         self._send(200, b"", {})
 
     def do_POST(self) -> None:
-        body = self._body()
+        body = read_body(self)
         if not self._is_served():
             return
         path, repo = urlsplit(self.path).path, self.server.repo
@@ -104,16 +105,6 @@ class UploadHandler(Handler):
             self._commit([json.loads(line) for line in body.splitlines()])
         else:
             self._say(404, f"nothing at {path}")
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        data = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            data += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return data
 
     def _is_served(self) -> bool:
         """Whether the request is served; else it was answered with a refusal."""

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tests.helpers.http_body import read_body
+
 HOP = {"connection", "transfer-encoding", "keep-alive"}
 DONE: Counter[str] = Counter()
 LOCK = threading.Lock()
@@ -65,15 +67,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         """Read whole, also what comes in chunks (and then is sent on in one)."""
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        data = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            data += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        del self.headers["Transfer-Encoding"]
-        self.headers["Content-Length"] = str(len(data))
+        data = read_body(self)
+        if self.headers.get("Transfer-Encoding"):
+            del self.headers["Transfer-Encoding"]
+            self.headers["Content-Length"] = str(len(data))
         return data
 
     def _trouble(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def remove_numbered(backend: Backend, kind: str, name: str, number: int) -> None
 
 def numbered(backend: Backend, kind: str, name: str) -> list[Numbered]:
     """Return the numbered roots of a name, the highest number first. StoreError when one can't be read."""
-    folder = f"{kind}/{_quoted(name)}"
+    folder = f"{kind}/{quoted_name(name)}"
     places = sorted(((_number(place), place) for place in backend.names(folder)), reverse=True)
     return [Numbered(number, _document(place, backend.read(place))) for number, place in places if number]
 
@@ -89,11 +89,11 @@ def counting(places: Iterable[str], read: Callable[[str], Meta]) -> set[str]:
 
 
 def _place(kind: str, name: str, number: int) -> str:
-    return f"{kind}/{_quoted(name)}/{number}.json"
+    return f"{kind}/{quoted_name(name)}/{number}.json"
 
 
-def _quoted(name: str) -> str:
-    """A recipe's name as the name of a folder: letters, digits, `_`, `-` and inner dots stay."""
+def quoted_name(name: str) -> str:
+    """Return a recipe's name as the name of a file or folder: letters, digits, `_`, `-` and inner dots stay."""
     quoted = quote(name, safe="")
     return quoted.replace(".", "%2E", 1) if quoted.startswith(".") else quoted
 
