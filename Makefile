@@ -8,12 +8,13 @@ export DO_NOT_TRACK := 1
 CLIENTS := $(patsubst tests/clients/%.lock,.clients/%/installed,$(wildcard tests/clients/*.lock))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients run test test-pure test-slow test-nightly test-times check format bench plan ui up down deploy worker lock clean
+.PHONY: help setup clients run test test-pure test-slow test-nightly test-times check format bench week chaos plan ui up down deploy worker lock clean
 
 help:       ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-setup: .venv/installed ## virtual environment with the locked dependencies
+setup: .venv/installed ## virtual environment with the locked dependencies, and bytecode, without which a command takes 0.15 s more
+	@$(BIN)/python -m compileall -q flows tasks
 
 .venv/installed: requirements.lock pyproject.toml
 	python3 -c 'import sys; sys.exit("trnflow needs Python 3.11 or 3.12, this is " + sys.version) if not (3, 11) <= sys.version_info[:2] <= (3, 12) else None'
@@ -56,6 +57,12 @@ format: setup ## let ruff format and fix
 
 bench: setup ## measure beside what one would use instead
 	for file in tests/bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+week: setup ## a week of scheduled retrains in a quarter of an hour, over data that changes, breaks and is mended
+	$(BIN)/python -m tests.chaos.week
+
+chaos: setup ## kill, cut off and fill at random under a schedule (SEED=1 MINUTES=30)
+	$(BIN)/python -m tests.chaos.run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30)
 
 plan: setup ## what a run would do (RECIPE=demo)
 	$(BIN)/trnflow plan $(RECIPE)

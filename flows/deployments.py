@@ -1,14 +1,13 @@
 """Run the pipeline in Prefect: a flow run for the whole, a task run for each stage.
 
-`prefect.yaml` deploys the flows `finetune`, `prepare` and `retrain`. Their parameters are a recipe's name, overrides and
-options. A stage found in the store appears as `Cached`. Each stage adds a table and a link to Prefect's page. Prefect
-carries no data and caches nothing: stages exchange digests, and results lie in the store.
+`prefect.yaml` deploys the flows `finetune`, `prepare`, `retrain`, `sweep` and `watch`. Their parameters are a recipe's name,
+overrides and options. A stage found in the store appears as `Cached`. Each stage adds a table and a link to Prefect's page.
+Prefect carries no data and caches nothing: stages exchange digests, and results lie in the store.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -16,39 +15,41 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import httpx
-from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import get_client
+from prefect import flow, get_run_logger
+from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
+from prefect.context import TagsContext
 from prefect.events import emit_event
-from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelled, Completed
+from pydantic import Field
 
-from flows.champions import retrain as retraining
-from flows.champions.retrain import Retrained
-from flows.display import report
-from flows.display.progress import Log
 from flows.finetune import DATA_STAGES, FINETUNE
 from flows.recipes import recipe as settings
-from flows.runner.call import Call, Outcome
+from flows.retraining import retrain as retraining
+from flows.retraining import watch as watching
+from flows.retraining.crashed import report_crashed
+from flows.retraining.outcome import Retrained
 from flows.runner.executor import Listener
 from flows.runner.pipeline import Pipeline
 from flows.runner.run import Options, Result, execute, new_run_id, open_store
-from flows.runner.runner import Runner
+from flows.services.events import data_changed, send_events
 from flows.services.mlflow_listener import Tracking
 from flows.services.pages import pages
+from flows.services.recovery import tend_runs
+from flows.services.run_view.artifacts import Page, retrain_table, run_table, where_pages
+from flows.services.run_view.plan import PlanPage, RunName
+from flows.services.run_view.stage_tasks import PrefectLog, PrefectRunner
+from flows.services.run_view.sweep import SweepPage, sweep_summary
 from flows.services.task_runners import task_runner
-from tasks.artifact import Artifact, Meta
+from flows.sweeps import sweep as sweeping
+from flows.sweeps.plan import read_plan, refuse_fixed
+from flows.sweeps.trial import run_directly
+from tasks.artifact import Meta
 from tasks.errors import Interrupted, TrnflowError, unexpected
 from tasks.store import Store
-from tasks.system.redaction import hide, raisable, scrub, scrub_logs, scrubbed
-
-HEALTH_SECONDS = 5.0
-"""Timeout of the request that asks whether Prefect's server is healthy."""
+from tasks.system.redaction import hide, raisable, scrub, scrub_all, scrub_logs, scrubbed
 
 
 @dataclass
@@ -73,121 +74,6 @@ class Session:
 
 
 SESSION: ContextVar[Session] = ContextVar("session")
-
-
-class Page:
-    """Add artifacts (tables and links) to the page that Prefect shows of a run.
-
-    The run goes on if Prefect's server does not answer: then no more artifacts are sent, and `lost` is True.
-    """
-
-    def __init__(self) -> None:
-        self.lost = False
-
-    def show(self, create: Callable[..., Any], **arguments: Any) -> None:
-        """Call `create`, one of Prefect's functions that create an artifact, with these arguments, if the server answers.
-
-        An error is logged as a warning, not raised.
-        """
-        if not self.answers():
-            return
-        try:
-            create(**arguments)
-        except (httpx.HTTPError, PrefectHTTPStatusError) as error:
-            get_run_logger().warning("Prefect's server refused an artifact: %s", error)
-
-    def answers(self) -> bool:
-        """Ask the server whether it is healthy, and return the answer. After the first failure, return False without
-        asking.
-        """
-        if not self.lost:
-            with get_client(sync_client=True, httpx_settings={"timeout": HEALTH_SECONDS}) as client:
-                self.lost = client.api_healthcheck() is not None
-        return not self.lost
-
-
-class PrefectRunner(Runner):
-    """A `Runner` in which each stage is a Prefect task run.
-
-    A task run waits for those of the stages whose artifacts it reads, so Prefect draws the real dependencies.
-    """
-
-    def __init__(self, *arguments: Any, page: Page, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.page = page
-        self._states: dict[str, State[Any]] = {}
-
-    def run_or_reuse(self, call: Call, outcome: Outcome | None) -> Outcome:
-        settled: list[Outcome] = []
-
-        @task(name=call.name, task_run_name=call.name, cache_policy=NO_CACHE, persist_result=False)
-        def run_stage() -> Any:
-            try:
-                settled.append(Runner.run_or_reuse(self, call, outcome))
-            except Exception as error:  # Prefect keeps what is raised, and what caused it
-                raise raisable(error) from None
-            self._show(settled[0])
-            cached = settled[0].action == "hit"  # on record, or made meanwhile by another run
-            return Completed(name="Cached", message=settled[0].why) if cached else settled[0].stage
-
-        state = run_stage(return_state=True, wait_for=self._upstream(call))
-        self._states[call.name] = state
-        if state.is_completed():
-            return settled[0]
-        state.result()
-        raise RuntimeError(f"the task run of {call.name} ended as {state.name}")
-
-    def _upstream(self, call: Call) -> list[State[Any]]:
-        digests = {item.digest for item in call.inputs.values() if isinstance(item, Artifact)}
-        made = [name for name, done in self.outcomes.items() if done.artifact and done.artifact.digest in digests]
-        wanted = (*made, *(needed.name for needed in call.after.values()))
-        return [
-            self._states[name] for name in wanted if name in self._states
-        ]  # a hit wants nothing of a deferred stage
-
-    def _show(self, outcome: Outcome) -> None:
-        """Show the stage's artifact on Prefect's page."""
-        if outcome.artifact is None:
-            return
-        key, digest = outcome.stage.replace("_", "-"), outcome.artifact.digest
-        table, said = _describe(outcome, outcome.artifact), f"{outcome.stage}: {outcome.action}"
-        self.page.show(create_markdown_artifact, markdown=table, key=key, description=said)
-        self.page.show(
-            create_link_artifact, link=scrub(self.store.link(digest)), link_text=digest, key=f"{key}-manifest"
-        )
-
-
-class PrefectLog(Listener):
-    """Write a stage's messages (warnings, information, lines of progress) to the log of its Prefect task run."""
-
-    def __init__(self) -> None:
-        self._log: Log | None = None
-
-    def stage_started(self, call: Call, key: str) -> None:
-        self._end()
-        logger = get_run_logger()  # the thread that writes the lines has no run of its own
-        self._log = Log(lambda text: logger.info(text.strip()))
-        self._log.begin(call.name)
-
-    def event(self, stage: str, event: Meta) -> None:
-        for level in ("warn", "info"):
-            if level in event:
-                get_run_logger().log(logging.WARNING if level == "warn" else logging.INFO, event[level])
-        if self._log is not None:
-            self._log.event(event)
-
-    def stage_ended(self, outcome: Outcome) -> None:
-        self._end()
-        said = report.highlights(outcome)
-        get_run_logger().info("%s: %s in %s s %s", outcome.stage, outcome.action, report.seconds(outcome.seconds), said)
-
-    def stage_failed(self, stage: str, error: BaseException) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        if self._log is not None:
-            self._log.end()
-            self._log = None
 
 
 @flow(name="finetune", flow_run_name="{recipe}", persist_result=False)
@@ -236,15 +122,71 @@ def retrain(
     return _raisable(_retrain, recipe, overrides or [], offline, wait)
 
 
+@flow(name="watch", flow_run_name="{recipe}", persist_result=False)
+def watch(
+    recipe: str = "demo",
+    overrides: list[str] | None = None,
+    every: float = watching.EVERY_SECONDS,
+    offline: bool = False,
+) -> State[Any] | None:
+    """Look once at a recipe's data (Prefect flow), emit `trnflow.data.changed` if it needs a retrain, and tend lost runs.
+
+    A schedule makes the looks, since a run that looked for ever would keep a process, and be lost when that is killed.
+    every: the seconds between two runs of the schedule. The other parameters are as for `retrain`.
+    """
+    return _raisable(_watch, recipe, overrides or [], every, offline)
+
+
+@flow(name="sweep", flow_run_name="{recipe}", persist_result=False)
+def sweep(
+    recipe: str = "demo",
+    vary: list[str] | None = None,
+    overrides: list[str] | None = None,
+    trials: Annotated[int, Field(ge=1)] | None = None,
+    metric: str | None = None,
+    direction: Literal["min", "max"] | None = None,
+    sampler: Literal["tpe", "random", "grid"] | None = None,
+    parallel: Annotated[int, Field(ge=1)] | None = None,
+    name: str | None = None,
+    offline: bool = False,
+) -> State[Any] | None:
+    """Run a recipe with varied settings, and then with the best (Prefect flow). A run that was killed goes on.
+
+    What is None is taken from the recipe's section `sweep`.
+
+    Args:
+        recipe: A name in conf/ or the path of a YAML file.
+        vary: Ranges and choices, such as `train.learning_rate=1e-5..1e-4:log` or `train.global_batch=16,32`. They add to
+            those of the recipe's section `sweep`, or replace them.
+        overrides: Settings as `section.setting=value` that all trials have in common.
+        trials: The number of trials.
+        metric: The metric of stage `train` by which trials are compared.
+        direction: Whether a low or a high metric is good.
+        sampler: How the settings of a trial are chosen.
+        parallel: The number of trials at a time.
+        name: The name of the study.
+        offline: Whether to make no requests to a model or data hub.
+    """
+    options = {
+        "trials": trials, "metric": metric, "direction": direction, "sampler": sampler, "parallel": parallel, "name": name,
+    }  # fmt: skip
+    return _raisable(_sweep, recipe, vary or [], overrides or [], options, offline)
+
+
 def _run(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
     return _raisable(_run_recipe, name, overrides, options)
 
 
 def _raisable(function: Callable[..., State[Any] | None], *arguments: Any) -> State[Any] | None:
-    """Call a function; what it raises is made safe to keep."""
+    """Call a function; what it raises is made safe to keep.
+
+    Its task runs do not get the tags of the flow run: for a task run with tags, Prefect asks the server whether one of the
+    tags has a concurrency limit, and fails the task run if the server has gone away.
+    """
     scrub_logs()
     try:
-        return function(*arguments)
+        with TagsContext(current_tags=set()):
+            return function(*arguments)
     except Exception as error:  # Prefect keeps what is raised, and what caused it
         raise raisable(error) from None
 
@@ -268,18 +210,62 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
         session.result = _execute(fixed, store, Options(offline=offline), pipeline, session, page)
         return session.result
 
-    listeners = (*session.listeners, PrefectLog())
+    run_name = RunName(page, recipe.name)
+    listeners = (*session.listeners, PrefectLog(), run_name)
     try:
         done = session.retrained = retraining.retrain(recipe, store, listeners, train, offline=offline, wait=wait)
     except Exception as error:  # an error of this program, or of the machine
         _emit_failure(recipe.name, error)
         raise
     if done.changed:
-        table = f"```json\n{json.dumps(hide(done.to_json()), indent=1)}\n```\n"
-        page.show(create_markdown_artifact, markdown=table, key="retrain", description=scrub(done.why))
+        table = retrain_table(scrub_all(hide(done.to_json())))
+        page.show(create_markdown_artifact, markdown=table, key="retrain", description=f"{done.recipe} {done.outcome}")
+    elif not isinstance(done.error, Interrupted):
+        run_name.say(done.outcome)
     get_run_logger().info("%s: %s", done.outcome, scrub(done.why))
-    _emit(recipe.name, done)
+    told = session.result.notes if session.result else []
+    for note in done.notes:
+        if note not in told:
+            get_run_logger().warning(scrub(note))
+    for one in filter(None, (done.earlier, done)):
+        _emit(recipe.name, one)
     return _ended(done.error) or Completed(name=done.outcome.capitalize(), message=scrub(done.why))
+
+
+def _watch(name: str, overrides: list[str], every: float, offline: bool) -> State[Any]:
+    tend_runs()
+    report_crashed()
+    _, recipe, store = _opened(name, overrides)
+    found = watching.look(recipe, store, every=every, offline=offline)
+    if found.outcome == "changed":
+        send_events([data_changed(found.to_json(), name, overrides)])
+        watching.note_announced(found, store)
+    get_run_logger().info("%s: %s", found.outcome, scrub(found.why))
+    return Completed(name=found.outcome.capitalize(), message=scrub(found.why))
+
+
+def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, offline: bool) -> State[Any] | None:
+    refuse_fixed(vary)
+    given = [f"sweep.{option}={json.dumps(value)}" for option, value in options.items() if value is not None]
+    plan = read_plan(named, [*overrides, *vary, *given])
+    page = Page()
+    RunName(page, plan.recipe.name).say(f"sweep {plan.name}")
+    shown = SweepPage(page)
+
+    def run_winner(
+        recipe: settings.Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
+    ) -> Result:
+        return run_directly(recipe, what, run, (*listeners, PrefectLog()), tags)
+
+    try:
+        content, result = sweeping.sweep(
+            plan, run_directly, run_winner, shown.say, offline=offline, wait=True, show=shown.show
+        )
+    except Interrupted as error:
+        return _ended(error)
+    said = scrub(sweep_summary(content))
+    get_run_logger().info("%s", said)
+    return _ended(result.error if result else None) or Completed(message=said)
 
 
 def _emit_failure(name: str, error: Exception) -> None:
@@ -323,7 +309,7 @@ def _execute(
     with ExitStack() as stack:
         tracking = stack.enter_context(Tracking(recipe, store.home, run))
         part_maker = stack.enter_context(task_runner(recipe.task_runner))
-        listeners = (*session.listeners, PrefectLog(), tracking)
+        listeners = (*session.listeners, PrefectLog(), PlanPage(page, recipe.price_per_hour), tracking)
         runner_type = partial(PrefectRunner, page=page)
         result = execute(
             recipe,
@@ -338,33 +324,10 @@ def _execute(
         result = tracking.finish(result)
     said = f"{recipe.name}: stages and key figures"
     mlflow = pages(store.home, recipe.tracking, recipe.folder("tracking.uri"))[1] if recipe.tracking.enabled else None
-    page.show(create_markdown_artifact, markdown=_table(result) + _where(result, mlflow), key="run", description=said)
+    page.show(
+        create_markdown_artifact, markdown=run_table(result) + where_pages(result, mlflow), key="run", description=said
+    )
     result.prefect_lost = page.lost
     for note in result.notes:
         get_run_logger().warning(scrub(note))
     return result
-
-
-def _describe(outcome: Outcome, artifact: Artifact) -> str:
-    rows = {
-        "action": outcome.action, "key": outcome.key, "artifact": artifact.digest, "kind": artifact.kind,
-        "files": len(artifact.files), "bytes": artifact.size, **outcome.metrics, **outcome.figures,
-    }  # fmt: skip
-    body = "\n".join(f"| {name} | {report.number(value)} |" for name, value in rows.items())
-    return f"| {outcome.stage} | |\n|---|---|\n{body}\n"
-
-
-def _table(result: Result) -> str:
-    rows = [
-        f"| {o.stage} | {o.action} | {report.seconds(o.seconds)} | {report.highlights(o)} |" for o in result.outcomes
-    ]
-    return "\n".join(["| stage | action | seconds | key figures |", "|---|---|---|---|", *rows, ""])
-
-
-def _where(result: Result, mlflow: str | None) -> str:
-    """Say where the run's page and its evaluation are. A browser opens no local file from Prefect's page, so the address is
-    MLflow's, which has the evaluation of the run that made it. mlflow: the line that names the address; None when the run is
-    not recorded there."""
-    made = any(outcome.stage == "evaluate_model" and outcome.action == "ran" for outcome in result.outcomes)
-    there = f", and the run in MLflow has the evaluation's `report.html` ({mlflow})" if made and mlflow else ""
-    return f"\n`trnflow report {result.run}` writes the page of this run{there}.\n"

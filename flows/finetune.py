@@ -65,7 +65,8 @@ def finetune(recipe: Recipe, stage: Stages, frozen: Artifact | None = None) -> A
     shards = stage(train, training, model, packed, start, *needs, after=after)
     weights = stage(consolidate, recipe.consolidate, shards, model, start, texts, tokens)
     exported = stage(export_neuron, recipe.export, weights)
-    return stage(evaluate_model, recipe.evaluate.on_device_of(training.device), texts, packed, weights, exported)
+    evaluate = recipe.evaluate.on_device_of(training.device)
+    return stage(evaluate_model, evaluate, texts, packed, weights, exported, model, start)
 
 
 def check_finetune(recipe: Recipe, planner: Planner, until: str | None, parent_of: Callable[[Call], Parent]) -> None:

@@ -26,12 +26,13 @@ from tasks.artifact import Artifact, Input, Meta, Source
 from tasks.config import StageConfig
 from tasks.data.format.row_format import FILE, row_format
 from tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
-from tasks.model_folder.model_card import write_card
+from tasks.model_folder.model_card import Origin, write_card
 from tasks.model_folder.older_config import with_older_keys
 from tasks.model_folder.published_weights import PublishedWeights, model_without_values
 from tasks.model_folder.settings_files import generation_settings, positions_of, write_tokenizer
 from tasks.sources.model_source import generation_config
 from tasks.stage import Keyed, Workdir, read_json, stage, write_json
+from tasks.system.model_process import model_environ
 from tasks.training.checkpoint.merged_weights import (
     CheckpointWeights,
     MergedWeights,
@@ -65,19 +66,17 @@ class ConsolidateConfig(StageConfig):
 
 
 def environ(config: ConsolidateConfig) -> dict[str, str]:
-    return {"USE_TORCH_XLA": "0", "TOKENIZERS_PARALLELISM": "false"}
+    return {**model_environ(), "TOKENIZERS_PARALLELISM": "false"}
 
 
 def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
     """Return the part of the stage's cache key that describes its inputs: the checkpoint's digest, how rows were formatted,
-    the base model's generation settings and name, and, for a checkpoint that holds only a part of the model, the digest of
-    the weights from which the rest is read."""
+    the base model's generation settings and name, and the digest of the weights that training began with."""
     shards, model, start = inputs["shards"], inputs["model"], inputs.get("warm_start")
     assert isinstance(shards, Artifact) and isinstance(model, Source)
     keyed: Meta = {"shards": shards.digest, **{part: model.identity.get(part) for part in ("generation", "name")}}
     keyed["format"] = _row_format(inputs.get("texts"), inputs.get("tokens"))
-    if _is_partial(shards.meta):
-        keyed["weights"] = start.digest if isinstance(start, Artifact) else model.identity["weights"]
+    keyed["weights"] = start.digest if isinstance(start, Artifact) else model.identity.get("weights")
     return keyed
 
 
@@ -103,7 +102,7 @@ def consolidate(
 
     from tasks.training.checkpoint.shards import Reader
 
-    base, name = model, None if warm_start else model.identity.get("name")  # what the weights began with has that name
+    base, origin = model, _origin(model, warm_start)
     stored, model = CheckpointWeights(Reader(shards.path)), starting_from(model, warm_start)
     settings = AutoConfig.for_model(**read_json(shards.path / "config.json"))
     # version 4.57 reads its own keys in place of newer ones
@@ -123,9 +122,9 @@ def consolidate(
     if (shards.path / CONFIG).exists():
         write_adapter(out.path / "adapter", shards, model, stored, config.dtype)
         write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty))
-        write_card(out.path / "adapter", shards.meta, document, name, adapter=True)
+        write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
     _write_row_format(_row_format(texts, tokens), out)
-    write_card(out.path, shards.meta, document, name)
+    write_card(out.path, shards.meta, document, origin)
     check_folder(out, auto_class(shards.meta["task"]), settings, published, config.dtype)
     return {
         "task": shards.meta["task"],
@@ -134,6 +133,14 @@ def consolidate(
         "parameters": sum(sizes.values()),
         "dtype": config.dtype,
     }
+
+
+def _origin(model: Source, warm_start: Input | None) -> Origin:
+    """Return what training began with. A model with several files of weights is known by the first one's digest."""
+    if warm_start:
+        return Origin(weights=warm_start.digest)
+    files = (model.identity.get("weights") or {}).get("files", {})
+    return Origin(model.identity.get("name"), next(iter(files.values()), None))
 
 
 def _row_format(texts: Artifact | Source | Input | None, tokens: Artifact | Source | Input | None) -> Meta | None:

@@ -1,9 +1,9 @@
 """Evaluate the consolidated weights on a split, and compare the exported model with them.
 
 Classification: accuracy, macro and weighted F1, scores of each class, the majority class as a baseline, the confusion
-matrix. Language models: loss per supervised token, perplexity, and texts generated for prompts from the split. Costs a
-forward pass over the split in eager PyTorch, and the comparison of the exported model (`export_rows`): where jax is installed
-one compilation for each length, else one for each batch.
+matrix. Language models: loss per supervised token, perplexity, and texts generated for prompts by the model and by the one
+that training started from. Costs a forward pass over the split in eager PyTorch, the texts, and the comparison of the
+exported model (`export_rows`): where jax is installed one compilation for each length, else one for each batch.
 
 Raises:
     DataError: the split is missing or empty.
@@ -12,23 +12,23 @@ Raises:
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from tasks.artifact import Input, Meta
+from tasks.artifact import Artifact, Input, Json, Meta, Source
 from tasks.config import BatchRows, NonNegativeCount, StageConfig
 from tasks.data.chunks import open_chunks
 from tasks.errors import DataError, MissingDependency, ModelError
 from tasks.evaluation.generation import GenerationConfig
 from tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
-from tasks.evaluation.models import EAGER, load_model, longest_sequence
+from tasks.evaluation.models import load_model
 from tasks.evaluation.report_page import TEMPLATE, write_page
-from tasks.export.stablehlo import ENVIRON
-from tasks.stage import Workdir, stage, write_json
+from tasks.stage import Keyed, Workdir, identities, stage, write_json
+from tasks.system.devices import cores, device_kind
+from tasks.system.model_process import model_environ
 from tasks.training.batches.sampler import Split
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from tasks.evaluation.forward import Predictions
+    from tasks.evaluation.generated_rows import Generations
     from tasks.export.agreement import Call
 
 Result = TypeVar("Result")
@@ -74,15 +75,49 @@ class EvaluateConfig(StageConfig):
         follows: Literal["cpu", "cuda"] = "cuda" if training == "cuda" else "cpu"
         return self.model_copy(update={"device": self.device or follows})
 
+    def generates_before(self, task: str) -> bool:
+        """Return whether the model that training started from generates texts too, if there is one. task: of the rows."""
+        return task == "causal_lm" and self.generation.before and bool(self.prompts or self.generation.prompts)
+
 
 def environ(config: EvaluateConfig) -> dict[str, str]:
     """Return the environment variables of the evaluating process, which make the exported model run on the CPU."""
-    return {**EAGER, **ENVIRON}
+    return model_environ()
 
 
-@stage(kind="evaluation", environ=environ, assets=(TEMPLATE,))
+def accelerator(config: EvaluateConfig) -> Meta:
+    """Return the part `accel` of the stage's key: the kind of device and the number of processor threads, on which the last
+    bits of sums, and so of the figures and the bytes of the artifact, depend. Without them, two machines would make different
+    artifacts under one key. On another kind of machine an evaluation costs one pass over the split."""
+    return {"device": device_kind(config.device or "cpu"), "threads": cores()}
+
+
+def evaluate_inputs(config: EvaluateConfig, inputs: Keyed) -> Meta:
+    """Return the part of the stage's cache key that describes its inputs: the digests of the artifacts, and the weights that
+    training started from where texts are generated with them."""
+    base, start, packed = inputs.get("base"), inputs.get("warm_start"), inputs["packed"]
+    assert isinstance(packed, Artifact) and not isinstance(base, Artifact) and not isinstance(start, Source)
+    keyed = identities(config, {name: item for name, item in inputs.items() if name not in ("base", "warm_start")})
+    weights = _base_weights(base, start)
+    return {**keyed, "base": weights} if weights and config.generates_before(packed.meta["task"]) else keyed
+
+
+def _base_weights(base: Source | None, warm_start: Artifact | Input | None) -> Json:
+    """The identity of the weights that training started from; None if it started from scratch."""
+    return warm_start.digest if warm_start is not None else base and base.identity["weights"]
+
+
+@stage(kind="evaluation", inputs=evaluate_inputs, accel=accelerator, environ=environ, assets=(TEMPLATE,))
 def evaluate_model(
-    config: EvaluateConfig, texts: Input, packed: Input, weights: Input, exported: Input, out: Workdir
+    config: EvaluateConfig,
+    texts: Input,
+    packed: Input,
+    weights: Input,
+    exported: Input,
+    base: Source | None = None,
+    warm_start: Input | None = None,
+    *,
+    out: Workdir,
 ) -> Meta:
     """Evaluate a model on a split. Write report.json, report.html and predictions.parquet; of a classification
     confusion_matrix.png and calibration.png, of a language model generations.jsonl.
@@ -92,17 +127,27 @@ def evaluate_model(
         packed: the rows as chunks of tokens, the source of the split.
         weights: the consolidated Hugging Face folder.
         exported: the exported model to compare with.
+        base: the model's source; None, or one without weights: training started from scratch, or from `warm_start`.
+        warm_start: the artifact whose weights replaced those of `base`, or None.
 
     Returns: the artifact's metadata, with the metrics.
     """
     task, name = packed.meta["task"], _split(config, packed)
-    model = _on_device(load_model(weights.path, task), config)
+    _check_device(config)
+    before = []
+    if base is not None and _base_weights(base, warm_start) and config.generates_before(task):
+        # first, so that one model at a time is in memory
+        before = _prompted(config, texts, name, weights).before(base, warm_start, config.device or "cpu", out)
+    model = load_model(weights.path, task).to(config.device or "cpu")
     split, rows = Split(packed, name), texts.path / f"{name}.parquet"
     if task == "classification":
         report = _classification(config, packed, name, rows, model, out)
     else:
+        from tasks.evaluation.generated_rows import write_rows
+
         report = _language(config, packed, name, rows, weights, model, out)
-        made = _generations(config, texts, name, weights, model, out)
+        made = _prompted(config, texts, name, weights).of(model, out, "generations")
+        made = write_rows(made, before, out.path / "generations.jsonl")
         report["metrics"] |= _answered(made)
         report["answered"] = sum(one["answer"] is not None for one in made)
         report["generations"] = made[:SHOWN]
@@ -110,6 +155,7 @@ def evaluate_model(
     calls = _calls(config, split, exported, model, out)
     del model  # the exported model brings weights of its own
     report["export"], found = _exported(exported, calls, out)
+    _time_export(exported, calls, out)
     metrics = report["metrics"] | found
     report |= {"task": task, "split": name, "asked": config.split, "rows": sum(split.rows.values()), "metrics": metrics}
     report |= {"data": lost_rows(texts, packed), "max_length": packed.meta.get("max_length")}
@@ -135,12 +181,11 @@ def _split(config: EvaluateConfig, packed: Input) -> str:
     )
 
 
-def _on_device(model: PreTrainedModel, config: EvaluateConfig) -> PreTrainedModel:
+def _check_device(config: EvaluateConfig) -> None:
     import torch
 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise MissingDependency("evaluate.device=cuda, but PyTorch finds no GPU here", "set evaluate.device=cpu")
-    return model.to(config.device or "cpu")
 
 
 def _classification(
@@ -252,32 +297,14 @@ def _language(
     }
 
 
-def _generations(
-    config: EvaluateConfig, texts: Input, split: str, weights: Input, model: PreTrainedModel, out: Workdir
-) -> list[Meta]:
-    """Write generations.jsonl, one line for each prompt: the greedy text, and a sampled one. Return its objects."""
-    from tasks.data.tokenization.tokenizer import read_tokenizer
-    from tasks.evaluation.generation import generate, given_prompts, prompt_encoder, prompts
+def _prompted(config: EvaluateConfig, texts: Input, split: str, weights: Input) -> Generations:
+    """The recipe's prompts, then those of the split."""
+    from tasks.evaluation.generated_rows import Generations
+    from tasks.evaluation.generation import given_prompts, prompts
 
-    tokenizer, positions = read_tokenizer(weights.path), longest_sequence(model)
-    encoder = prompt_encoder(tokenizer, texts.meta)
-    ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
-    stops = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
     asked = given_prompts(config.prompts, weights.path, texts.meta)
     asked += prompts(texts.path / f"{split}.parquet", config.generation.prompts)
-    made = []
-    for done, prompt in enumerate(asked, 1):
-        greedy, sampled = (
-            generate(
-                model, tokenizer, encoder, prompt, config.generation, positions=positions, ends=stops, sample=sample
-            )
-            for sample in (False, True)
-        )
-        made.append({**greedy, "sampled": sampled["generated"], "sampled_ended": sampled["ended"]})
-        out.progress(done, len(asked), "generations")
-    lines = [f"{json.dumps(one, ensure_ascii=False, sort_keys=True)}\n" for one in made]
-    (out.path / "generations.jsonl").write_text("".join(lines), encoding="utf-8")
-    return made
+    return Generations(asked, config.generation, weights.path, texts.meta)
 
 
 def _answered(made: list[Meta]) -> Meta:
@@ -336,13 +363,28 @@ def _timed(run: Callable[[Callable[[int], None]], Result], split: Split, out: Wo
 
 
 def _time_single_rows(model: PreTrainedModel, split: Split, out: Workdir) -> None:
-    """Report the latency of the weights for one row: median and 95th percentile, in milliseconds."""
-    import numpy as np
-
+    """Report the latency of the weights for one row."""
     from tasks.evaluation.forward import single_row_seconds
 
-    middle, high = np.percentile(single_row_seconds(model, split), [50, 95])
-    out.figures(latency_p50_ms=round(1000 * float(middle), 2), latency_p95_ms=round(1000 * float(high), 2))
+    out.figures(**_latency("", single_row_seconds(model, split)))
+
+
+def _time_export(exported: Input, calls: list[Call], out: Workdir) -> None:
+    """Report latency and throughput of the export's calls, where jax is installed."""
+    from tasks.export.latency import call_seconds
+
+    seconds = call_seconds(exported, calls) if calls else []
+    if seconds:
+        rate = exported.meta["batch"] * len(seconds) / sum(seconds)
+        out.figures(**_latency("export_", seconds), export_samples_per_second=round(rate, 1))
+
+
+def _latency(prefix: str, seconds: list[float]) -> Meta:
+    """The median and the 95th percentile of some seconds, in milliseconds. prefix: of their names."""
+    import numpy as np
+
+    middle, high = (round(1000 * float(value), 2) for value in np.percentile(seconds, [50, 95]))
+    return {f"{prefix}latency_p50_ms": middle, f"{prefix}latency_p95_ms": high}
 
 
 def _finite(loss: float) -> float:

@@ -20,18 +20,20 @@ from __future__ import annotations
 
 import math
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.artifact import Input, Meta
 from tasks.data.format.row_format import FILE
 from tasks.errors import ConfigError, ModelError
-from tasks.evaluation.models import EAGER, load_model, longest_sequence
+from tasks.evaluation.models import load_model, longest_sequence
 from tasks.export.config import ExportConfig
 from tasks.export.readme import write_readme
-from tasks.export.stablehlo import ENVIRON
+from tasks.model_folder.published_weights import renamed_parameters
 from tasks.sources.model_source import TOKENIZER_FILES
 from tasks.stage import Workdir, stage
+from tasks.system.model_process import EAGER, model_environ
 
 if TYPE_CHECKING:
     import torch
@@ -40,15 +42,17 @@ if TYPE_CHECKING:
     from tasks.export.agreement import Call
     from tasks.export.stablehlo import StableHlo
 
+M_MMAP_THRESHOLD = -3
+"""The number of this parameter in glibc's malloc.h."""
+
 TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """The largest accepted difference of logits by the dtype of the weights, times the largest logit if that is above one."""
 
 
 def environ(config: ExportConfig) -> dict[str, str]:
     """Return the environment variables of the exporting process. For StableHLO they make tracing and checking run on the
-    CPU of any machine, and glibc gives freed tensors of 1 MiB or more back to the system: 0.9 GB of weights take 1.23 times
-    their size, else 1.32 to 1.65 times, as threads happen to run."""
-    return {**EAGER, **ENVIRON, "MALLOC_MMAP_THRESHOLD_": "1048576"} if config.target == "stablehlo" else EAGER
+    CPU of any machine."""
+    return model_environ() if config.target == "stablehlo" else EAGER
 
 
 def accelerator(config: ExportConfig) -> Meta:
@@ -94,6 +98,7 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
         out.warn("the Neuron export has never been run by this project: check its logits before use")
         compile_neuron(config, weights, lengths, out)
         return {**meta, "rows_compared": 0, "max_difference": None}
+    _free_large_tensors()
     rows, difference = _export_stablehlo(config, weights, lengths, meta, out)
     _copy_companions(weights.path, out.path)
     for name in LOADERS:
@@ -101,6 +106,16 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
     figures = {"max_difference": difference, "rows_compared": rows}
     write_readme(out.path, {**meta, **figures})
     return {**meta, **figures, "metrics": figures}
+
+
+def _free_large_tensors() -> None:
+    """Make glibc give freed tensors of 1 MiB or more back to the system: 0.9 GB of weights take 1.23 times their size, else
+    1.32 to 1.65 times, as threads happen to run. The variable MALLOC_MMAP_THRESHOLD_ does the same, and would need a warm
+    parent of its own. Without glibc nothing is done."""
+    import ctypes
+
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 def example(model: PreTrainedModel, batch: int, length: int, number: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,12 +127,12 @@ def example(model: PreTrainedModel, batch: int, length: int, number: int = 0) ->
     import torch
 
     generator = torch.Generator().manual_seed(number)
-    input_ids = torch.randint(0, model.config.vocab_size, (batch, length), generator=generator)
+    input_ids = torch.randint(0, model.config.get_text_config().vocab_size, (batch, length), generator=generator)
     real = torch.randint(1, length + 1, (batch,), generator=generator)
     if number == 0:
         real[::2], real[1::2] = (length + 1) // 2, length
     attention_mask = (torch.arange(length) < real[:, None]).long()
-    padding = model.config.pad_token_id
+    padding = model.config.get_text_config().pad_token_id
     return input_ids.masked_fill(attention_mask == 0, padding if padding is not None else 0), attention_mask
 
 
@@ -143,7 +158,8 @@ def _export_stablehlo(
     model = load_model(weights.path, weights.meta["task"])
     _check_positions(model, lengths)
     graphs = {length: lower(model, *example(model, config.batch, length)) for length in lengths}
-    write_stablehlo(out.path, graphs, weights.path, {name: meta[name] for name in ("batch", "task", "labels")})
+    about = {name: meta[name] for name in ("batch", "task", "labels")}
+    write_stablehlo(out.path, graphs, weights.path, about, renamed_parameters(model))
     dtype = str(model.dtype).removeprefix("torch.")
     exported = load_stablehlo(out.path)  # it takes no memory before its first call
     calls = _eager_calls(model, config.batch, lengths, exported.compiles_once, out)

@@ -85,7 +85,7 @@ def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
         split: {"chunks": chunks, "real": real, "tokens": splits[split].tokens, "cut": splits[split].cut}
         for split, (chunks, real) in laid_out.items()
     }
-    dropped = sum(item.dropped for item in splits.values())
+    dropped = {split: item.dropped for split, item in splits.items() if item.dropped}
     found = {"lengths": lengths, "splits": counts, "dropped": dropped}
     (out.path / "counts.json").write_text(json.dumps(found), encoding="utf-8")  # in the order of the parts
     return [
@@ -132,7 +132,8 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
     `<split>/<length>.segments.npy` (`open_segments`), the row of the texts that each segment comes from; and `tokenizer/`.
 
     Returns the metadata of `tokens` and: lengths (ascending), rows {split: {"<length>": chunks}} (no entry where there are none),
-    real_tokens, supervised_tokens and left_out {split: tokens}, strategy, cut {split: rows}."""
+    real_tokens, supervised_tokens and left_out {split: tokens}, strategy, cut {split: rows}, and where rows were dropped because
+    they fit no chunk, too_long_to_pack {split: rows}."""
     counts = read_json(parts.shared / "counts.json")
     splits, lengths, dropped = counts["splits"], counts["lengths"], counts["dropped"]
     supervised = {
@@ -144,7 +145,7 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
     shutil.copytree(tokens.path / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
     left_out = {split: item["tokens"] - item["real"] for split, item in splits.items()}
     if dropped:
-        out.info(f"rows longer than {lengths[-1]} tokens dropped: {dropped}")
+        out.info(f"rows longer than {lengths[-1]} tokens dropped: {sum(dropped.values())}")
     if any(left_out.values()):
         out.warn(f"tokens left out, in parts of rows with nothing to train on: {sum(left_out.values())}")
     return {
@@ -156,7 +157,8 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
         "left_out": left_out,
         "strategy": config.strategy,
         "cut": {split: item["cut"] for split, item in splits.items()},
-        "dropped": {**tokens.meta["dropped"], **({"too_long_to_pack": dropped} if dropped else {})},
+        "dropped": {**tokens.meta["dropped"], **({"too_long_to_pack": sum(dropped.values())} if dropped else {})},
+        **({"too_long_to_pack": dropped} if dropped else {}),
         "metrics": {
             "chunks": sum(splits["train"]["chunks"].values()),
             "efficiency": _efficiency(splits["train"]["chunks"], splits["train"]["real"]),

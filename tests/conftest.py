@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tests import suite
 from tests.suite import pytest_addoption, pytest_collection_modifyitems, pytest_runtest_protocol  # noqa: F401 - hooks
@@ -22,11 +23,13 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up tiers and measuring, and restore signals.
+    """Set up tiers and measuring, take hypothesis's limit of time away (a crowded machine is no fault), and restore signals.
 
     Under nohup, or in the background of a script, signals come ignored, and processes that tests start inherit that.
     """
     suite.configure(config)
+    settings.register_profile("any machine", settings(), deadline=None)
+    settings.load_profile("any machine")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,7 +1,8 @@
 """How the suite is split: each test's tier, and the order in which workers take the files.
 
 Tiers are markers: `pure` (starts no Python process), `process` (may start some), `slow` (SLOW_SECONDS or more, or marked by
-hand for a costly fixture; `make test` leaves them out, `.ci/run` runs them) and `nightly` (marked by hand: whole products of
+hand for a costly fixture; `make test` leaves them out, `.ci/run` runs them; a test of many seconds that is marked `process` by
+hand stays in `make test`, for want of a cheaper proof) and `nightly` (marked by hand: whole products of
 settings, for which samples are in the other tiers). The first three follow from `tests/measured.json`, which has for each file
 its seconds, whether its tests start Python processes, and the names of its slow tests. `make test-times` measures it anew. In
 `make test-pure` a pure test that starts a Python process fails; in the other targets the first test that needs a server
@@ -64,7 +65,7 @@ def measured() -> dict[str, File]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     table = measured()
     for item in items:
-        if not {"slow", "nightly"} & {mark.name for mark in item.iter_markers()}:
+        if not {"process", "slow", "nightly"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker(tier(item, table.get(file_of(item), File())))
     if hasattr(config, "workerinput"):
         tests = Counter(map(file_of, items))

@@ -55,6 +55,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkout, dict[str, 
     return checkout, checkout.json("run", "demo", "--direct", *SMALL)
 
 
+@pytest.mark.process  # the tests below run the fixture anyway
 def test_the_demo_runs_all_nine_stages_and_reports(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, result = done
     assert [stage["stage"] for stage in result["stages"]] == UPPER + LOWER
@@ -109,7 +110,7 @@ def test_a_learning_rate_reruns_train_and_below_and_explain_says_why(done: tuple
     assert plan == dict.fromkeys(UPPER, "hit") | {"train": "run"} | dict.fromkeys(LOWER[1:], "maybe")
     why = checkout.json("explain", "demo", "train", *changed)
     assert [(c["part"], c["name"], c["before"], c["after"]) for c in why["changes"]] == [
-        ("params", "learning_rate", 0.001, 3e-05)
+        ("params", "learning_rate", 0.003, 3e-05)
     ]
 
 

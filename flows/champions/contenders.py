@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
+from flows.champions.frozen_rows import look_at_retrain
 from flows.finetune import FINETUNE
 from flows.recipes.recipe import Recipe
 from flows.runner.run import look
@@ -36,8 +37,12 @@ class Contender:
 
 
 def of_recipe(recipe: Recipe, store: Store) -> Contender:
-    """Return the model that a recipe's present settings made. ConfigError when there is none in the store."""
-    outcome = look(recipe, store, FINETUNE).outcomes["consolidate"]
+    """Return the model that a recipe's present data and settings made: in a retrain if there was one, whose training rows
+    have none of the frozen rows, else in a run. ConfigError when there is none in the store."""
+    retrained = look_at_retrain(recipe, store)
+    outcome = retrained.outcomes["consolidate"] if retrained else None
+    if outcome is None or outcome.artifact is None:
+        outcome = look(recipe, store, FINETUNE).outcomes["consolidate"]
     if outcome.artifact is None:
         raise ConfigError(
             f"the recipe {recipe.name} has no model for these settings: {outcome.why}",
@@ -86,10 +91,9 @@ def of_digest(store: Store, digest: str, name: str) -> Contender:
     for _, document in numbered(store.backend, CHAMPIONS, name):
         if document["artifact"] == digest:
             return of_champion(store, document)
-    for run in newest_runs(store.backend.entries("runs")):
-        document = store.run(run) or {}
-        if model_in(document) == digest and "resolved" in document:
-            return _contender(store, artifact, document["resolved"])
+    run = run_of_model(store, digest)
+    if run is not None:
+        return _contender(store, artifact, run["resolved"])
     raise ConfigError(
         f"no run in this store had the model {digest[:19]}, so that it is not known how rows become its tokens",
         "run the recipe that made it: cached stages are not run again",
@@ -118,6 +122,12 @@ def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
 def model_in(run: Meta) -> str | None:
     """Return the digest of the model in the document of a run; None if the run made none."""
     return next((stage["artifact"] for stage in run.get("stages", []) if stage["stage"] == "consolidate"), None)
+
+
+def run_of_model(store: Store, digest: str) -> Meta | None:
+    """Return the document of the newest run that made or used a model; None if the store has none."""
+    documents = (store.run(run) or {} for run in newest_runs(store.backend.entries("runs")))
+    return next((one for one in documents if model_in(one) == digest and "resolved" in one), None)
 
 
 def _model(store: Store, digest: str) -> Artifact:

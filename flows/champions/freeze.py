@@ -5,53 +5,20 @@ All models of a recipe are compared on the same frozen rows, whatever its data b
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import NamedTuple
-
+from flows.champions.frozen_rows import Frozen
 from flows.champions.scoring import new_runner
 from flows.recipes.recipe import Recipe
-from flows.runner.attempts import now
 from flows.runner.executor import Listener
 from flows.runner.run import heal
 from flows.runner.runner import Runner
 from flows.runner.work_folders import clean
-from tasks.artifact import Artifact, Meta
+from tasks.artifact import Artifact
 from tasks.errors import BlobLost, StoreError
 from tasks.load_data import data_source, load_data
 from tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
 from tasks.store import Store
 from tasks.store.garbage.numbered_roots import FROZEN, add_numbered, numbered, remove_numbered
-
-
-class Frozen(NamedTuple):
-    """Frozen rows. number: the n of their file; artifact: made by `freeze_rows`."""
-
-    number: int
-    artifact: Artifact
-
-    def to_json(self) -> Meta:
-        return {"number": self.number, "artifact": self.artifact.digest, "rows": self.artifact.meta["rows"]}
-
-
-def newest_frozen(recipe: Recipe, store: Store) -> Frozen | None:
-    """Return the newest frozen rows of a recipe; None if there are none. BlobLost when the store has lost them."""
-    found = numbered(store.backend, FROZEN, recipe.name)
-    return Frozen(found[0].number, store.artifact(found[0].document["artifact"])) if found else None
-
-
-def old_frozen(store: Store, name: str, days: float) -> str:
-    """Say that the newest frozen rows of a recipe are old; "" if they are not, or if there are none.
-
-    Args:
-        days: The age in days from which they are old (`promote.frozen_days`).
-    """
-    found = numbered(store.backend, FROZEN, name)
-    if not found:
-        return ""
-    age = (datetime.now(UTC) - datetime.fromisoformat(found[0].document["created"])).total_seconds() / 86400
-    if age < days:
-        return ""
-    return f"the frozen rows {found[0].number} of {name} are {age:.0f} days old: `trnflow freeze {name}` renews them"
+from tasks.system.clock import now
 
 
 def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, offline: bool = False) -> Frozen:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flows.champions.contenders import Contender, of_champion
-from flows.champions.freeze import Frozen, freeze, newest_frozen, secure_named
+from flows.champions.freeze import freeze, secure_named
+from flows.champions.frozen_rows import Frozen, newest_frozen
 from flows.champions.scoring import Scored, score
 from flows.recipes.recipe import Recipe
-from flows.runner.attempts import now
 from flows.runner.executor import Listener
 from flows.runner.work_folders import clean, workplace
 from tasks.artifact import Artifact, Meta
@@ -21,6 +21,7 @@ from tasks.errors import BlobLost, ConfigError, DataError, StoreError
 from tasks.promotion.bootstrap import LEAST_ROWS, LESS_IS_BETTER, Comparison, compare, metric_of
 from tasks.store import Store
 from tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, add_numbered, numbered
+from tasks.system.clock import now
 
 PROMOTED, ROLLED_BACK = "promoted", "rolled back"
 
@@ -191,13 +192,6 @@ def _compared(
     except DataError as error:
         fix = "give the recipe another name, under which the challenger is the first champion"
         raise DataError(f"the champion can't be scored on frozen rows {frozen.number}: {error.message}", fix) from error
-    is_paired = theirs.examples == ours.examples == frozen.artifact.meta["rows"]
-    if not is_paired and theirs.texts != ours.texts:
-        raise DataError(
-            f"the two models' formats make {theirs.examples} and {ours.examples} examples of {frozen.artifact.meta['rows']} "
-            "frozen rows, so that they can't be paired",
-            "`trnflow freeze` rows that both formats read in one example each",
-        )
     with workplace(store.home, "comparison") as work:
         theirs_at, ours_at = (
             store.checkout(one.artifact, work / side) / "scores.parquet"

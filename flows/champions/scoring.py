@@ -18,7 +18,6 @@ from tasks.artifact import Artifact, Source
 from tasks.data.format.config import FormatConfig
 from tasks.errors import BlobLost
 from tasks.format_prompts import format_prompts
-from tasks.promotion.freeze_rows import SPLIT
 from tasks.promotion.number_labels import NumberLabelsConfig, number_labels
 from tasks.promotion.score_rows import ScoreConfig, score_rows
 from tasks.sources.model_source import TOKENIZER_FILES
@@ -31,13 +30,10 @@ WHOLE = 1 << 24
 
 
 class Scored(NamedTuple):
-    """The scores of a model. artifact: made by `score_rows`; key: its stage key; examples: the number of examples that
-    the frozen rows became; texts: the digest of these examples."""
+    """The scores of a model. artifact: made by `score_rows`; key: its stage key."""
 
     artifact: Artifact
     key: str
-    examples: int
-    texts: str
 
 
 def new_runner(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, offline: bool = False) -> Runner:
@@ -68,9 +64,9 @@ def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, list
         tokenizer = _tokenizer(store, model.artifact, work)
         heal(runner, lambda: _call_stages(runner, recipe, model, frozen, tokenizer))
     store.memo.save()
-    made, texts = runner.outcomes["score_rows"], runner.outcomes["format_prompts"].artifact
-    assert made.artifact is not None and made.key is not None and texts is not None
-    return Scored(made.artifact, made.key, texts.meta["splits"][SPLIT], texts.digest)
+    made = runner.outcomes["score_rows"]
+    assert made.artifact is not None and made.key is not None
+    return Scored(made.artifact, made.key)
 
 
 def _call_stages(runner: Runner, recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Source) -> None:

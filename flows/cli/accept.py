@@ -14,7 +14,6 @@ from typing import Any
 from flows.cli.output import emit
 from flows.finetune import FINETUNE, KINDS
 from flows.recipes import recipe as settings
-from flows.runner.attempts import now
 from flows.runner.hits import on_record
 from flows.runner.run import look, open_store
 from tasks.artifact import Meta
@@ -23,6 +22,7 @@ from tasks.keys.explain import Change, difference, moved_settings
 from tasks.keys.key_document import key_of
 from tasks.keys.lineage import leaves
 from tasks.store import Store
+from tasks.system.clock import now
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from flows.finetune import STAGES
 from flows.recipes.files import hardware_names, recipe_names
 from flows.recipes.recipe import Recipe
-from flows.recipes.reference import NAME, settings_of
+from flows.recipes.reference import NAME, NUMBER, settings_of
 
 ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
 """zsh runs bash's completion functions after this line."""
@@ -76,7 +76,7 @@ def completion(options: Namespace) -> int:
 
 def script(shell: str, commands: dict[str, argparse.ArgumentParser]) -> str:
     """Return the completion script of a shell. shell: `bash` or `zsh`; commands: {name of a command: its parser}."""
-    names = [one.name for one in settings_of(Recipe) if NAME not in one.name.split(".")]
+    names = [one.name for one in settings_of(Recipe) if not {NAME, NUMBER} & {*one.name.split(".")}]
     sections = {name.rpartition(".")[0] for name in names}
     words = {name: " ".join(parser._option_string_actions) for name, parser in commands.items()}
     with_recipe = [name for name, parser in commands.items() if any(a.dest == "recipe" for a in parser._actions)]

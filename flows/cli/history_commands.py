@@ -1,4 +1,4 @@
-"""The commands about past runs: `runs` lists them, `diff` compares two of them, `report` makes a page of one, `lineage`
+"""The commands about past runs: `diff` compares two of them, `report` makes a page of one, `lineage`
 shows the inputs of an artifact and the artifacts that were made from it.
 
 They need only a store (`--store`, TRNFLOW_STORE, else `<home>/store`), no recipe, and import no large library, so they
@@ -31,24 +31,15 @@ if TYPE_CHECKING:
     from flows.display.run_page import Previous
 
 ACTED = ("hit", "ran", "skip")
+"""What a run did with a stage: took it from the store, ran it, or left it out."""
 
 LONGEST_MANIFEST = 1 << 26
 """The largest size of a manifest in bytes. A larger blob can't be a manifest, and is not searched."""
 
 
-def store_parser(common: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Return a parent parser with the option `--store`, for commands that read a store without a recipe. common: the
-    arguments of all commands."""
-    store = argparse.ArgumentParser(add_help=False, parents=[common])
-    store.add_argument("--store", metavar="ROOT", help="a folder or URL; default: TRNFLOW_STORE, else <home>/store")
-    return store
-
-
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add `runs`, `diff`, `report` and `lineage` to the parser. sub: argparse's collection of commands; store: the arguments of
+    """Add `diff`, `report` and `lineage` to the parser. sub: argparse's collection of commands; store: the arguments of
     commands that read a store."""
-    listing = sub.add_parser("runs", parents=[store], help="list past runs, newest first")
-    listing.set_defaults(command=runs)
     ancestry = sub.add_parser(
         "lineage", parents=[store], help="print what an artifact was made of, and what was made of it"
     )
@@ -92,26 +83,9 @@ def run_ids(store: Store) -> list[str]:
     return newest_runs(store.backend.entries("runs"))
 
 
-def runs(options: Namespace) -> int:
-    """Print one line for each past run, newest first."""
-    store = store_of(options)
-    found = [_brief(run, store.run(run) or {}) for run in run_ids(store)]
-    if options.json:
-        emit_json({"schema": 1, "runs": found})
-        return 0
-    rows = [("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figures")]
-    for run in found:
-        rows.append(
-            (
-                run["run"], str(run["recipe"]), str(run["outcome"]), str(run["ended"]), report.seconds(run["seconds"]),
-                str(run["hit"]), str(run["ran"]), report.figures(run["metrics"]),
-            )
-        )  # fmt: skip
-    sys.stdout.write(f"{report.aligned(rows)}\n")
-    return 0
-
-
-def _brief(run: str, document: Meta) -> Meta:
+def brief(run: str, document: Meta) -> Meta:
+    """Return {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics} of a past run. run: its id; document: its
+    record."""
     stages = document.get("stages", [])
     counts = {action: sum(stage["action"] == action for stage in stages) for action in ACTED}
     metrics = {name: value for stage in stages for name, value in stage.get("metrics", {}).items()}
@@ -213,7 +187,7 @@ def diff(options: Namespace) -> int:
     sides = [nearest_run(text, ids) for text in (options.before, options.after)]
     before, after = (hide(store.run(run) or {}) for run in sides)  # earlier versions recorded secrets
     found = compare(before, after, (_documents(store, before), _documents(store, after)))
-    heads = [_brief(run, document) for run, document in zip(sides, (before, after), strict=True)]
+    heads = [brief(run, document) for run, document in zip(sides, (before, after), strict=True)]
     if options.json:
         emit_json({"schema": 1, "before": heads[0], "after": heads[1], **found})
         return 0

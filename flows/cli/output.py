@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from tasks.artifact import Json, Meta
 from tasks.errors import TrnflowError
+from tasks.system.log_lines import LogLines
 from tasks.system.redaction import hide, scrub
 
 
@@ -29,6 +30,12 @@ def emit_json(document: Json) -> None:
 
 def say_error(error: TrnflowError) -> None:
     """Print an error and its fix on stderr, with passwords and tokens hidden."""
+    if isinstance(sys.stderr, LogLines):
+        told = error.to_json()
+        sys.stderr.record(
+            error.message, level="error", stage=error.stage or None, type=told["type"], fix=error.fix or None
+        )
+        return
     where = f" in {error.stage}" if error.stage else ""
     sys.stderr.write(f"error{where}: {scrub(error.message)}\n")
     if error.fix:

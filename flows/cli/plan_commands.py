@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from flows.champions.frozen_rows import other_model
+from flows.cli.model.named_model import of_retrain
 from flows.cli.output import emit, say_error
 from flows.display import report
 from flows.finetune import FINETUNE
@@ -18,6 +20,7 @@ from flows.recipes.suggested_command import complete
 from flows.runner.call import Outcome
 from flows.runner.planning.forecast import dollars, total
 from flows.runner.planning.memory_check import report_memory
+from flows.runner.planning.planner import Planner
 from flows.runner.run import look, open_store
 from flows.runner.vocabulary import refuse_unknown_vocabulary
 from tasks.artifact import Artifact, Meta
@@ -51,7 +54,8 @@ def plan(options: Namespace) -> int:
     """Print for each stage what a run would do with it, why, and the expected seconds and bytes. Return exit code 0, or 1
     when training does not fit in the device's memory."""
     recipe = settings.load(options.recipe, options.overrides)
-    planner = look(recipe, open_store(recipe), FINETUNE)
+    store = open_store(recipe)
+    planner = look(recipe, store, FINETUNE)
     refuse_unknown_vocabulary(recipe, planner.outcomes)
     outcomes, memory = (
         list(planner.outcomes.values()),
@@ -60,20 +64,27 @@ def plan(options: Namespace) -> int:
     if memory.error is not None:
         complete(memory.error, options)
     price = recipe.price_per_hour
+    remarks = _notes(recipe, store, planner)
     document = {
         "recipe": recipe.name,
         "stages": [_plan_json(outcome, price) for outcome in outcomes],
         "expected": total(outcomes, price),
         "memory": memory.to_json(),
-        "notes": planner.notes,
+        "notes": remarks,
         **({"error": memory.error.to_json()} if memory.error else {}),
     }
-    notes = "".join(f"note: {note}\n" for note in planner.notes)
+    notes = "".join(f"note: {note}\n" for note in remarks)
     emit(options, document, f"{report.plan_table(outcomes, price)}\n{memory}\n{notes}")
     if memory.error is not None:
         say_error(memory.error)
         return memory.error.exit_code
     return 0
+
+
+def _notes(recipe: settings.Recipe, store: Store, planner: Planner) -> list[str]:
+    """The notes of a plan, and that a retrain made a model which a run would not find."""
+    other = other_model(recipe, store, planner)
+    return [*planner.notes, *([other] if other else [])]
 
 
 def _plan_json(outcome: Outcome, price_per_hour: float) -> Meta:
@@ -103,7 +114,9 @@ def explain(options: Namespace) -> int:
     lines = [f"{stage}: {outcome.action} ({outcome.why})", *([f"key {outcome.key}"] if outcome.key else [])]
     if near:
         lines += [f"compared with the record of {near[0]['created']}:", *(f"  {change}" for change in changes)]
-    listed = {"changes": [change._asdict() for change in changes], "document": document}
+    notes = _notes(recipe, store, planner)
+    lines += [f"note: {note}" for note in notes]
+    listed = {"changes": [change._asdict() for change in changes], "document": document, "notes": notes}
     emit(options, _plan_json(outcome, recipe.price_per_hour) | listed, "".join(f"{line}\n" for line in lines))
     return 0
 
@@ -157,8 +170,10 @@ def get(options: Namespace) -> int:
 
 
 def _made(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Outcome, Artifact]:
-    """The cached outcome of a stage and its artifact. ConfigError when there is none."""
+    """The cached outcome of a stage, of a run or else of a retrain, and its artifact. ConfigError when there is none."""
     outcome = look(recipe, store, FINETUNE).outcomes[stage]
+    if outcome.artifact is None:
+        outcome = of_retrain(recipe, store, stage) or outcome
     if outcome.artifact is None:
         raise ConfigError(
             f"{stage} of {recipe.name} has no artifact for these settings: {outcome.why}",

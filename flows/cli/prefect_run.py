@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from flows.runner.executor import Listener
 from flows.runner.run import Options, Result
+from flows.services.events import unreachable
 from flows.services.prefect_server import ensure_server
+from flows.services.recovery import HEARTBEATS, PATIENT, TAG
 from tasks.errors import ConfigError, TrnflowError
 from tasks.system.redaction import hide, hide_override, scrub
 
@@ -22,6 +24,7 @@ QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the progress display writes to the terminal
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
     "PREFECT_CLIENT_MAX_RETRIES": "2",  # about 6 seconds a request; Prefect's own 5 take 90
+    **PATIENT,
     "DO_NOT_TRACK": "1",
 }
 """Settings of Prefect for a run from the command line, where the user set no others."""
@@ -29,6 +32,14 @@ QUIET = {
 
 if TYPE_CHECKING:
     from flows.deployments import Session
+
+
+def quiet() -> None:
+    """Set the environment variables of QUIET that the user did not set, and the heartbeats, by whose end Prefect's server
+    knows that a run was killed."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(HEARTBEATS)
 
 
 def run_here(
@@ -83,14 +94,14 @@ def _call_flow(
 
     Raises what the flow raised if it ended before it had a result.
     """
+    quiet()
     url = ensure_server(home)
     os.environ["PREFECT_API_URL"] = url
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
     logging.raiseExceptions = False  # Prefect's log sender prints each failure to send by the same rule
 
     from httpx import TransportError
-    from prefect.exceptions import CancelledRun, ObjectNotFound
+    from prefect import tags
+    from prefect.exceptions import CancelledRun, ObjectNotFound, PrefectHTTPStatusError
 
     from flows.deployments import SESSION, Session
 
@@ -98,15 +109,16 @@ def _call_flow(
     session = Session(listeners, signal.getsignal(signal.SIGTERM), tuple(overrides))
     token = SESSION.set(session)
     try:
-        call([hide_override(text) for text in overrides])
+        with tags(TAG):
+            call([hide_override(text) for text in overrides])
     except (TrnflowError, CancelledRun):
         if session.result is None and session.retrained is None:
             raise
-    except (
-        TransportError,
-        ObjectNotFound,
-    ):  # not found: another server, with a database of its own, has taken the port
+    except (TransportError, ObjectNotFound, PrefectHTTPStatusError) as error:
+        # not found: another server, with a database of its own, has taken the port; a status: the server's database is away
         if session.result is None and session.retrained is None:
+            if isinstance(error, PrefectHTTPStatusError):
+                raise unreachable(error) from error
             raise
         if session.result is not None:
             session.result.prefect_lost = True

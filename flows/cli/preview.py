@@ -36,7 +36,7 @@ def show_rows(options: Namespace) -> int:
     store.prepare()
     progress = Progress()
     try:
-        result = execute(recipe, store, Options(until="tokenize_text"), FINETUNE, listeners=(progress,))
+        result = execute(recipe, store, Options(until="tokenize_text", preview=True), FINETUNE, listeners=(progress,))
     finally:
         progress.close()
     if result.error is not None:

@@ -13,7 +13,7 @@ from flows.display.progress import Progress
 from flows.finetune import DATA_STAGES, FINETUNE
 from flows.recipes import recipe as settings
 from flows.recipes.suggested_command import complete
-from flows.runner.run import Options, Result, execute, new_run_id, nothing_to_do, open_store
+from flows.runner.run import Options, Result, execute, new_run_id, nothing_to_do, open_store, preload_for
 from tasks.store import Store
 from tasks.system.home import home_folder
 from tasks.system.redaction import scrub
@@ -74,8 +74,10 @@ def _run_stages(options: Namespace, recipe: settings.Recipe, store: Store, what:
                 return tracking.finish(
                     execute(recipe, store, what, FINETUNE, run=tracking.run, listeners=(progress, tracking))
                 )
-        from flows.cli.prefect_run import run_here
+        from flows.cli.prefect_run import quiet, run_here
 
+        quiet()  # before the warm parents start, which compare the environment
+        preload_for(recipe, store, what, FINETUNE)
         return run_here(options.recipe, options.overrides, what, (progress,), store.home)
     finally:
         progress.close()

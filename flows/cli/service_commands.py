@@ -26,7 +26,12 @@ def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
         ("worker", worker, "start a Prefect worker that runs deployments, until Ctrl-C"),
         ("ui", ui, "print the addresses of the Prefect and MLflow pages"),
     ):
-        sub.add_parser(name, parents=[common], help=text).set_defaults(command=command)
+        found = sub.add_parser(name, parents=[common], help=text)
+        found.set_defaults(command=command)
+        if name == "deploy":
+            found.add_argument(
+                "--replace", action="store_true", help="delete the deployments of another checkout on the same server"
+            )
 
 
 def doctor(options: Namespace) -> int:
@@ -40,10 +45,10 @@ def doctor(options: Namespace) -> int:
 
 
 def up(options: Namespace) -> int:
-    """Start the local Prefect server unless one runs, and print its address."""
+    """Start the local Prefect server unless one runs, and print its address. The server runs until `down`."""
     from flows.services.prefect_server import ensure_server
 
-    url = ensure_server(open_home())
+    url = ensure_server(open_home(), stays=True)
     emit(options, {"url": url}, f"Prefect: {hide(url.removesuffix('/api'))}\n")
     return 0
 
@@ -59,20 +64,25 @@ def down(options: Namespace) -> int:
 
 
 def deploy(options: Namespace) -> int:
-    """Register the deployments of ./prefect.yaml with Prefect's server and wait until the next flow run of each schedule is
-    planned."""
+    """Register the deployments of ./prefect.yaml and their automations with Prefect's server, and wait until the next flow
+    run of each schedule is planned."""
     from flows.services.deploy import deploy
+    from flows.services.notification import VARIABLE
 
-    names = deploy(open_home(), Path.cwd())
-    emit(options, {"deployments": names}, f"deployed {', '.join(names)}; `trnflow worker` runs them\n")
+    done = deploy(open_home(), Path.cwd(), replace=options.replace)
+    document = {"deployments": done.names, "automations": done.automations, "notify": done.notified}
+    notified = f"go to {done.notified}" if done.notified else f"are off; {VARIABLE} turns them on"
+    text = f"deployed {', '.join(done.names)}; `trnflow worker` runs them\nnotifications {notified}\n"
+    emit(options, document, text)
     return 0
 
 
 def worker(options: Namespace) -> NoReturn:
     """Replace this process by a Prefect worker that runs the registered deployments until it is interrupted."""
+    from flows.retraining.crashed import report_crashed
     from flows.services.deploy import start_worker
 
-    start_worker(open_home())
+    start_worker(open_home(), report_crashed)
 
 
 def ui(options: Namespace) -> int:

@@ -13,7 +13,6 @@ from flows.cli.history_commands import all_records, artifact_of, run_ids, store_
 from flows.cli.output import emit, emit_json
 from flows.display import report
 from flows.finetune import KINDS
-from flows.runner.attempts import now
 from tasks.artifact import Meta
 from tasks.errors import ConfigError
 from tasks.keys.lineage import nearest_run
@@ -21,6 +20,7 @@ from tasks.store import Store
 from tasks.store.garbage.pins import add_pin, pin_names, remove_pin
 from tasks.store.garbage.roots import Policy
 from tasks.store.layout import SHARD
+from tasks.system.clock import now
 from tasks.system.redaction import hide
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

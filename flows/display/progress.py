@@ -21,6 +21,7 @@ from flows.runner.call import Call, Outcome
 from flows.runner.executor import Listener
 from tasks.artifact import Meta
 from tasks.errors import is_interruption
+from tasks.system.log_lines import LogLines
 
 LOG_SECONDS = 10.0
 """The shortest time between two lines of training in a log."""
@@ -78,6 +79,14 @@ class StageProgress:
         if done <= first:
             return None
         return max((self.total - done) * (last - begun) / (done - first) - (self._clock() - last), 0.0)
+
+    @property
+    def figures(self) -> Meta:
+        """What is known, by name: `step` of `of` in `unit` (once the stage counts), `eta` in seconds (None until it is
+        known), `elapsed` in seconds, and the last value of each metric."""
+        counted = {"step": self.done, "of": self.total, "unit": self.unit} if self.total else {}
+        eta = None if self.eta is None else round(self.eta, 1)
+        return {**self.values, **counted, "eta": eta, "elapsed": round(self.elapsed, 1)}
 
 
 def log_line(at: StageProgress) -> str:
@@ -171,10 +180,10 @@ class Lines:
         with self._lock:
             self._progress, self._spoke = StageProgress(stage, self._clock), self._clock()
 
-    def say(self, text: str) -> None:
-        """Write a line that is not about progress."""
+    def say(self, text: str, **fields: Any) -> None:
+        """Write a line. fields: what `LogLines.record` takes, for a log of JSON lines."""
         with self._lock:
-            self._say(text)
+            self._write(text, fields)
             self._spoke = self._clock()
 
     def event(self, event: Meta) -> None:
@@ -199,8 +208,11 @@ class Lines:
         with self._lock:
             self._progress = None
 
+    def _write(self, text: str, fields: Meta) -> None:
+        self._say(text)
+
     def _log(self, progress: StageProgress) -> None:
-        self.say(f"  {log_line(progress)}")
+        self.say(f"  {log_line(progress)}", stage=progress.stage, **progress.figures)
         self._logged = self._clock()
 
 
@@ -228,6 +240,17 @@ class Log(Lines):
                 self.tick()
 
 
+class JsonLog(Log):
+    """Write the progress of stages as `Log` does, as JSON lines. lines: the stream."""
+
+    def __init__(self, lines: LogLines) -> None:
+        super().__init__(partial(print, file=lines))
+        self._lines = lines
+
+    def _write(self, text: str, fields: Meta) -> None:
+        self._lines.record(" ".join(text.split()), **fields)
+
+
 class Screen:
     """Show the progress of a stage in the last line of a terminal, and write other lines above it. A thread of the library
     rich refreshes the line. stream: the terminal."""
@@ -253,7 +276,7 @@ class Screen:
         self._live = Live(console=console, get_renderable=shown, refresh_per_second=REFRESHES, transient=True)
         self._live.start(refresh=True)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, **fields: Any) -> None:
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -271,16 +294,21 @@ class Screen:
 
 
 class Progress(Listener):
-    """The listener of a run that shows its progress: in one refreshed line if `stream` is a terminal, else in lines of a
-    log. A line is also written when a stage ends."""
+    """The listener of a run that shows its progress on stderr: in one refreshed line if it is a terminal, else in lines of
+    a log. A line is also written when a stage ends."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
+    def __init__(self) -> None:
+        stream = sys.stderr
         self._terminal = stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-        self._view = Screen(stream) if self._terminal else Log(partial(print, file=stream, flush=True))
+        self._view: Lines | Screen
+        if isinstance(stream, LogLines):
+            self._view = JsonLog(stream)
+        else:
+            self._view = Screen(stream) if self._terminal else Log(partial(print, file=stream, flush=True))
 
     def stage_started(self, call: Call, key: str) -> None:
         if not self._terminal:
-            self._view.say(f"  {call.name} ...")
+            self._view.say(f"  {call.name} ...", stage=call.name)
         self.begin(call.name)
 
     def begin(self, name: str) -> None:
@@ -288,19 +316,21 @@ class Progress(Listener):
         self._view.begin(name)
 
     def event(self, stage: str, event: Meta) -> None:
-        for level in ("warn", "info"):
-            if level in event:
-                self._view.say(f"  {stage}: {event[level]}")
+        for kind, level in (("warn", "warning"), ("info", "info")):
+            if kind in event:
+                self._view.say(f"  {stage}: {event[kind]}", stage=stage, level=level)
         self._view.event(event)
 
     def stage_ended(self, outcome: Outcome) -> None:
         self._view.end()
         said = f"{MARKS[outcome.action]} {outcome.stage:<15} {outcome.action:<4} {seconds(outcome.seconds):>7}"
-        self._view.say(said)
+        fields = {"stage": outcome.stage, "action": outcome.action, "seconds": outcome.seconds}
+        self._view.say(said, **fields)
 
     def stage_failed(self, stage: str, error: BaseException) -> None:
         self._view.end()
-        self._view.say(f"! {stage:<15} {'stopped' if is_interruption(error) else 'failed'}")
+        level, ended = ("warning", "stopped") if is_interruption(error) else ("error", "failed")
+        self._view.say(f"! {stage:<15} {ended}", stage=stage, level=level)
 
     def close(self) -> None:
         """End the display: remove the refreshed line from the terminal, or end the thread that writes to the log."""

@@ -105,6 +105,8 @@ def _stages(document: Meta, price: float) -> Meta:
         took = one["seconds"] or 0.0
         cost = (f"{dollars(took, price):.4f}",) if price else ()
         rows.append((one["stage"], one["action"], seconds(took), *cost, (one["artifact"] or "")[:19], one["why"]))
+    if not any(row[-1] for row in rows):  # the recipe's first run
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     return table(columns, rows, ("seconds", "USD"))
 
 
@@ -225,17 +227,19 @@ def _sides(change: Meta) -> tuple[str, str]:
 
 
 def _tree(node: Meta, name: str) -> Meta:
-    """A node of the lineage for the template. An artifact that occurs again is not unfolded again."""
+    """A node of the lineage for the template. An artifact that occurs again is not unfolded again. Inputs that the recipe
+    does not set are left out."""
     head = f"{name}: " if name else ""
     if "source" in node:
         return {"line": f"{head}source {_source(node['source'])}", "below": []}
     brief = f"{head}{node['artifact'][:19]}"
     if node["stage"] is None:
-        return {"line": f"{brief}: no record says how it was made", "below": []}
+        return {"line": f"{brief}: a file of the source, or an artifact whose record is gone", "below": []}
     line = f"{brief} made by {node['stage']} {node['created']}"
     if node["repeated"]:
         return {"line": f"{line} (see above)", "below": []}
-    return {"line": line, "below": [_tree(item, inner) for inner, item in node["inputs"].items()]}
+    known = {name: item for name, item in node["inputs"].items() if item.get("source", "") is not None}
+    return {"line": line, "below": [_tree(item, inner) for inner, item in known.items()]}
 
 
 def _source(identity: Any) -> str:

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from flows.recipes.files import read_recipe
+from flows.recipes.sweep_settings import SweepConfig
 from flows.recipes.validation_errors import Recipes, refused
 from tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig
 from tasks.consolidate import ConsolidateConfig
@@ -30,6 +31,7 @@ from tasks.launch import GRACE_SECONDS
 from tasks.launch.launcher import Launcher
 from tasks.load_data import DataConfig
 from tasks.pack_chunks import PackConfig
+from tasks.promotion.data_checks import CheckConfig
 from tasks.promotion.settings import PromoteConfig
 from tasks.sources.model_source import ModelConfig
 from tasks.sources.paths import Folders, located
@@ -84,6 +86,10 @@ class LaunchConfig(StageConfig):
     120 seconds after its notice."""
     environment: dict[str, str] = {}
     """Further environment variables of the processes of stages that load PyTorch. Their values are never shown."""
+    device_names: tuple[str, ...] | None = None
+    """The names of the devices that training uses, of which each serves one training at a time: another training of this
+    machine and store that names one of them waits. Default: the GPUs that CUDA_VISIBLE_DEVICES names, all NeuronCores as
+    one, and none on the CPU, whose cores trainings share."""
 
     @field_validator("environment")
     @classmethod
@@ -160,6 +166,8 @@ class Recipe(StageConfig):
     """The evaluation (stage `evaluate_model`)."""
     promote: PromoteConfig = PromoteConfig()
     """When a model replaces the champion (`trnflow promote`)."""
+    checks: tuple[CheckConfig, ...] = ()
+    """What `trnflow retrain` checks of the data before it trains."""
     hardware: HardwareConfig = HardwareConfig()
     """The machine that the recipe is for."""
     store: StoreConfig = StoreConfig()
@@ -170,6 +178,8 @@ class Recipe(StageConfig):
     """The workers of the data stages."""
     tracking: TrackingConfig = TrackingConfig()
     """What MLflow records."""
+    sweep: SweepConfig = SweepConfig()
+    """What `trnflow sweep` varies."""
     _folders: Folders = PrivateAttr(default_factory=dict)
 
     @property

@@ -21,14 +21,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from flows.recipes.schema import allowed, config_in, table_in, takes_null
+from flows.recipes.schema import allowed, config_in, config_listed, table_in, takes_null
 from tasks.config import NOT_KEYED
 
-UNKEYED = ("name", "description", "hardware", "store", "launch", "task_runner", "tracking")
+UNKEYED = ("name", "description", "checks", "hardware", "store", "launch", "task_runner", "tracking", "sweep")
 """Sections and settings of a recipe that are not part of any stage's key."""
 _SLIPS = re.compile(r",? (at most|to) (1e\+30|1,000,000,000)")
 NAME = "NAME"
 """Placeholder, in names of settings, for a name that the user chooses, as in `data.mix.NAME.weight`."""
+NUMBER = "N"
+"""Placeholder for the place in a list of sections, as in `checks.N.limit`."""
 
 
 class Setting(NamedTuple):
@@ -38,7 +40,7 @@ class Setting(NamedTuple):
         name: the dotted name.
         meaning: the docstring of its field.
         takes: the allowed values in words; empty for a section.
-        default: the default as YAML, or `required`; empty for a section.
+        default: the default as YAML, or `required`; empty for a section, and where the meaning names the default.
         keyed: whether the value is part of a stage's key, so that another value makes the stage run again.
         group: the heading under which the setting stands in its section, if the section has groups.
     """
@@ -79,12 +81,16 @@ def settings_of(kind: type[BaseModel], above: str = "", without: frozenset[str] 
         if name in without:
             continue
         keyed = NOT_KEYED not in field.metadata and f"{above}{name}".split(".")[0] not in UNKEYED
-        yield Setting(f"{above}{name}", texts.get(name, ""), _takes(field), _default(field), keyed, _group(kind, name))
+        meaning = texts.get(name, "")
+        default = _default(field, meaning)
+        yield Setting(f"{above}{name}", meaning, _takes(field), default, keyed, _group(kind, name))
         inner, table = config_in(field.annotation), table_in(field.annotation)
         if inner is not None:
             yield from settings_of(inner, f"{above}{name}.")
         elif table is not None and (entries := config_in(get_args(table)[1])) is not None:
             yield from settings_of(entries, f"{above}{name}.{NAME}.", frozenset(kind.model_fields))
+        elif (listed := config_listed(field.annotation)) is not None:
+            yield from settings_of(listed, f"{above}{name}.{NUMBER}.")
 
 
 def groups_of(kind: type[BaseModel]) -> list[tuple[str, set[str]]]:
@@ -110,7 +116,7 @@ def markdown(kind: type[BaseModel]) -> str:
     ]
     texts = meanings(kind)
     plain = [name for name, field in kind.model_fields.items() if config_in(field.annotation) is None]
-    lines += ["", "## The recipe itself", "", *_table(s for s in settings_of(kind) if s.name in plain)]
+    lines += ["", "## The recipe itself", "", *_table(s for s in settings_of(kind) if s.name.split(".")[0] in plain)]
     for name, field in kind.model_fields.items():
         section = config_in(field.annotation)
         if section is not None:
@@ -144,6 +150,7 @@ def _configs_below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for field in kind.model_fields.values():
         table = table_in(field.annotation)
         inner = config_in(get_args(table)[1]) if table is not None else config_in(field.annotation)
+        inner = inner or config_listed(field.annotation)
         if inner is not None:
             yield inner
             yield from _configs_below(inner)
@@ -185,10 +192,11 @@ def _group(kind: type[BaseModel], name: str) -> str:
     return "" if base is kind else inspect.cleandoc(base.__doc__ or "").split(". ")[0].rstrip(".")
 
 
-def _default(field: FieldInfo) -> str:
+def _default(field: FieldInfo, meaning: str) -> str:
+    """Return a field's default as YAML, or `required`; empty for a section, and where the meaning itself names the default."""
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
-        return "" if config_in(field.annotation) is not None else "required"
+        return "" if config_in(field.annotation) is not None or "Default: " in meaning else "required"
     if isinstance(value, BaseModel):
         return ""
     if isinstance(value, str) and not value.isprintable():

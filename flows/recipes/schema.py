@@ -67,6 +67,12 @@ def config_in(annotation: Any) -> type[BaseModel] | None:
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
 
+def config_listed(annotation: Any) -> type[BaseModel] | None:
+    """Return the config class of the entries of a list, such as `tuple[CheckConfig, ...]`; None for another annotation."""
+    lists = [kind for kind in kinds_of(annotation) if get_origin(kind) in (tuple, list)]
+    return config_in(get_args(lists[0])[0]) if lists else None
+
+
 def kinds_of(annotation: Any) -> list[Any]:
     """Return the alternatives of an annotation: `int | str | None` gives [int, str, NoneType]. Bounds of numbers are
     dropped."""
@@ -140,7 +146,8 @@ def allowed(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
     if annotation in (int, float):
         return _number(annotation, bounds)
     if config_in(annotation) is not None:
-        return f"settings below it ({', '.join(list(annotation.model_fields)[:4])}, ...)"
+        names = list(annotation.model_fields)
+        return f"settings below it ({', '.join([*names[:4], *(['...'] if len(names) > 4 else [])])})"
     return {bool: "true or false", str: "text", NoneType: "null"}.get(annotation, "any value")
 
 

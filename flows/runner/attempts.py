@@ -8,18 +8,17 @@ from __future__ import annotations
 import os
 import socket
 import time
-from datetime import UTC, datetime
 
 from tasks.artifact import Json, Meta
 from tasks.errors import is_interruption
 from tasks.keys.explain import nearest_record
 from tasks.store import Store
+from tasks.store.layout import document_name
 from tasks.store.lease import LeaseLost
+from tasks.system.clock import now
 
-
-def now() -> str:
-    """Return the current time in UTC as ISO 8601 text, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+PREVIEW = "-preview"
+"""The end of the id of a run that only shows rows."""
 
 
 def attempt_id(run: str, stage: str) -> str:
@@ -27,12 +26,13 @@ def attempt_id(run: str, stage: str) -> str:
     return f"{run}-{stage}-{time.monotonic_ns() % 10**6}"
 
 
-def new_journal(run: str, stage: str, attempt: str) -> dict[str, Json]:
-    """Return the journal of an attempt that begins now in this process. Its outcome is "running"."""
+def new_journal(run: str, stage: str, attempt: str, recipe: str = "") -> dict[str, Json]:
+    """Return the journal of an attempt that begins now in this process. Its outcome is "running". recipe: its name."""
     return {
         "schema": 1,
         "attempt": attempt,
         "run": run,
+        "recipe": recipe,
         "stage": stage,
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -75,7 +75,7 @@ def unfinished(store: Store, stage: str) -> list[Meta]:
     """
     found = []
     for key in store.backend.folders("partial"):
-        names = [name.rsplit("/", 1)[1].removesuffix(".json") for name in store.backend.names(f"attempts/{key}")]
+        names = [document_name(name) for name in store.backend.names(f"attempts/{key}")]
         attempts = [store.attempt(key, name) for name in sorted(names, reverse=True)]
         told = (attempt for attempt in attempts if attempt.get("stage") == stage and "document" in attempt)
         found += [{"document": attempt["document"]} for attempt in list(told)[:1]]

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.recipes.recipe import LaunchConfig
-from flows.runner.attempts import attempt_id, ending, new_journal, now, outlook
+from flows.runner.attempts import attempt_id, ending, new_journal, outlook
 from flows.runner.call import Call, Outcome
+from flows.runner.devices import take_devices
 from flows.runner.hits import OnRecord, checked, hit, on_record
 from flows.runner.job import Job, publish, record_of
-from flows.runner.metrics_file import Curve
 from flows.runner.parts.part_makers import PartMaker
 from flows.runner.parts.shards import Shards, listed
+from flows.runner.progress.metrics_file import Curve
+from flows.runner.progress.pace import Pace
 from flows.runner.single_flight import maker, single_flight
 from flows.runner.work_folders import attempt_log, workplace
 from tasks.artifact import Artifact, Input, Meta, Source
@@ -26,6 +28,7 @@ from tasks.keys.key_document import key_document, key_of
 from tasks.launch.launcher import Launcher
 from tasks.store import Store
 from tasks.store.lease import Lease
+from tasks.system.clock import now
 from tasks.system.redaction import fill, know, scrub, scrub_all
 
 Emit = Callable[[Meta], None]
@@ -34,10 +37,15 @@ Emit = Callable[[Meta], None]
 class Listener:
     """Base class for objects that receive the events of a run. Override the methods you need.
 
-    They are called in the runner's thread.
+    They are called in the runner's thread. `waits` is called again and again while a stage waits for another run; it may raise
+    an error to end the run. `retrain_begins` is called with the reason for a retraining, `planned` with what
+    is to be done with each stage of a run.
     """
 
+    def retrain_begins(self, why: str) -> None: ...
+    def planned(self, outcomes: list[Outcome]) -> None: ...
     def stage_started(self, call: Call, key: str) -> None: ...
+    def waits(self, stage: str) -> None: ...
     def event(self, stage: str, event: Meta) -> None: ...
     def stage_ended(self, outcome: Outcome) -> None: ...
     def stage_failed(self, stage: str, error: BaseException) -> None: ...
@@ -49,11 +57,13 @@ class Executor:
 
     Attributes:
         run: The run's id.
+        recipe: The recipe's name, for the journals of attempts.
         launch: Settings of the stages' processes.
         min_free_gb: Space that must stay free on the disk, in GB; a stage whose output may not fit fails before it starts.
         lease_ttl: Time to live of the lease on a key that is being made, in seconds.
         part_maker: Makes the parts of stages in other processes; None: each stage's own process makes them.
         threads: Threads of a stage's process that make its parts.
+        devices: {stage: names of the devices that it holds while it runs}; see `flows.runner.devices`.
         price_per_hour: Price of the hardware in USD; 0 reports no cost.
         force: Stages that are executed even if their artifacts are in the store.
         lost: Digests of blobs that were found missing or corrupt.
@@ -62,12 +72,14 @@ class Executor:
 
     store: Store
     run: str
+    recipe: str = ""
     listeners: tuple[Listener, ...] = ()
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     min_free_gb: float = 1.0
     lease_ttl: float = 60.0
     part_maker: PartMaker | None = None
     threads: int = 1
+    devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     price_per_hour: float = 0.0
     force: frozenset[str] = frozenset()
     lost: set[str] = field(default_factory=set)
@@ -112,6 +124,11 @@ class Executor:
         """Pass a message about a stage to the listeners. Does nothing if the text is empty."""
         for listener in self.listeners if text else ():
             listener.event(call.name, {"info": text})
+
+    def heed(self, call: Call) -> None:
+        """Tell the listeners that a stage waits for another run. What they raise ends the waiting."""
+        for listener in self.listeners:
+            listener.waits(call.name)
 
     def job(self, call: Call, document: Meta, inputs: dict[str, Input | Source], attempt: str, log: Path) -> Job:
         """Return the job that makes a call. The other arguments: as for `Job`."""
@@ -172,15 +189,33 @@ class _Execution:
     def outcome(self) -> Outcome:
         """Make the artifact under the key's lease, or use the artifact that another run made in the meantime."""
         attempt = attempt_id(self.terms.run, self.name)
-        outcome = single_flight(
+        with contextlib.ExitStack() as held:
+            outcome = self._take_devices(held, attempt) or self._under_lease(attempt)
+        if outcome.action == "hit" and outcome.artifact is not None and self.made is not None:
+            self._compare(self.made, outcome.artifact.digest)
+        return outcome
+
+    def _take_devices(self, held: contextlib.ExitStack, attempt: str) -> Outcome | None:
+        """Take the leases of the stage's devices. They are taken before the key's lease, so that no run that waits for devices
+        keeps others from its key.
+
+        Return the outcome if another run publishes the artifact meanwhile.
+        """
+        terms = self.terms
+        return take_devices(
+            held, self.store, terms.devices.get(self.name, ()), run=f"{terms.run} of {terms.recipe}",
+            attempt=attempt, ttl=terms.lease_ttl, made=partial(self._made_meanwhile, False), say=partial(terms.say, self.call),
+            heed=partial(terms.heed, self.call),
+        )  # fmt: skip
+
+    def _under_lease(self, attempt: str) -> Outcome:
+        return single_flight(
             lambda: self.store.waiter(self.key, run=self.terms.run, attempt=attempt, ttl=self.terms.lease_ttl),
             made=self._made_meanwhile,
             make=self._make,
             say=partial(self.terms.say, self.call),
+            heed=partial(self.terms.heed, self.call),
         )
-        if outcome.action == "hit" and outcome.artifact is not None and self.made is not None:
-            self._compare(self.made, outcome.artifact.digest)
-        return outcome
 
     def _made_meanwhile(self, superseded: bool) -> Outcome | None:
         """Return the outcome that another run published since this run last looked. A forced stage uses it only if the
@@ -214,7 +249,7 @@ class _Execution:
         return Outcome(self.name, "ran", "", self.key, artifact, journal["seconds"], journal["figures"])
 
     def _new_journal(self, lease: Lease) -> Meta:
-        journal = new_journal(self.terms.run, self.name, lease.attempt)
+        journal = new_journal(self.terms.run, self.name, lease.attempt, self.terms.recipe)
         # garbage collection leaves these alone while the attempt is alive
         journal["holds"] = [{"stage": outcome.stage, "key": outcome.key} for outcome in self.before]
         if self.call.stage.resumable:  # it may leave partial state, which is told apart by what made it
@@ -255,13 +290,15 @@ class _Execution:
         """Return the function that is called with the stage's events. The function passes them on, and adds their
         figures to the journal."""
         metrics = attempt_log(self.store.home, work.name).with_suffix(".jsonl")
-        curve = Curve(metrics, self.name, self.terms.price_per_hour)
+        curve, pace = Curve(metrics, self.name, self.terms.price_per_hour), Pace()
 
         def emit(event: Meta) -> None:
             lease.heed()  # ends the stage if another run makes it
             event = _scrubbed(curve.priced(event))
             curve.note(event)
             journal["figures"].update(event.get("figures", {}))
+            if "progress" in event:
+                lease.tell(**pace.at(event["progress"]))
             for listener in self.terms.listeners:
                 listener.event(self.name, event)
 

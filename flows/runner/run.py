@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flows.recipes.recipe import Recipe, store_root
-from flows.runner.attempts import now
+from flows.runner.attempts import PREVIEW
 from flows.runner.call import Call, Outcome, Stop
+from flows.runner.devices import devices_of_stages
 from flows.runner.executor import Listener, filled_environment
 from flows.runner.parts.part_makers import PartMaker, refuse_task_runners
 from flows.runner.pipeline import Parent, Pipeline
@@ -34,6 +36,7 @@ from tasks.keys.code_closure import closure
 from tasks.launch.warm_start import modules_for, preload
 from tasks.sources.resolver import Resolver
 from tasks.store import Store
+from tasks.system.clock import now
 from tasks.system.redaction import scrub, scrubbed
 
 HEALINGS = 10
@@ -103,11 +106,13 @@ class Options:
         until: The stage after which the run stops; None for the last.
         force: Stages to run even if their artifacts are in the store.
         offline: Whether to make no requests to a model or data hub.
+        preview: Whether the run only shows rows. Its id then ends in PREVIEW, and the store keeps no record of the run.
     """
 
     until: str | None = None
     force: frozenset[str] = frozenset()
     offline: bool = False
+    preview: bool = False
 
     def check(self, pipeline: Pipeline) -> None:
         """Raise ConfigError if `until` or `force` names a stage that the pipeline does not have."""
@@ -136,13 +141,14 @@ def look(recipe: Recipe, store: Store, pipeline: Pipeline, *, offline: bool = Tr
 
     offline: make no requests to a model or data hub.
     """
-    planner = Planner(store, _resolver(recipe, store, offline=offline))
+    planner = Planner(store, resolver_of(recipe, store, offline=offline))
     pipeline.call_stages(recipe, planner)
     store.memo.save()
     return planner
 
 
-def _resolver(recipe: Recipe, store: Store, *, offline: bool) -> Resolver:
+def resolver_of(recipe: Recipe, store: Store, *, offline: bool) -> Resolver:
+    """Return what finds the sources of a recipe. offline: make no requests to a model or data hub."""
     return Resolver(store.home, offline=offline, memo=store.memo, folders=recipe.folders)
 
 
@@ -191,21 +197,18 @@ def execute(
     options.check(pipeline)
     if part_maker is None:
         refuse_task_runners(recipe.task_runner)
-    runner = runner_type(
-        store, _resolver(recipe, store, offline=options.offline), run=run or new_run_id(), listeners=listeners,
-        launch=recipe.launch, min_free_gb=recipe.store.min_free_gb, lease_ttl=recipe.store.lease_ttl_seconds,
-        part_maker=part_maker, threads=recipe.task_runner.count, price_per_hour=recipe.price_per_hour,
-        until=options.until, force=options.force,
-    )  # fmt: skip
+    run = run or new_run_id() + PREVIEW * options.preview
+    runner = _runner(runner_type, recipe, store, options, run=run, listeners=listeners, part_maker=part_maker)
     result = Result(runner.executor.run, recipe.name, 0.0, [], price_per_hour=recipe.price_per_hour)
     skipped: list[Outcome] = []
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
     clean(store)
     try:
-        planner = look(recipe, store, pipeline, offline=options.offline)
-        parent = partial(_parent_of, filled_environment(recipe.launch), store)
-        preload_libraries(planner, pipeline.until(options.until), parent)
+        planner, parent = _preloaded(recipe, store, options, pipeline)
         pipeline.check(recipe, planner, options.until, parent)
+        planned = _until(list(planner.outcomes.values()), options.until, pipeline)
+        for listener in listeners:
+            listener.planned(planned)
         heal(runner, lambda: pipeline.call_stages(recipe, runner))
         skipped = runner.skipped()
     except TrnflowError as error:
@@ -225,6 +228,34 @@ def execute(
         store.memo.save()
         _put_on_record(store, recipe, result, options)
     return result
+
+
+def _runner(kind: Callable[..., Runner], recipe: Recipe, store: Store, options: Options, **given: Any) -> Runner:
+    """Return a runner of this kind with the recipe's settings. given: its run, listeners and part maker."""
+    return kind(
+        store, resolver_of(recipe, store, offline=options.offline), recipe=recipe.name, launch=recipe.launch,
+        min_free_gb=recipe.store.min_free_gb, lease_ttl=recipe.store.lease_ttl_seconds,
+        threads=recipe.task_runner.count, price_per_hour=recipe.price_per_hour,
+        devices=devices_of_stages(recipe, filled_environment(recipe.launch)),
+        until=options.until, force=options.force, **given,
+    )  # fmt: skip
+
+
+def preload_for(recipe: Recipe, store: Store, options: Options, pipeline: Pipeline) -> None:
+    """Start the warm parents of a run that is about to begin, so that they import while Prefect is imported and its server
+    starts. What is wrong with the recipe is ignored here: the run raises the same error later."""
+    with contextlib.suppress(TrnflowError):
+        _preloaded(recipe, store, options, pipeline)
+
+
+def _preloaded(
+    recipe: Recipe, store: Store, options: Options, pipeline: Pipeline
+) -> tuple[Planner, Callable[[Call], Parent]]:
+    """Plan a run and start its warm parents. Return the plan, and the function that names the warm parent of a call."""
+    planner = look(recipe, store, pipeline, offline=options.offline)
+    parent = partial(_parent_of, filled_environment(recipe.launch), store)
+    preload_libraries(planner, pipeline.until(options.until), parent)
+    return planner, parent
 
 
 def preload_libraries(planner: Planner, stages: Collection[str], parent_of: Callable[[Call], Parent]) -> None:
@@ -250,7 +281,9 @@ def _parent_of(environment: dict[str, str], store: Store, call: Call) -> Parent:
 
 def _put_on_record(store: Store, recipe: Recipe, result: Result, options: Options) -> None:
     """Write the run record. That a store does not take it is the run's failure, unless it failed before, or only hit in a
-    store that can only be read."""
+    store that can only be read. A preview is not put on record: garbage collection would keep it in place of a run."""
+    if options.preview:
+        return
     try:
         store.write_run(result.run, run_record(recipe, result, options))
     except ReadOnlyStore:

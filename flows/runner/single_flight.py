@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from flows.runner.call import Outcome
 from tasks.store import Store
-from tasks.store.lease import Lease, LeaseLost, Waiter
+from tasks.store.lease import Holder, Lease, LeaseLost, Waiter
 
+WAITS = "waits for"
+"""What the user is told of another run that is waited for begins with this."""
 FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 """Seconds between two attempts to take the lease: at first, and at most. The pause grows by half each time."""
 
@@ -19,6 +22,7 @@ def single_flight(
     made: Callable[[bool], Outcome | None],
     make: Callable[[Lease], Outcome],
     say: Callable[[str], None],
+    heed: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Return the outcome for a key: wait while another run makes it, else make it under the key's lease.
 
@@ -30,13 +34,14 @@ def single_flight(
             the lease from this one.
         make: Runs the stage under the lease. If it raises LeaseLost, this function waits for the run that took the lease.
         say: Gets text for the user: once for each run that is waited for.
+        heed: Called again and again while this run waits; raises to end the waiting.
 
     Raises:
         StoreError: The store failed.
     """
     superseded = False
     while True:
-        turn = _await_turn(waiter(), made, superseded, say)
+        turn = await_turn(waiter(), partial(made, superseded), lambda holder: say(f"{WAITS} {holder}"), heed)
         if isinstance(turn, Outcome):
             return turn
         with turn as lease:
@@ -48,21 +53,32 @@ def single_flight(
                 say(f"{error}; adopting what that one makes")
 
 
-def _await_turn(
-    waiter: Waiter, made: Callable[[bool], Outcome | None], superseded: bool, say: Callable[[str], None]
+def await_turn(
+    waiter: Waiter,
+    made: Callable[[], Outcome | None],
+    tell: Callable[[Holder], None],
+    heed: Callable[[], None] = lambda: None,
 ) -> Lease | Outcome:
+    """Wait until a lease is free and return it, or return what another run has published meanwhile. A lease that another
+    thread of this process holds is waited for, too.
+
+    Args:
+        tell: Called once with each lease that is waited for.
+        heed: Called before each pause; raises to end the waiting.
+    """
     pause = FIRST_WAIT
     told = None
     while True:
         lease = waiter.take()
         if lease is not None:
             return lease
-        outcome = made(superseded)
+        outcome = made()
         if outcome is not None:
             return outcome
         if waiter.holder is not None and waiter.holder.token != told:
             told = waiter.holder.token
-            say(f"waits for {waiter.holder}")
+            tell(waiter.holder)
+        heed()
         time.sleep(pause)
         pause = min(pause * 1.5, LONGEST_WAIT)
 

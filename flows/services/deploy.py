@@ -1,4 +1,5 @@
-"""Register the deployments of `prefect.yaml` with the Prefect server, and start a worker that runs them.
+"""Register the deployments of `prefect.yaml` with the Prefect server, with their automations, and start a worker that runs
+them.
 
 `deploy` waits until the server has planned the next flow run of each active schedule: when the scheduler fails, only
 the server's log reports it, while Prefect's page shows the deployment as ready.
@@ -10,62 +11,152 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import yaml
 
+from flows.services.automations import Renewed, renew
+from flows.services.checkouts import claim_server
+from flows.services.deployed_recipes import Case, check_recipes, offer_recipes
+from flows.services.events import unreachable
+from flows.services.notification import take_setting
 from flows.services.prefect_server import ensure_server, last_error
+from flows.services.recovery import HEARTBEATS, PATIENT, TAG, recovery_automations, tend_runs
+from tasks.artifact import Meta
 from tasks.errors import ConfigError, ProcessFailed
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.filters import DeploymentFilter
+    from prefect.client.schemas.responses import DeploymentResponse
 
 POOL = "local"
 FILE = "prefect.yaml"
+RETRAIN = "retrain"
+"""The name of the deployment that an event about changed data runs."""
+AT_ONCE = "4"
+"""The most flow runs of a worker at a time. Without a limit, a worker that was away starts all late runs at once; ten runs at
+once locked the SQLite database of Prefect's server for minutes."""
 SCHEDULE_SECONDS = 90.0
 """How long the server may take to plan a schedule's next run. Its scheduler looks at new deployments every 5 seconds."""
 
 
-def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS) -> list[str]:
-    """Register all deployments of `folder`/prefect.yaml and return their names.
+class Deployed(NamedTuple):
+    """What `deploy` registered. names: of the deployments; automations: names of the automations; notified: the block of
+    Prefect that notifications go to, or None."""
 
-    Creates the work pool where the server has none.
+    names: list[str]
+    automations: list[str]
+    notified: str | None
+
+
+def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, replace: bool = False) -> Deployed:
+    """Register all deployments of `folder`/prefect.yaml, and their automations.
+
+    Creates the work pool where the server has none. replace: whether to delete the deployments of another checkout.
 
     Raises:
-        ConfigError: `folder` has no prefect.yaml.
+        ConfigError: `folder` has no prefect.yaml, a deployment names a recipe that can't be read, TRNFLOW_NOTIFY names no
+            block, the server has deployments of another checkout, or it can't be reached or fails.
         ProcessFailed: Prefect refused a deployment, or an active schedule has no scheduled run after `seconds`.
     """
-    names = _declared(folder / FILE)
+    document = _declared(folder / FILE)
+    names = [str(deployment["name"]) for deployment in document["deployments"]]
+    recipes = check_recipes(document, folder / FILE)
+    notify = take_setting()
     os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
-    _create_pool()
+    with _server_errors():
+        _prepare_server(folder, replace=replace)
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise ProcessFailed(
             f"Prefect refused a deployment of {folder / FILE}: {_last_line(done)}", f"correct {folder / FILE}"
         )
-    _wait_scheduled(home, names, seconds)
-    return sorted(names)
+    with _server_errors():
+        renewed = _complete(names, recipes, notify)
+        _wait_scheduled(home, names, seconds)
+    return Deployed(sorted(names), renewed.names, str(renewed.notified) if renewed.notified else None)
 
 
-def start_worker(home: Path) -> NoReturn:
-    """Replace this process by a Prefect worker that runs the deployments of the pool `local`, until it is interrupted."""
-    environ = os.environ | {"PREFECT_API_URL": ensure_server(home)}
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
+    """Replace this process by a Prefect worker that runs the deployments of the pool `local`, until it is interrupted.
+
+    The worker's flow runs send heartbeats. Lost runs are tended first, then `report` is called.
+
+    Raises:
+        ConfigError: Prefect's server can't be reached.
+    """
+    os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
+    tend_runs()
+    report()
+    environ = PATIENT | os.environ | HEARTBEATS
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "worker",
+        "start",
+        "--pool",
+        POOL,
+        "--type",
+        "process",
+        "--limit",
+        AT_ONCE,
+    ]
     os.execve(sys.executable, command, environ)
 
 
-def _declared(file: Path) -> list[str]:
-    """Return the names of the deployments in a prefect.yaml."""
+@contextmanager
+def _server_errors() -> Iterator[None]:
+    """Turn the error of a request to Prefect's server into a ConfigError."""
+    from httpx import HTTPError
+
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        yield
+    except HTTPError as error:
+        raise unreachable(error) from error
+
+
+def _declared(file: Path) -> Meta:
+    """Read the file prefect.yaml and return its content. ConfigError if there is no such file."""
+    try:
+        document: Meta = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{file.parent} has no {FILE}", "run it in the project's folder") from error
-    return [str(deployment["name"]) for deployment in document["deployments"]]
+    return document
 
 
-def _create_pool() -> None:
+def _complete(names: list[str], recipes: dict[Case, str], notify: str | None) -> Renewed:
+    """Add to the registered deployments what prefect.yaml can't say: the list of recipes, and the automations."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        deployments = client.read_deployments(deployment_filter=_named(names))
+        _mark(client, deployments)
+        offer_recipes(client, deployments, recipes)
+        retrain = next((one for one in deployments if one.name == RETRAIN), None)
+        return renew(client, retrain, recipes, notify, recovery_automations())
+
+
+def _mark(client: SyncPrefectClient, deployments: list[DeploymentResponse]) -> None:
+    """Give each deployment the tag and the heartbeats without which `recovery.py` leaves its runs alone."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    for one in deployments:
+        variables = dict(one.job_variables or {})
+        environ = dict(variables.get("env") or {})
+        if TAG in one.tags and environ | HEARTBEATS == environ:
+            continue
+        changed = {"tags": sorted({*one.tags, TAG}), "job_variables": {**variables, "env": environ | HEARTBEATS}}
+        client.update_deployment(one.id, DeploymentUpdate.model_validate(changed))
+
+
+def _prepare_server(folder: Path, *, replace: bool) -> None:
+    """Refuse a server with deployments of another checkout, or delete them; then create the work pool."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
@@ -73,6 +164,7 @@ def _create_pool() -> None:
 
     template = ProcessWorker.get_default_base_job_template()
     with get_client(sync_client=True) as client:
+        claim_server(client, folder, replace=replace)
         try:
             client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
         except ObjectAlreadyExists:
@@ -99,16 +191,21 @@ def _unscheduled(client: SyncPrefectClient, names: list[str]) -> list[str]:
     """Return those of `names` whose deployment has an active schedule but no scheduled flow run yet."""
     from prefect.client.schemas import filters
 
-    wanted = filters.DeploymentFilter(name=filters.DeploymentFilterName(any_=names))
     scheduled = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})
     found = []
-    for deployment in client.read_deployments(deployment_filter=wanted):
+    for deployment in client.read_deployments(deployment_filter=_named(names)):
         if deployment.paused or not any(schedule.active for schedule in deployment.schedules):
             continue
         own = filters.DeploymentFilter(id=filters.DeploymentFilterId(any_=[deployment.id]))
         if not client.read_flow_runs(deployment_filter=own, flow_run_filter=scheduled, limit=1):
             found.append(deployment.name)
     return found
+
+
+def _named(names: list[str]) -> DeploymentFilter:
+    from prefect.client.schemas import filters
+
+    return filters.DeploymentFilter(name=filters.DeploymentFilterName(any_=names))
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:

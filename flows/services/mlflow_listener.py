@@ -29,11 +29,13 @@ class Tracking(Listener):
 
     Recording begins when the first stage runs, or when the run fails: a run whose stages all hit changes nothing, adds
     nothing to MLflow and starts no upload. Stages that hit before are recorded then. Used as a context manager, it marks the
-    run in MLflow as FAILED or KILLED when an exception leaves the context. run: the id of the run.
+    run in MLflow as FAILED or KILLED when an exception leaves the context. run: the id of the run;
+    tags: further tags of the run in MLflow.
     """
 
-    def __init__(self, recipe: Recipe, home: Path, run: str) -> None:
+    def __init__(self, recipe: Recipe, home: Path, run: str, tags: dict[str, str] | None = None) -> None:
         self.run = run
+        self._more_tags = tags
         self._recipe, self._home = recipe, home
         self._store = open_store(recipe)
         self._tracker: Tracker | None = None
@@ -112,7 +114,7 @@ class Tracking(Listener):
     def _begin(self) -> bool:
         """Begin to record the run, unless that was done before; return whether the run is recorded."""
         if self._tracker is None:
-            self._tracker = new_tracker(self._recipe, self._home, self.run)
+            self._tracker = new_tracker(self._recipe, self._home, self.run, self._more_tags)
             if self._tracker:
                 for hit in self._hits:
                     self.stage_ended(hit)

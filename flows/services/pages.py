@@ -8,7 +8,8 @@ from pathlib import Path
 from flows.recipes.recipe import TrackingConfig
 from flows.services.prefect_address import api_url
 from tasks.sources.paths import located_database
-from tasks.system.redaction import fill, hide, scrub
+from tasks.system.databases import fill_address
+from tasks.system.redaction import hide, scrub
 from tasks.tracking import tracking_page
 
 
@@ -26,7 +27,7 @@ def tracking_uri(home: Path, tracking: TrackingConfig, folder: Path) -> str:
     MLFLOW_TRACKING_URI, else a sqlite file in `home`. folder: the folder to which a relative path in the setting is
     joined."""
     if tracking.uri:
-        return located_database(fill(tracking.uri, "tracking.uri"), folder)
+        return located_database(fill_address(tracking.uri, "tracking.uri"), folder)
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}"
 
 

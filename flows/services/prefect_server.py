@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,57 +26,74 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from flows.services.prefect_address import configured_url, recorded_server
-from tasks.errors import ProcessFailed
+from tasks.errors import ConfigError, ProcessFailed
+from tasks.system.clock import now
 from tasks.system.private_files import make_home
 from tasks.system.process import process_of, read_tag
+from tasks.system.redaction import scrub
 
 HOST = "127.0.0.1"
 PREFERRED_PORT = 4200
 START_SECONDS = 120.0
 STOP_SECONDS = ((signal.SIGTERM, 20.0), (signal.SIGKILL, 10.0))
-ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception)\b: |.*\| ERROR +\|")
+DATABASE_SETTINGS = tuple(
+    f"PREFECT_{of}_DATABASE_{what}" for what in ("CONNECTION_URL", "HOST") for of in ("SERVER", "API")
+)
+"""Environment variables of Prefect that name the server's database."""
+LEAST_FREE = 1 << 20
+"""The free bytes below which a disk counts as full: a server's database and log begin with more."""
+DATABASE_TROUBLES = {
+    "Can't locate revision": "was made by another version of Prefect",
+    "file is not a database": "is damaged",
+    "disk image is malformed": "is damaged",
+}
+"""What Prefect's log says when it can't use its database -> what that means."""
+MOVE_ASIDE = "move that file away and run `trnflow deploy` again, which loses the pages of past runs but no result"
+ERROR_LINE = re.compile(r"(\w+\.)*\w*([Ee]rror|Exception)\b: |.*\| ERROR +\|")
 
-# Does what `prefect server start` does, without loading Prefect's command line (1.5 s). Python's garbage collector is
-# off during the imports, which makes them faster.
-_SERVE = """
-import gc, sys
-gc.disable()
-import socket, uvicorn
-from prefect.server.api.server import create_app
-server = uvicorn.Server(uvicorn.Config(create_app(final=True), log_level="warning"))
-gc.freeze()
-gc.enable()
-server.run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
-"""
+IDLE_SECONDS = 3600.0
+"""After this time without use, a server that a command started by itself ends."""
+IDLE = "TRNFLOW_SERVER_IDLE_SECONDS"
+"""The environment variable with another such time."""
+PROGRAM = Path(__file__).with_name("server_process.py")
 
 
-def ensure_server(home: Path) -> str:
+def ensure_server(home: Path, *, stays: bool = False) -> str:
     """Return the URL of a Prefect API for a run. A configured URL is returned unchecked; otherwise the local server is
-    started if need be.
+    started if need be. stays: see `start_server`.
 
     Raises:
+        ConfigError: TRNFLOW_SERVER_IDLE_SECONDS is no positive number.
         ProcessFailed: the local server ended at once or did not answer in time; the message names its log.
     """
     if url := configured_url():
         return url
-    start_server(home)
+    start_server(home, stays=stays)
     return _wait(home)
 
 
-def start_server(home: Path) -> None:
-    """Start the local server of `home` unless it runs already. Returns before the server answers."""
+def start_server(home: Path, *, stays: bool = False) -> None:
+    """Start the local server of `home` unless it runs already. Returns before the server answers.
+
+    stays: whether the server runs until `stop_server`, also if it runs already. Otherwise it ends by itself when nothing has
+    used it for an hour (`server_process.py`).
+    """
     make_home(home)
     folder = home / "prefect"
     folder.mkdir(exist_ok=True)
+    seconds = _idle_seconds()
     with _one_starter(folder):
-        if running_server(home) is None:
-            with contextlib.closing(_listener((PREFERRED_PORT, recorded_server(home).get("port", 0), 0))) as listener:
-                _spawn(folder, listener)
+        server = running_server(home)
+        if server is not None:
+            if stays and not server.get("stays"):
+                _record(folder, server | {"stays": True})
+            return
+        with contextlib.closing(_listener((PREFERRED_PORT, recorded_server(home).get("port", 0), 0))) as listener:
+            _record(folder, _spawn(folder, listener, seconds) | {"stays": stays})
 
 
 def stop_server(home: Path) -> bool:
@@ -110,9 +128,11 @@ def last_error(home: Path) -> str:
     log = home / "prefect" / "server.log"
     if configured_url() not in (None, server.get("url")) or not log.exists():
         return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line.strip() for line in lines if ERROR_LINE.match(line)]
-    return errors[-1] if errors else ""
+    return _last_error(log.read_text(encoding="utf-8", errors="replace").splitlines())
+
+
+def _last_error(lines: list[str]) -> str:
+    return next((line.strip() for line in reversed(lines) if ERROR_LINE.match(line)), "")
 
 
 def _wait(home: Path) -> str:
@@ -123,11 +143,42 @@ def _wait(home: Path) -> str:
             return str(server["url"])
         time.sleep(0.1)
     log = home / "prefect" / "server.log"
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    raise ProcessFailed(
-        "the local Prefect server did not start" + (f": {lines[-1]}" if lines else ""),
-        f"read {log}; or set PREFECT_API_URL to a server of yours, or run with --direct (no Prefect)",
+    if server is not None:
+        raise ProcessFailed(
+            f"the local Prefect server (process {server['pid']}) runs, but does not answer after {START_SECONDS:.0f} s",
+            f"try again in a while, if this machine is busy; else read {log}, or run with --direct (no Prefect)",
+        )
+    raise _not_started(home / "prefect")
+
+
+def _not_started(folder: Path) -> ProcessFailed:
+    """Return the error about a server that ended at once. Its cause is known by its log, or by the disk."""
+    log = folder / "server.log"
+    text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+    what, fix = _cause(folder, text)
+    elsewhere = "or set PREFECT_API_URL to a server of yours, or run with --direct (no Prefect)"
+    return ProcessFailed(
+        "the local Prefect server did not start" + (f": {what}" if what else ""), f"{fix}; {elsewhere}"
     )
+
+
+def _cause(folder: Path, text: str) -> tuple[str, str]:
+    """Return why a server did not start, and the fix. text: its log."""
+    log, file = folder / "server.log", folder / "prefect.db"
+    if setting := _database_setting():
+        return scrub(_last_error(text.splitlines())), f"check {setting}, read {log}"
+    if shutil.disk_usage(folder).free < LEAST_FREE or "disk is full" in text:
+        return f"the disk of {folder} is full", "free some space there"
+    for sign, found in DATABASE_TROUBLES.items():
+        if sign in text:
+            return f"its database {file} {found}", f"{MOVE_ASIDE}, or install the Prefect that made it"
+    lines = text.splitlines()
+    return scrub(_last_error(lines) or (lines[-1] if lines else "")), f"read {log}"
+
+
+def _database_setting() -> str:
+    """Return the name of the environment variable that names the server's database; empty for the default, a SQLite file."""
+    return next((name for name in DATABASE_SETTINGS if os.environ.get(name)), "")
 
 
 def _answers(url: str) -> bool:
@@ -141,19 +192,21 @@ def _answers(url: str) -> bool:
 @contextlib.contextmanager
 def _one_starter(folder: Path) -> Iterator[None]:
     """Hold the file lock for starting the server; wait while another process holds it. The kernel releases the lock of
-    a process that dies."""
+    a process that dies. The file is touched, by which a server that is about to end by itself stays."""
     with (folder / "server.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(lock.fileno())
         yield
 
 
-def _spawn(folder: Path, listener: socket.socket) -> None:
-    """Start the server on a listening socket, in a session of its own, and write server.json."""
+def _spawn(folder: Path, listener: socket.socket, seconds: float) -> dict[str, Any]:
+    """Start the server on a listening socket, in a session of its own, and return its record. seconds: the time without
+    use after which the server ends."""
     port = listener.getsockname()[1]
     log = folder / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-P", "-c", _SERVE, str(listener.fileno())],
+            [sys.executable, "-P", str(PROGRAM), str(listener.fileno()), str(seconds)],
             env=_environment(folder, port),
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -164,12 +217,28 @@ def _spawn(folder: Path, listener: socket.socket) -> None:
         )
     server.returncode = 0  # the server outlives this process on purpose; without this, `Popen` would warn about it
     page = f"http://{HOST}:{port}"
-    state = {
+    return {
         "url": f"{page}/api", "page": page, "port": port, "pid": server.pid, "process": process_of(server.pid).tag,
-        "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "log": str(log),
+        "started": now(), "log": str(log),
     }  # fmt: skip
-    (folder / "server.json.new").write_text(json.dumps(state), encoding="utf-8")
+
+
+def _record(folder: Path, server: dict[str, Any]) -> None:
+    """Write the record of a server to server.json."""
+    (folder / "server.json.new").write_text(json.dumps(server), encoding="utf-8")
     (folder / "server.json.new").replace(folder / "server.json")
+
+
+def _idle_seconds() -> float:
+    """Return the time without use after which a server ends."""
+    text = os.environ.get(IDLE) or str(IDLE_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise ConfigError(f"{IDLE} is {text!r}, and must be a positive number of seconds", f"correct or unset {IDLE}")
+    return seconds
 
 
 def _environment(folder: Path, port: int) -> dict[str, str]:
@@ -181,6 +250,7 @@ def _environment(folder: Path, port: int) -> dict[str, str]:
         "PREFECT_HOME": str(folder.resolve()),
         "PREFECT_SERVER_API_HOST": HOST,
         "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_UI_URL": os.environ.get("PREFECT_UI_URL") or f"http://{HOST}:{port}",  # for links in notifications
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }

@@ -37,6 +37,9 @@ class GenerationConfig(StageConfig):
     """The number of prompts that are taken from the evaluated split. Exact match and ROUGE are computed on them."""
     max_new_tokens: Tokens = 64
     """The most tokens of a generated text."""
+    before: bool = True
+    """Generate the texts with the model that training started from too, and show them beside the trained model's. From
+    scratch there is no such model. Costs reading the model, and as many tokens again."""
     temperature: Positive = 0.9
     """The temperature of sampling: lower is more predictable."""
     top_k: PositiveCount = 50

@@ -5,31 +5,45 @@ from __future__ import annotations
 
 from tasks.artifact import Input, Meta
 
+COLUMNS = {
+    "truncated": "truncated",
+    "too_long": "left out for their length",
+    "unsupervised": "without a token to train on",
+}
+"""{kind of lost rows: the head of its column on the page}"""
+
 
 def lost_rows(texts: Input, packed: Input) -> Meta:
-    """Return {split: {rows, truncated, unsupervised}}: how many rows the split has as texts, how many of them were cut to
-    the maximal length, and how many were left out because no token of them is trained on (language models).
+    """Return {split: {rows, truncated, too_long, unsupervised}}: how many rows the split has as texts, how many of them were
+    cut to the maximal length, how many were left out because they are longer than `tokenize.max_length` or than any chunk,
+    and how many because no token of them is trained on (language models).
 
     texts, packed: artifacts of format_prompts and pack_chunks."""
+    return {split: {"rows": rows, **_lost(packed.meta, split)} for split, rows in texts.meta.get("splits", {}).items()}
+
+
+def _lost(packed: Meta, split: str) -> Meta:
+    def count(name: str) -> int:
+        return int(packed.get(name, {}).get(split, 0))
+
+    dropped = count("overlong") if packed.get("dropped", {}).get("overlong") else 0  # else they were cut or split
     return {
-        split: {
-            "rows": rows,
-            **{what: packed.meta.get(what, {}).get(split, 0) for what in ("truncated", "unsupervised")},
-        }
-        for split, rows in texts.meta.get("splits", {}).items()
+        "truncated": count("truncated"),
+        "too_long": dropped + count("too_long_to_pack"),
+        "unsupervised": count("unsupervised"),
     }
 
 
 def lost_rows_notes(split: str, counts: Meta, max_length: int | None) -> list[str]:
     """Return a sentence for each kind of lost rows that the split has. counts: its entry in `lost_rows`; max_length: in
     tokens."""
-    rows, truncated, unsupervised = (counts[what] for what in ("rows", "truncated", "unsupervised"))
-    notes = []
-    if truncated:
-        notes.append(f"{_of(truncated, rows)} rows of {split} were truncated to {max_length} tokens")
-    if unsupervised:
-        notes.append(f"{_of(unsupervised, rows)} rows of {split} have no token to train on: they are not evaluated")
-    return notes
+    rows = counts["rows"]
+    sentences = {
+        "truncated": f"were truncated to {max_length} tokens",
+        "too_long": "were left out for their length: they are not evaluated",
+        "unsupervised": "have no token to train on: they are not evaluated",
+    }
+    return [f"{_of(counts[kind], rows)} rows of {split} {what}" for kind, what in sentences.items() if counts[kind]]
 
 
 def _of(count: int, rows: int) -> str:

@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.errors import ModelError
+from tasks.system.model_process import EAGER as EAGER
 from tasks.training.model.pretrained import first_position
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-EAGER = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""The environment variables of a process that runs models in eager PyTorch. Threads wait passively: on two busy cores a small
-BERT does 542 rows a second, and 163 with threads that spin. Results are the same."""
 
 
 def load_model(folder: Path, task: str) -> PreTrainedModel:
@@ -39,5 +36,5 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
 
 def longest_sequence(model: PreTrainedModel) -> int | None:
     """Return the number of tokens that the model has positions for, or None when its config does not give a limit."""
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return None if positions is None else int(positions) - first_position(model)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifact import Meta
+from tasks.evaluation.lost_rows import COLUMNS
 from tasks.stage import read_json
 
 TEMPLATE = "tasks/evaluation/report.html.jinja"
@@ -100,12 +101,12 @@ def _classes(classes: list[Meta]) -> Meta | None:
 
 
 def _lost_rows(data: Meta) -> Meta | None:
-    """The table of truncated and left out rows by split; None where no split has any."""
-    columns = ("split", "rows", "truncated", "without a token to train on")
-    rows = [
-        (split, *(f"{one[what]:,}" for what in ("rows", "truncated", "unsupervised"))) for split, one in data.items()
-    ]
-    lost = any(one["truncated"] or one["unsupervised"] for one in data.values())
+    """The table of truncated and left out rows by split, with a column for each kind that was counted; None where no split
+    has any. Reports of earlier versions lack the kind `too_long`."""
+    kinds = [kind for kind in COLUMNS if any(kind in one for one in data.values())]
+    columns = ("split", "rows", *(COLUMNS[kind] for kind in kinds))
+    rows = [(split, *(f"{one[what]:,}" for what in ("rows", *kinds))) for split, one in data.items()]
+    lost = any(one[kind] for one in data.values() for kind in kinds)
     return table(columns, rows, columns[1:]) if lost else None
 
 
@@ -115,14 +116,20 @@ def _error(one: Meta) -> Meta:
 
 
 def _generation(one: Meta) -> Meta:
-    parts = [
-        ("prompt", one["prompt"]),
-        ("greedy", one["generated"]),
-        ("sampled", one["sampled"]),
-        ("answer", one["answer"]),
-    ]
+    """A generation's name, its texts, and a table of the texts before and after training; without those before, the texts
+    alone."""
+    texts = [("prompt", one["prompt"])]
+    compared = [("greedy", one.get("before"), one["generated"]), ("sampled", one.get("before_sampled"), one["sampled"])]
+    beside = "before" in one  # not from scratch, nor in evaluations of earlier versions
+    if not beside:
+        texts += [(name, after) for name, _, after in compared]
     name = "A prompt of the recipe" if one["row"] is None else f"Row {one['row']}"
-    return {"name": name, "parts": [{"name": name, "text": text} for name, text in parts if text is not None]}
+    return {
+        "name": name,
+        "parts": [{"name": name, "text": text} for name, text in texts],
+        "compared": [{"name": name, "before": was, "after": now} for name, was, now in compared] if beside else [],
+        "answer": one["answer"],
+    }
 
 
 def _export(report: Meta) -> str:

@@ -74,7 +74,7 @@ def _inputs(document: Meta, meta: Meta) -> str:
 def _how_to_run(document: Meta, padding: int) -> str:
     length = min(map(int, document["functions"]))
     values: Meta = {"batch": document["batch"], "length": length, "padding": padding}
-    values["tokens"] = ", ".join(str(token) for token in range(1, 5) if token != padding)
+    values["tokens"] = ", ".join([str(token) for token in range(1, 5) if token != padding][:length])
     script = SCRIPT.format(loader="load_jax", **values)
     return (
         "## Run\n\nIn this folder, after `pip install jax safetensors`:\n\n"

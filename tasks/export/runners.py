@@ -55,15 +55,17 @@ class TorchXlaRunner:
 
 
 class JaxRunner:
-    """Runs graphs by jax. folder: the export; read: returns a stored tensor by name."""
+    """Runs graphs by jax. folder: the export; read: returns a stored tensor by name; optimised: compile with XLA's
+    optimisation even where XLA_FLAGS turns it off, as in the stages that compile more than they run."""
 
-    def __init__(self, folder: Path, read: Read) -> None:
+    def __init__(self, folder: Path, read: Read, *, optimised: bool = False) -> None:
         import jax
 
         jax.config.update("jax_enable_x64", True)  # else input_ids become int32
         self.folder = folder
         self._device = jax.local_devices(backend="cpu")[0]
         self._read = read
+        self._optimised = optimised
         self._weights: dict[str, Any] = {}
         self._compiled: dict[str, Any] = {}
 
@@ -83,6 +85,8 @@ class JaxRunner:
             from jaxlib.xla_client import CompileOptions, DeviceList
 
             devices, options = DeviceList((self._device,)), CompileOptions()
+            if self._optimised:
+                options.executable_build_options.debug_options.xla_backend_optimization_level = 3
             bytecode = (self.folder / name).read_bytes()
             self._compiled[name] = self._device.client.compile_and_load(bytecode, devices, options)
         return self._compiled[name]

@@ -14,14 +14,17 @@ Raises `ModelError` for a folder that is no such export and for a shape that was
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tasks.artifact import Meta
 from tasks.errors import ModelError
 from tasks.export.lowering import INPUTS, Graph, Spec
 from tasks.stage import read_json, write_json
+from tasks.system.model_process import ENVIRON as ENVIRON
 
 if TYPE_CHECKING:
     import torch
@@ -31,24 +34,24 @@ if TYPE_CHECKING:
 FORMAT = "trnflow-stablehlo"
 VERSION = 1
 
-ENVIRON = {
-    "PJRT_DEVICE": "CPU",
-    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1",
-}
-"""The environment variables of a process that lowers a model or runs a few batches: XLA compiles without optimization, 3 to 6
-times faster (on two cores a 2-layer BERT in 0.4 s instead of 1.2, a 5-layer Llama in 0.3 s instead of 2.2)."""
-
 _WEIGHTS = "model*.safetensors"
 _CONSTANTS = "constants.safetensors"
 
 
-def write_stablehlo(folder: Path, graphs: dict[int, Graph], weights: Path, about: Meta) -> None:
+def write_stablehlo(
+    folder: Path,
+    graphs: dict[int, Graph],
+    weights: Path,
+    about: Meta,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Write an exported model into `folder`: its graphs, its weights and export.json.
 
     Args:
         graphs: {length in tokens: the graph for rows of that length}.
         weights: the Hugging Face folder whose weight files are copied.
         about: entries for export.json, such as task, labels and batch.
+        renamed: {name in the graphs: name in the weight files} of tensors whose names differ.
     """
     from safetensors.torch import save
 
@@ -61,7 +64,9 @@ def write_stablehlo(folder: Path, graphs: dict[int, Graph], weights: Path, about
         functions[str(length)] = {
             "bytecode": f"{length}.mlirbc",
             "stablehlo": producer(graph.bytecode),
-            "arguments": [_described(kind, spec, graph, length, stored_tensors) for kind, spec in graph.arguments],
+            "arguments": [
+                _described(kind, spec, graph, length, stored_tensors, renamed) for kind, spec in graph.arguments
+            ],
             "outputs": [spec._asdict() for spec in graph.outputs],
         }
     if stored_tensors.constants:
@@ -74,15 +79,17 @@ class StableHlo:
     """An exported model that was read from a folder; call it like a function. It runs on the CPU.
 
     batch: the number of rows of each call; lengths: the row lengths, in tokens, that it has graphs for, ascending;
-    runner: the library that compiles and runs the graphs, `jax` where it is installed, else `torch_xla`.
+    runner: the library that compiles and runs the graphs, `jax` where it is installed, else `torch_xla`; optimised: whether
+    jax compiles with XLA's optimisation whatever XLA_FLAGS says.
     """
 
-    def __init__(self, folder: Path, document: Meta) -> None:
+    def __init__(self, folder: Path, document: Meta, *, optimised: bool = False) -> None:
         self.folder = folder
         self.document = document
         self.batch = int(document["batch"])
         self.lengths = sorted(int(length) for length in document["functions"])
         self.runner = "jax" if find_spec("jax") else "torch_xla"
+        self._optimised = optimised
         self._stored_tensors = _Tensors(folder)
         self._runner: Runner | None = None
 
@@ -103,15 +110,18 @@ class StableHlo:
         if self._runner is None:
             from tasks.export.runners import JaxRunner, TorchXlaRunner
 
-            kind = JaxRunner if self.compiles_once else TorchXlaRunner
-            self._runner = kind(self.folder, self._stored_tensors.tensor)
+            read = self._stored_tensors.tensor
+            if self.compiles_once:
+                self._runner = JaxRunner(self.folder, read, optimised=self._optimised)
+            else:
+                self._runner = TorchXlaRunner(self.folder, read)
         given = dict(zip(self.document["inputs"], (input_ids, attention_mask), strict=True))
         return self._runner(self.document["functions"][str(length)], given)
 
 
-def load_stablehlo(folder: Path) -> StableHlo:
-    """Open an exported model. Its weights are read at the first call. ModelError when `folder` holds no export of this
-    format."""
+def load_stablehlo(folder: Path, *, optimised: bool = False) -> StableHlo:
+    """Open an exported model. Its weights are read at the first call. optimised: let jax compile with XLA's optimisation
+    whatever XLA_FLAGS says. ModelError when `folder` holds no export of this format."""
     file = folder / "export.json"
     document = read_json(file) if file.is_file() else {}
     if document.get("format") != FORMAT or document.get("version") != VERSION:
@@ -119,7 +129,7 @@ def load_stablehlo(folder: Path) -> StableHlo:
             f"{folder} holds no StableHLO export that this version reads (format {FORMAT} {VERSION})",
             "export again with export.target=stablehlo",
         )
-    return StableHlo(folder, document)
+    return StableHlo(folder, document, optimised=optimised)
 
 
 def producer(bytecode: bytes) -> str:
@@ -171,12 +181,16 @@ def _same(stored: torch.Tensor, tensor: torch.Tensor) -> bool:
     return stored.dtype == tensor.dtype and stored.shape == tensor.shape and torch.equal(stored, tensor)
 
 
-def _described(kind: str, spec: Spec, graph: Graph, length: int, stored_tensors: _Tensors) -> Meta:
-    """The entry of an argument in export.json. A tied tensor has several names, and the weights have it under one of them."""
+def _described(
+    kind: str, spec: Spec, graph: Graph, length: int, stored_tensors: _Tensors, renamed: Mapping[str, str]
+) -> Meta:
+    """The entry of an argument in export.json. A tied tensor has several names, and the weights have it under one of them,
+    or under the name that transformers publishes."""
     if kind == "tensor":
         tensor = graph.tensors[spec.name]
         tied = [name for name, other in sorted(graph.tensors.items()) if _is_tied(tensor, other)]
         names = [spec.name, *(name for name in tied if name != spec.name)]
+        names += [renamed[name] for name in names if name in renamed]
         spec = spec._replace(name=stored_tensors.name_of(names, tensor, length))
     return {"kind": kind, **spec._asdict()}
 

@@ -29,8 +29,9 @@ from tasks.system.process import ATTEMPT
 PARTIAL_ROOT = "TRNFLOW_PARTIAL_ROOT"
 """The environment variable that passes the store's root to a stage's process: the root may contain credentials."""
 
-IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_")
-"""Environment variables that change from one command to the next and that no library reads."""
+IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PREFECT_API_URL")
+"""Environment variables that change from one command to the next, or during a command, and that no library of a stage
+reads."""
 
 LATE = ("CPU_NUM_DEVICES", "TOKENIZERS_PARALLELISM", "OPENBLAS_NUM_THREADS", ATTEMPT, PARTIAL_ROOT, *IRRELEVANT)
 """Variables that can differ between the jobs of one warm parent: modules imported before the fork do not read them.

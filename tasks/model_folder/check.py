@@ -85,7 +85,7 @@ def check_folder(out: Workdir, model_class: Any, config: Any, weights: Published
             f"the written weights are not those of the checkpoint: {', '.join(different[:3])}",
             "run the stage again; if this repeats, report it with the recipe",
         )
-    model = _loaded(out, model_class, config, wanted)
+    model = _loaded(out, model_class, config, wanted, stored)
     row = torch.arange(_row_length(config)).remainder(config.get_text_config().vocab_size)[None]
     with torch.inference_mode():
         logits = model.eval()(input_ids=row, attention_mask=torch.ones_like(row)).logits
@@ -112,10 +112,11 @@ def _mapped(files: list[Path]) -> dict[str, Tensor]:
     return {name: value for file in files for name, value in load_file(file).items()}
 
 
-def _loaded(out: Workdir, model_class: Any, config: Any, dtype: Any) -> Any:
+def _loaded(out: Workdir, model_class: Any, config: Any, dtype: Any, stored: dict[str, Tensor]) -> Any:
     """Return the model with mapped tensors as its parameters, not copies of them.
 
-    The model is built without initial values, so that memory for them is reserved and not used."""
+    The model is built without initial values, so that memory for them is reserved and not used. stored: the mapped tensors
+    of the folder's files, each of which is mapped once."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
@@ -124,12 +125,12 @@ def _loaded(out: Workdir, model_class: Any, config: Any, dtype: Any) -> Any:
     written = PretrainedWeights(out.path, model)
     found: dict[str, Tensor] = {}
     for number, (name, _) in enumerate(model.named_parameters()):
-        if written.is_converted(name):
+        if (key := written.stored_name(name)) is not None:
+            found[name] = stored[key]
+        else:
             file = out.scratch / f"joined-{number}.safetensors"
             save_tensors(file, {name: written.tensor(name).contiguous()})
             found |= _mapped([file])
-        else:
-            found[name] = written.tensor(name)
     model.load_state_dict(found, strict=False, assign=True)
     model.tie_weights()
     return model

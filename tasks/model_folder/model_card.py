@@ -9,34 +9,43 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks.artifact import Meta
 
 PIPELINES = {"classification": "text-classification", "causal_lm": "text-generation"}
 
 
-def write_card(folder: Path, shards: Meta, config: Meta, base: str | None, *, adapter: bool = False) -> None:
+class Origin(NamedTuple):
+    """What training began with: the hub name of the base model, if it has one, and the digest of its weights; both None for a
+    model that was trained from scratch."""
+
+    name: str | None = None
+    weights: str | None = None
+
+
+def write_card(folder: Path, shards: Meta, config: Meta, base: Origin, *, adapter: bool = False) -> None:
     """Write `README.md` to `folder`.
 
-    shards: the metadata of the checkpoint; config: the model's `config.json`; base: the hub name of the base model, if it
-    has one; adapter: whether `folder` holds LoRA's adapter instead of a whole model."""
+    shards: the metadata of the checkpoint; config: the model's `config.json`; base: what training began with;
+    adapter: whether `folder` holds LoRA's adapter instead of a whole model."""
     from huggingface_hub import ModelCardData
 
     known = ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag=PIPELINES[shards["task"]],
-        base_model=base,
+        base_model=base.name,
         tags=["trnflow", *(["lora"] if adapter else [])],
     )
     parts = [f"---\n{known.to_yaml()}\n---", *_paragraphs(shards, config, base, adapter)]
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _paragraphs(shards: Meta, config: Meta, base: str | None, adapter: bool) -> Iterable[str]:
+def _paragraphs(shards: Meta, config: Meta, base: Origin, adapter: bool) -> Iterable[str]:
     architecture = (config.get("architectures") or [config["model_type"]])[0]
     yield f"# {architecture}{', a LoRA adapter' if adapter else ''}"
     yield f"A model for {PIPELINES[shards['task']].replace('-', ' ')}, {_origin(base)} with trnflow."
-    yield _how_to_open(shards["task"], base, adapter)
+    yield _how_to_open(shards["task"], base.name, adapter)
     if shards.get("labels"):
         yield "## Labels\n\n" + table(("id", "label"), enumerate(shards["labels"]))
     facts = {"data": shards.get("data"), "steps": shards.get("steps"), "best_step": shards.get("best_step")}
@@ -48,8 +57,10 @@ def _paragraphs(shards: Meta, config: Meta, base: str | None, adapter: bool) -> 
         yield f"## Figures\n\n{what}\n\n" + table(("figure", "value"), shards["metrics"].items())
 
 
-def _origin(base: str | None) -> str:
-    return "trained" if base is None else f"fine-tuned from `{base}`"
+def _origin(base: Origin) -> str:
+    if base.name is not None:
+        return f"fine-tuned from `{base.name}`"
+    return f"fine-tuned from the weights `{base.weights}`" if base.weights else "trained from scratch"
 
 
 def _how_to_open(task: str, base: str | None, adapter: bool) -> str:

@@ -26,9 +26,13 @@ BY_LAYER_TYPE: dict[str, dict[str, str]] = {
     "modernbert": {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
     "modernbert-decoder": {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
     "gemma3_text": {"full_attention": THETA, "sliding_attention": "rope_local_base_freq"},
+    "gemma3n_text": {"full_attention": THETA, "sliding_attention": "rope_local_base_freq"},
+    "olmo3": {"full_attention": THETA, "sliding_attention": THETA},
 }
-"""{model_type: {kind of layer: the key of its base in 4.57}}, of families whose layers differ"""
+"""{model_type: {kind of layer: the key of its base in 4.57}}, of families whose layers differ. In 4.57 the scaling of the
+other families is that of layers with full attention, and ModernBERT has none."""
 
+UNSCALED = ("modernbert", "modernbert-decoder")
 
 NESTED = "text_config"
 """The key under which a model that reads images too keeps the settings of its language model."""
@@ -51,13 +55,25 @@ def older_keys(config: Meta) -> Meta:
     config: all settings of the model, defaults included, as transformers 5 names them."""
     rope, family = config.get("rope_parameters") or {}, str(config["model_type"])
     if family in BY_LAYER_TYPE:
-        keys = {key: rope[kind][THETA] for kind, key in BY_LAYER_TYPE[family].items()}
-        scaling = _scaling(rope["full_attention"]) if family.startswith("gemma3") else {}
-        return {**keys, **scaling, **_layer_pattern(config)}
+        scaling = {} if family in UNSCALED else _scaling(rope["full_attention"])
+        return {**_bases(rope, family), **scaling, **_layer_pattern(config)}
     if not rope or any(isinstance(entry, dict) for entry in rope.values()):
         return {}
     names = NAMES.get(family, {})
     return {**{names.get(name, name): rope[name] for name in SEPARATE if rope.get(name) is not None}, **_scaling(rope)}
+
+
+def _bases(rope: Meta, family: str) -> Meta:
+    """Return {key of 4.57: base} of a family whose layers differ.
+
+    Version 4.57 scales no layers with a sliding window, and OLMo 3's two kinds of layers share one base. A base that it can't
+    have is null, for which that version stops with an error, in place of computing another model."""
+    keys: Meta = {}
+    for kind, key in BY_LAYER_TYPE[family].items():
+        scaled = bool(_scaling(rope[kind])) and (kind == "sliding_attention" or family in UNSCALED)
+        other = key in keys and keys[key] != rope[kind][THETA]
+        keys[key] = None if scaled or other else rope[kind][THETA]
+    return keys
 
 
 def _scaling(rope: Meta) -> Meta:

@@ -48,10 +48,26 @@ class PublishedWeights:
         return self._last[1][name]
 
     def _reverted(self, name: str, value: Tensor) -> dict[str, Tensor]:
-        from transformers.core_model_loading import revert_weight_conversion
+        return _reverted(self._model, name, value)
 
-        reverted: dict[str, Tensor] = revert_weight_conversion(self._model, {name: value})
-        return reverted
+
+def renamed_parameters(model: Any) -> dict[str, str]:
+    """Return {name in the model: name in published files} of the parameters that transformers only renames."""
+    import torch
+
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parts = _reverted(model, name, torch.empty(parameter.shape, device="meta"))
+        if len(parts) == 1 and (published := next(iter(parts))) != name and parts[published].shape == parameter.shape:
+            found[name] = published
+    return found
+
+
+def _reverted(model: Any, name: str, value: Tensor) -> dict[str, Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    reverted: dict[str, Tensor] = revert_weight_conversion(model, {name: value})
+    return reverted
 
 
 def model_without_values(task: str, config: Any) -> Any:

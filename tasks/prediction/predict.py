@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.artifact import Meta
 from tasks.data.format.row_format import RowFormat, read_row_format
 from tasks.errors import ConfigError
 from tasks.prediction.prompts import Shape, shape_of
 
+if TYPE_CHECKING:
+    from tasks.prediction.classification import Classifier
+
 Row = dict[str, Any]
 Named = tuple[str, Row]
 """A row's name in errors, and the row."""
+
+Predict = Callable[[Iterable[Named]], Iterator[Meta]]
 
 WINDOW = 256
 """Rows that are classified together, the short ones apart from the long ones."""
@@ -48,25 +53,30 @@ def open_model(folder: Path, kind: str, meta: Meta) -> Model:
 
 
 def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Iterator[Meta]:
-    """Yield the prediction of each row: {text, label, probabilities} of a classifier, {prompt, generated, tokens, ended} of
-    a language model; `cut`, a number of tokens, where a text was too long for the model.
+    """Load the model and yield the prediction of each row, as `predictor` says."""
+    yield from predictor(model, max_new_tokens)(rows)
 
-    max_new_tokens: the most tokens of a generated text. DataError names a row that can't be shaped."""
+
+def predictor(model: Model, max_new_tokens: int) -> Predict:
+    """Load the weights of a model, and return a function that yields the prediction of each of the rows that it is given:
+    {text, label, probabilities} of a classifier, {prompt, generated, tokens, ended} of a language model; `cut`, a number of
+    tokens, where a text was too long for the model.
+
+    max_new_tokens: the most tokens of a generated text. The function raises DataError, which names the row, for a row that
+    can't be shaped."""
     if model.rows.task == "classification":
-        yield from _classified(model, iter(rows))
-        return
+        from tasks.prediction.classification import Classifier
+
+        classifier = Classifier(model.folder, model.rows.max_length, exported=model.exported)
+        return lambda rows: _classified(model, classifier, iter(rows))
     from tasks.prediction.generation import Generator
 
     shape = model.shape
     generator = Generator(model.folder, shape.templates, shape.framed, max_new_tokens)
-    for where, row in rows:
-        yield generator.predict(shape.of_row(row, where), where)
+    return lambda rows: (generator.predict(shape.of_row(row, where), where) for where, row in rows)
 
 
-def _classified(model: Model, rows: Iterator[Named]) -> Iterator[Meta]:
-    from tasks.prediction.classification import Classifier
-
-    classifier = Classifier(model.folder, model.rows.max_length, exported=model.exported)
+def _classified(model: Model, classifier: Classifier, rows: Iterator[Named]) -> Iterator[Meta]:
     while window := list(islice(rows, WINDOW)):
         texts = ["".join(part["text"] for part in model.shape.of_row(row, where)) for where, row in window]
         yield from classifier.predict(texts)

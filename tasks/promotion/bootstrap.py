@@ -73,31 +73,32 @@ LEAST_ROWS = 30
 
 
 def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) -> Comparison:
-    """Compare two models by their `scores.parquet` (see `score_rows`), whose examples must be of the same frozen rows in the
-    same order.
+    """Compare two models by their `scores.parquet` (see `score_rows`), whose examples must be of the same frozen rows.
+
+    The models may have made different numbers of examples of a row, as two chat templates do: rows are drawn, and each model
+    is scored on its own examples of them.
 
     Raises:
-        DataError: the files have examples of different rows, or different numbers of them.
+        DataError: the files have examples of different rows.
         ConfigError: `promote.metric` is of another task.
     """
     import numpy as np
 
     metric = metric_of(config, task)
     (first, sources), (second, others) = (_resampled(path, metric) for path in (champion, challenger))
-    if not np.array_equal(sources, others):
-        counted = f"{len(sources)} examples of the frozen rows, the challenger of {len(others)}"
-        same = " other ones" if len(sources) == len(others) else ""
+    (rows, drawn_first), (rows_of_second, drawn_second) = _clusters(sources), _clusters(others)
+    if not np.array_equal(np.unique(sources), np.unique(others)):
+        same = " other ones" if rows == rows_of_second else ""
         raise DataError(
-            f"the champion has scores of {counted}{same}: they can't be paired",
-            "`trnflow freeze` the recipe again with rows that both models read in one example each",
+            f"the champion has scores of {rows} frozen rows, the challenger of {rows_of_second}{same}: they can't be paired",
+            "`trnflow freeze` the recipe again with rows that both models can read",
         )
-    rows, examples_of = _clusters(sources)
     sign = -1.0 if metric in LESS_IS_BETTER else 1.0
     draw = np.random.default_rng(config.seed)
     differences = np.empty(config.resamples)
     for number in range(config.resamples):
-        drawn = examples_of(draw.integers(0, rows, rows))
-        differences[number] = sign * (second(drawn) - first(drawn))
+        drawn = draw.integers(0, rows, rows)
+        differences[number] = sign * (second(drawn_second(drawn)) - first(drawn_first(drawn)))
     tail = (1.0 - config.confidence) / 2.0
     low, high = (float(value) for value in np.quantile(differences, [tail, 1.0 - tail]))
     values = first(slice(None)), second(slice(None))

@@ -26,5 +26,8 @@ class PromoteConfig(StageConfig):
     """The number of bootstrap resamples."""
     frozen_days: Positive = 180.0
     """The age in days from which `trnflow champions` says that the frozen rows are old."""
+    keep_models: Annotated[int, Field(ge=1, le=1000)] = 3
+    """The number of a recipe's models that `trnflow gc` keeps with all that their runs made: the last that `trnflow retrain`
+    judged, promoted or not. The champion's run is kept besides. Counts when a model is judged."""
     seed: Seed = 0
     """The seed of the bootstrap."""

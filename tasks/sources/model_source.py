@@ -31,6 +31,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 GENERATION = "generation_config.json"
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
+QUANTISED = ("quantization_config", "compression_config")
+"""The keys of `config.json` that say that weights are quantised."""
 LAYERS = 10_000
 SIZE = 1_000_000_000
 _HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
@@ -83,10 +85,12 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
     """Resolve the recipe's `model` to exact bytes: a Source with the identity `{config, tokenizer, weights,
     generation, name}`.
 
-    Raises ConfigError for a missing folder, ModelError for a gated or unknown repository, or a folder with pickled weights
-    only."""
+    Raises ConfigError for a missing folder, ModelError for a gated or unknown repository, a folder with pickled weights
+    only, or quantised weights."""
     source = fill(config.source, "model.source") if config.source else None
     model = _resolve("model.source", source, config.revision, resolver) if source else {}
+    for fields in (model.get("config") or {}, config.config, config.overrides):
+        _check_not_quantised(fields, config.source)
     tokenizer = model
     if config.tokenizer:
         tokenizer = _resolve("model.tokenizer", fill(config.tokenizer, "model.tokenizer"), None, resolver)
@@ -102,6 +106,20 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
     }
     location = {"model": model.get("location"), "tokenizer": tokenizer.get("location")}
     return Source("model", identity, location, note=" ".join(filter(None, {model.get("note"), tokenizer.get("note")})))
+
+
+def _check_not_quantised(fields: Meta, source: str | None) -> None:
+    """Raise ModelError for the `config.json` of quantised weights (FP8, GPTQ, AWQ, ...): read without their scales, they
+    are other numbers. fields: settings of a model; source: its name, for the error."""
+    for part in (fields, fields.get("text_config") or {}):
+        found = isinstance(part, dict) and next((part[key] for key in QUANTISED if part.get(key)), None)
+        if found:
+            kind = found.get("quant_method") if isinstance(found, dict) else None
+            raise ModelError(
+                f"model.source: the weights of {source or 'model.config'} are quantised (quantization_config: {kind or found}), "
+                "and training needs them in float32, bfloat16 or float16",
+                "set model.source to the model from which they were quantised",
+            )
 
 
 def model_folder(source: Source) -> Path | None:

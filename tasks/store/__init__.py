@@ -12,6 +12,7 @@ A store has the following files. Those marked create-only are created by one wri
 <root>/roots/pins/<name>.json            pins: documents whose artifacts garbage collection must keep
 <root>/roots/champions/<name>/<n>.json   create-only: the nth champion of a recipe; the highest n is the champion
 <root>/roots/judged/<name>.json          the newest judgement of a recipe's model: names its run
+<root>/roots/retrained/<name>.json       how the newest retrain of a recipe ended; it keeps nothing but itself
 <root>/roots/frozen/<name>/<n>.json      create-only: the nth frozen rows of a recipe, on which models are compared
 <root>/quarantine/...                    damaged files
 <root>/trash/...                         replaced or collected files, deleted after the grace period

@@ -68,18 +68,19 @@ class Artifacts:
         """Whether the store is a folder of this machine, not a remote one."""
         return self._backend.local is not None
 
-    def ingest(self, folder: Path, kind: str, meta: Meta) -> Artifact:
+    def ingest(self, folder: Path, kind: str, meta: Meta, *, cache: bool = True) -> Artifact:
         """Make an artifact of all files below `folder` and return it. The files are moved into the store, or copied if it
         is on another filesystem.
 
-        kind: what the artifact is, such as `tokens`; meta: its metadata.
+        kind: what the artifact is, such as `tokens`; meta: its metadata; cache: whether this machine keeps the files of a
+        remote store, for stages that read them next.
         """
         paths = files_below(folder)
         digests = sha256_files([f"{folder}/{path}" for path in paths])
         files = []
         for path, digest in zip(paths, digests, strict=True):
             files.append(File(checked_path(path), os.stat(f"{folder}/{path}").st_size, digest))
-            self._keep(f"{folder}/{path}", files[-1])
+            self._keep(f"{folder}/{path}", files[-1], cache)
         manifest = canonical({"kind": kind, "meta": meta, "files": [list(file) for file in files]}).encode()
         digest = sha256_bytes(manifest)
         self._backend.create(blob_name(digest), manifest)
@@ -177,14 +178,29 @@ class Artifacts:
             (file for file in artifact.files if not self._is_unchanged(self._local_blob(file.digest), file)), None
         )
 
-    def _keep(self, path: str, file: File) -> None:
+    def _keep(self, path: str, file: File, cache: bool) -> None:
+        """Put a file that was just hashed into the store. A remote store gets a copy, and with `cache` the file itself moves
+        to this machine's cache, because the next stage would download the same bytes."""
         name = blob_name(file.digest)
         blob = self._local_blob(file.digest)
-        if self._backend.size(name) == file.size and not (self.is_local and self._has_changed(blob, stamp(blob))):
+        there = self._backend.size(name) == file.size
+        if self.is_local and there and not self._has_changed(blob, stamp(blob)):
             return
-        self._backend.move_in(name, path)
+        if self.is_local or not there:
+            self._backend.move_in(name, path)
         if self.is_local:
             self.memo.put("blob", blob, stamp(blob), file.digest)
+        elif cache and not os.path.islink(path):
+            self._cache_file(path, blob, file.digest)
+
+    def _cache_file(self, path: str, blob: str, digest: str) -> None:
+        """Move a file with this digest to its place in the cache. If that fails, the blob is downloaded when it is
+        needed."""
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(blob), exist_ok=True)
+            os.chmod(path, 0o444)
+            os.replace(path, blob)
+            self.memo.put("blob", blob, stamp(blob), digest)
 
     def _pulled(self, artifact: Artifact, folder: Path, report: ReportBytes) -> Iterator[tuple[str, str]]:
         """Verify each file's blob, fetch it if the store is remote, and create the file's folder. Yields (blob on this

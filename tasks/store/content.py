@@ -11,18 +11,26 @@ import contextlib
 import json
 import shutil
 import time
+from functools import partial
 
 from tasks.artifact import Artifact, Json, Meta
 from tasks.errors import BlobLost, ConfigError, StoreError
 from tasks.keys.canonical_json import canonical
+from tasks.keys.hash_cache import in_threads
+from tasks.sources.remote_errors import credentials_fix
 from tasks.store.artifacts import Artifacts
 from tasks.store.garbage.trash import secure
-from tasks.store.layout import checked_record, read_object, record_name
+from tasks.store.layout import checked_record, document_name, is_unfinished, read_object, record_name
 from tasks.store.lease import Waiter, sweep_leases
 from tasks.store.partial import PartialState
 from tasks.system.private_files import make_home
 
+READERS = 16
+"""How many records of a remote store are read at once."""
+
 FORMAT = {"format": 1, "hash": "sha256"}
+FORMAT_PAUSES = (0.5, 1.0, 2.0)
+"""Seconds between two attempts to read FORMAT.json from an object store, beside the retries of its library."""
 
 
 class Store(Artifacts):
@@ -64,7 +72,7 @@ class Store(Artifacts):
     def is_made(self) -> bool:
         """Return whether there is a store at the root. ConfigError when the store is damaged or of another format."""
         try:
-            found = read_object(self._backend.read("FORMAT.json"))
+            found = read_object(self._read_format())
         except FileNotFoundError:
             return False
         except ValueError as error:
@@ -76,6 +84,19 @@ class Store(Artifacts):
                 "upgrade trnflow, if a newer one made the store; or choose another store.root",
             )
         return True
+
+    def _read_format(self) -> bytes:
+        """Read FORMAT.json: the first request of each command. After a failure of the network or of an object store, read it
+        again after each of FORMAT_PAUSES. A refused permission and missing credentials are errors at once."""
+        for pause in FORMAT_PAUSES if self._backend.local is None else ():
+            try:
+                return self._backend.read("FORMAT.json")
+            except StoreError as error:
+                cause = error.__cause__
+                if isinstance(cause, PermissionError) or (cause and credentials_fix(cause, self.root)):
+                    raise
+                time.sleep(pause)
+        return self._backend.read("FORMAT.json")
 
     def record(self, stage: str, key: str) -> Meta | None:
         """Return the record of a stage's key, or None when there is none. A damaged record is moved to quarantine, and
@@ -89,10 +110,13 @@ class Store(Artifacts):
             self._quarantine(name)
             return None
 
-    def records(self, stage: str) -> list[Meta]:
-        """Return all records of a stage, newest first."""
-        names = self._backend.names(f"records/{stage}")
-        found = [self.record(stage, name.rsplit("/", 1)[1].removesuffix(".json")) for name in names]
+    def records(self, stage: str, newest: int | None = None) -> list[Meta]:
+        """Return all records of a stage, or the `newest` that were written last; newest first. Costs one listing and one
+        read for each record that is returned; those of a remote store are read in parallel."""
+        listed = [entry for entry in self._backend.entries(f"records/{stage}") if not is_unfinished(entry.name)]
+        listed.sort(key=lambda entry: entry.time, reverse=True)
+        keys = [document_name(entry.name) for entry in listed[:newest]]
+        found = in_threads(partial(self.record, stage), keys, 1 if self.is_local else READERS)
         return sorted((record for record in found if record), key=lambda record: str(record["created"]), reverse=True)
 
     def publish(self, record: Meta, *, replace: bool = False) -> Meta:
@@ -153,16 +177,16 @@ class Store(Artifacts):
 
     def runs(self) -> list[str]:
         """Return the ids of all runs, oldest first (an id begins with the UTC time of the start)."""
-        return [name.rsplit("/", 1)[1].removesuffix(".json") for name in self._backend.names("runs")]
+        return [document_name(name) for name in self._backend.names("runs")]
 
     def partial(self, key: str) -> PartialState:
         """Return the training state that is saved under a key, from which an interrupted training resumes."""
         return PartialState(self._backend, self.home / "cache" / "partial" / key[:16], key)
 
-    def waiter(self, key: str, *, run: str, attempt: str, ttl: float) -> Waiter:
+    def waiter(self, key: str, *, run: str, attempt: str, ttl: float, patient: bool = False) -> Waiter:
         """Return a waiter for the lease of `key`, the right to make its result. run, attempt: the ids that the lease will
-        name; ttl: seconds without a heartbeat after which others may take over the lease."""
-        return Waiter(self._backend, key, run=run, attempt=attempt, ttl=ttl)
+        name; ttl: seconds without a heartbeat after which others may take over the lease; patient: see `Waiter`."""
+        return Waiter(self._backend, key, run=run, attempt=attempt, ttl=ttl, patient=patient)
 
     def sweep_leases(self) -> None:
         """Remove the leases of killed runs. Costs one listing. Errors of the store are ignored, since leases also expire by
@@ -182,10 +206,11 @@ class Store(Artifacts):
             place = place.parent
         free = shutil.disk_usage(place).free
         if free < needed + reserve:
+            which, other = ("store", "store.root") if self._backend.local else ("home", "TRNFLOW_HOME")
             raise StoreError(
-                f"only {free / 1e9:.1f} GB are free where the store is, and this stage needs about {needed / 1e9:.1f} GB "
-                f"with {reserve / 1e9:.1f} GB to spare",
-                "free some space, choose another store.root, or lower store.min_free_gb",
+                f"only {free / 1e9:.1f} GB are free on the disk of the {which} ({place}), and this stage needs about "
+                f"{needed / 1e9:.1f} GB with {reserve / 1e9:.1f} GB to spare",
+                f"free some space, choose another {other}, or lower store.min_free_gb",
             )
 
 

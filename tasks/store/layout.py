@@ -33,14 +33,15 @@ def record_name(stage: str, key: str) -> str:
     return f"records/{stage}/{key}.json"
 
 
+def document_name(path: str) -> str:
+    """Return the name of a JSON file in the store without its folder and ending: the key of a record, the id of a run."""
+    return path.rsplit("/", 1)[-1].removesuffix(".json")
+
+
 def newest_runs(entries: Iterable[Entry]) -> list[str]:
     """Return the ids of runs from a listing of `runs/`, newest first: by the second of their start, which is in the id,
     then by the time the file was written."""
-    runs = [
-        (entry.name.split("/")[1].removesuffix(".json"), entry.time)
-        for entry in entries
-        if not is_unfinished(entry.name)
-    ]
+    runs = [(document_name(entry.name), entry.time) for entry in entries if not is_unfinished(entry.name)]
     return [run for run, _ in sorted(runs, key=lambda item: (item[0].split("-")[0], item[1], item[0]), reverse=True)]
 
 

@@ -20,19 +20,27 @@ import json
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
+from tasks.artifact import Json, Meta
 from tasks.errors import StoreError
 from tasks.store.backend import Backend
+from tasks.store.layout import document_name
+from tasks.system.clock import now
 from tasks.system.process import Process, lives_on, this_process
 
 FORGOTTEN_SECONDS = 86400.0
 """A lease whose last heartbeat is older than this, by wall clocks, has ended: no waiter needs to watch it for its ttl."""
 
 FALLBACK_TTL = 60.0
+FIRST_BEAT_SECONDS = 3.0
+"""The first heartbeat comes early, so that `trnflow status` has the progress of a stage that just began."""
+WATCH_SECONDS = 2.0
+"""The pause between two looks of `take_watching`."""
 SWEEP_SECONDS = 10.0
 LAST_BEAT_SECONDS = 10.0
 NOBODY = Process("?", "?", "?", 0, 0)
@@ -98,16 +106,20 @@ class Waiter:
     """A run that needs the lease of a key. Call `take` again and again until it returns the lease.
 
     run, attempt: the ids that the lease will name; ttl: its time to live in seconds. holder: the lease of another run when
-    `take` last looked, or None.
+    `take` last looked, or None. patient: whether a holder without heartbeats keeps its lease, up to a day, while its process
+    is seen to run on this machine, as a paused process keeps the memory of a device.
     """
 
-    def __init__(self, backend: Backend, key: str, *, run: str, attempt: str, ttl: float) -> None:
+    def __init__(
+        self, backend: Backend, key: str, *, run: str, attempt: str, ttl: float, patient: bool = False
+    ) -> None:
         self.holder: Holder | None = None
         self._backend = backend
         self._key = key
         self._run = run
         self._attempt = attempt
         self._ttl = ttl
+        self._patient = patient
         self._unchanged_since = 0.0
 
     def take(self) -> Lease | None:
@@ -127,11 +139,38 @@ class Waiter:
             return None
         return lease
 
+    def take_watching(
+        self, *, wait: bool = False, tell: Callable[[Holder], None] = lambda holder: None
+    ) -> Lease | None:
+        """Take the lease. Return None if a living run has it.
+
+        A holder that seems silent is watched for its time to live: a killed process of another machine or container leaves
+        its lease behind.
+
+        Args:
+            wait: Whether to wait for a living holder, too.
+            tell: Called once with each holder that is waited for.
+        """
+        begun, told = time.monotonic(), None
+        while (lease := self.take()) is None:
+            watched = time.monotonic() - begun
+            holder = self.holder
+            is_watched = holder is not None and holder.seems_silent and watched < holder.ttl + 2 * WATCH_SECONDS
+            if not wait and not is_watched:
+                return None
+            if holder is not None and holder.token != told:
+                told = holder.token
+                tell(holder)
+            time.sleep(WATCH_SECONDS)
+        return lease
+
     def _is_over(self, newest: Holder) -> bool:
         if newest != self.holder:
             self.holder, self._unchanged_since = newest, time.monotonic()
         silent = time.monotonic() - self._unchanged_since
-        return silent >= newest.ttl or newest.is_over
+        if silent >= newest.ttl and not (self._patient and newest.process.is_running_here()):
+            return True
+        return newest.is_over
 
 
 class Lease:
@@ -143,6 +182,7 @@ class Lease:
         self._key = key
         self._mine = mine
         self._lost = ""
+        self._said: Meta = {}
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"lease {key[:12]}", daemon=True)
 
@@ -158,6 +198,10 @@ class Lease:
     def attempt(self) -> str:
         """The id of the attempt for which the lease was taken."""
         return self._mine.attempt
+
+    def tell(self, **progress: Json) -> None:
+        """Have the next heartbeat carry this, for `trnflow status`. Makes no request."""
+        self._said = progress
 
     def heed(self) -> None:
         """Raise LeaseLost if an earlier check, such as that of a heartbeat, found that another run took over the lease.
@@ -200,12 +244,12 @@ class Lease:
         return fence.isdigit() and str(int(fence)) == fence and int(fence) > self._mine.fence
 
     def _beat(self) -> None:
-        count = 0
-        while not self._left.wait(self._mine.ttl / 3):
-            count += 1
+        count, pause = 0, min(FIRST_BEAT_SECONDS, self._mine.ttl / 3)
+        while not self._left.wait(pause):
+            count, pause = count + 1, self._mine.ttl / 3
             try:
                 self.check()
-                beat = json.dumps({"beat": count, "at": now()}).encode()
+                beat = json.dumps({"beat": count, "at": now(), "progress": self._said}).encode()
                 self._backend.replace(_beat_name(self._key, self._mine), beat, durable=False)
             except LeaseLost:
                 return
@@ -226,6 +270,18 @@ def newest_holder(backend: Backend, key: str) -> Holder | None:
     return None
 
 
+def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str, Holder, Meta]]:
+    """Yield (key, newest lease, what its holder told last) of every key whose holder lives, as far as processes and clocks
+    say. Costs one listing, and three requests for each key.
+
+    silent: whether to yield also leases that seem silent, whose holders may be dead."""
+    for key in backend.folders("leases"):
+        holder = newest_holder(backend, key)
+        if holder is not None and not holder.is_over and (silent or not holder.seems_silent):
+            beat = _read(backend, _beat_name(key, holder)) or {}
+            yield key, holder, dict(beat.get("progress") or {})
+
+
 def sweep_leases(backend: Backend) -> int:
     """Remove the leases of dead processes from a store; return how many were removed. Costs one listing when there are
     none.
@@ -242,11 +298,6 @@ def sweep_leases(backend: Backend) -> int:
                 backend.remove_empty(_folder(key), unfinished=True)
                 swept += 1
     return swept
-
-
-def now() -> str:
-    """Return the present time in UTC as ISO 8601 text to the second, such as `2026-01-31T12:00:00Z`."""
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _holder(backend: Backend, key: str, fence: int) -> Holder | None:
@@ -295,5 +346,5 @@ def _beat_name(key: str, holder: Holder) -> str:
 
 
 def _fences(names: list[str]) -> list[int]:
-    numbers = [name.rsplit("/", 1)[1].removesuffix(".json") for name in names if name.endswith(".json")]
+    numbers = [document_name(name) for name in names if name.endswith(".json")]
     return [int(number) for number in numbers if number.isdigit() and str(int(number)) == number]

@@ -19,14 +19,14 @@ NAME = ".trnflow"
 
 def home_folder() -> Path:
     """Return the path of the home (see the module), whether it exists or not. Raises ConfigError if `.trnflow` in the
-    working directory belongs to another user."""
+    working directory belongs to another user, or everybody may write in it."""
     named = os.environ.get("TRNFLOW_HOME")
     if named:
         return Path(named).expanduser().absolute()
     here = Path.cwd()
     if (here / NAME).exists():
         if not _is_own(here / NAME):
-            raise ConfigError(f"{here / NAME} is another user's", "set TRNFLOW_HOME to a folder of your own")
+            raise _not_own(here / NAME)
         return here / NAME
     found = (folder / NAME for folder in _above(here) if not _anybody_writes(folder))
     return next((home for home in found if home.is_dir() and _is_own(home)), here / NAME)
@@ -43,6 +43,15 @@ def _above(here: Path) -> list[Path]:
 
 def _is_own(home: Path) -> bool:
     return home.lstat().st_uid == home.stat().st_uid == os.geteuid() and not _anybody_writes(home)
+
+
+def _not_own(home: Path) -> ConfigError:
+    """Return the error about a home that `_is_own` refuses."""
+    if home.lstat().st_uid == home.stat().st_uid == os.geteuid():
+        return ConfigError(
+            f"every user of this machine may write in {home}", f"`chmod o-w {home}`, or set TRNFLOW_HOME"
+        )
+    return ConfigError(f"{home} is another user's", "set TRNFLOW_HOME to a folder of your own")
 
 
 def _anybody_writes(folder: Path) -> bool:

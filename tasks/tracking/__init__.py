@@ -15,6 +15,7 @@ from types import TracebackType
 from tasks.artifact import Meta
 from tasks.errors import is_interruption
 from tasks.launch.python import python
+from tasks.system.databases import is_database
 from tasks.system.redaction import hide, redact
 from tasks.tracking.experiment_pages import runs_page
 from tasks.tracking.spool import Spool
@@ -57,7 +58,7 @@ class Tracker(Spool):
     ) -> None:
         super().__init__(home, run)
         address = absolute_uri(uri or f"sqlite:///{home / 'mlflow.db'}")
-        local = address.startswith("sqlite:")
+        is_direct = is_database(address)  # no server says where files are kept
         recorded = recorded_uri(address, written)
         self.run_started(
             recipe,
@@ -65,7 +66,7 @@ class Tracker(Spool):
             tags={name: redact(value) for name, value in tags.items()},
             experiment=experiment,
             uri=recorded,
-            artifacts=(home / "mlartifacts").resolve().as_uri() if local else None,
+            artifacts=(home / "mlartifacts").resolve().as_uri() if is_direct else None,
         )
         self._uploader = self._start(address, recorded)
 

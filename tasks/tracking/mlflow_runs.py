@@ -1,5 +1,5 @@
 """Create MLflow runs from spooled events: a parent run for each pipeline run, and a nested run for each stage that has
-metrics.
+metrics. Runs of a sweep are nested in the run of the sweep.
 
 After a crash or an outage the same events can be applied again without effect: a run is looked up by its tags before it is
 created, and MLflow stores a metric with the same time, step and value only once.
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 METRICS_A_CALL = 1000
+SWEEP = "trnflow.sweep"
+"""The tag of a run in a sweep: the id of the sweep's own run, in which MLflow shows it."""
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # makes the experiment's page show runs, not GenAI traces
 ENTRIES_A_CALL = 100
 TAG_LENGTH = 5000
@@ -75,6 +77,8 @@ class MlflowRuns:
         self._state["tags"] = {"trnflow.run": event["run"], "trnflow.recipe": event["recipe"]}
         self._state["stages"] = {}
         self._state["parent"] = self._run(f"{event['recipe']} {event['run']}", event["time"], tags, stage="")
+        self._state["sweep"] = event["tags"].get(SWEEP)
+        self._nest()
         self._params(self._state["parent"], event["settings"])
         import yaml
 
@@ -135,7 +139,18 @@ class MlflowRuns:
         for stage in self._state["stages"].values():
             if "run" in stage and "ended" not in stage and self._is_mine(stage["run"]):
                 self._end(stage["run"], event["status"], event)
+        self._nest()
         self._end(self._state["parent"], event["status"], event)
+
+    def _nest(self) -> None:
+        """Nest a run of a sweep in the sweep's own run, if MLflow has that run yet; called again when the run ends."""
+        own, sweep = self._state["parent"], self._state.get("sweep")
+        if sweep is None or self._state.get("nested"):
+            return
+        found = self._found("", f"tags.`trnflow.run` = '{sweep}'")
+        if found:
+            self._tags(own, {"mlflow.parentRunId": found[0].info.run_id})
+            self._state["nested"] = True
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
         found = self._client.get_experiment_by_name(name)

@@ -24,6 +24,8 @@ SUMMARY = (
         for name in ("f1_weighted", "f1_macro", "accuracy", "loss", "bits_per_byte", "perplexity")
     ),
     "train/train_loss",
+    "train/eval_loss",
+    "train/eval_accuracy",
     "train/seconds",
 )
 """The single figures that a pipeline run shows of its stages."""

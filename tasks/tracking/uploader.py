@@ -7,6 +7,7 @@ and the upload is tried again, at the latest by the uploader of the next run.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import sys
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.system.databases import is_database, missing_driver
 from tasks.system.redaction import Scrubbed, learn, redact, scrub, scrub_logs
 from tasks.tracking.spool import SpoolFiles
 
@@ -97,6 +99,8 @@ def _try_upload(files: SpoolFiles) -> bool:
 
 
 def _reason(error: Exception) -> str:
+    if install := missing_driver(error):
+        return f"needs a driver that is not installed: {install}"
     message = scrub(str(error)).strip().partition("\n")[0]
     if "Max retries exceeded" in message or "timed out" in message:
         return "does not answer"
@@ -110,7 +114,7 @@ def _upload(files: SpoolFiles) -> None:
     events, offset = files.read(state["offset"])
     if not events:
         return
-    runs = MlflowRuns(_client(_address(files)), files, state)
+    runs = MlflowRuns(_client(_address(files), files.folder), files, state)
     while events:
         runs.apply(events)
         state["offset"] = offset
@@ -119,10 +123,18 @@ def _upload(files: SpoolFiles) -> None:
 
 
 @functools.cache
-def _client(address: str) -> MlflowClient:
+def _client(address: str, folder: Path) -> MlflowClient:
+    """Return the client of a tracking server. MLflow makes the tables of a new database at first use; a lock in
+    `folder` keeps two uploaders from doing so at once, which leaves half of the tables."""
     from mlflow import MlflowClient
 
-    return MlflowClient(address)
+    if not is_database(address):
+        return MlflowClient(address)
+    with (folder / "tables.lock").open("wb") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        client = MlflowClient(address)
+        client.search_experiments(max_results=1)
+        return client
 
 
 def _address(files: SpoolFiles) -> str:

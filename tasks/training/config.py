@@ -7,12 +7,12 @@ loop's code.
 from __future__ import annotations
 
 import math
-import os
 
 from pydantic import model_validator
 
 from tasks.artifact import Source
 from tasks.errors import ModelError
+from tasks.system.devices import cores
 from tasks.training.partition_specs import check_heads
 from tasks.training.settings.batch import BatchSettings
 from tasks.training.settings.computation import ComputationSettings
@@ -80,7 +80,7 @@ class TrainConfig(
     def resolved_threads(self) -> int:
         """The number of CPU threads of each process: `threads`, or the available cores divided by the number of
         processes."""
-        return self.threads or max(1, _cores() // ranks(self))
+        return self.threads or max(1, cores() // ranks(self))
 
     @model_validator(mode="after")
     def _check_batch(self) -> TrainConfig:
@@ -166,7 +166,3 @@ def check_processes(config: TrainConfig) -> None:
         raise ValueError(
             f"{way} splits AdamW's state; Adafactor's is a row and a column of each matrix: set zero1=false, or {spmd}"
         )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

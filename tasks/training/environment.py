@@ -4,11 +4,9 @@ the process that trains.
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
-
 from tasks.artifact import Meta
 from tasks.system.compiler_flags import flags_added, flags_around
+from tasks.system.devices import THREAD_VARIABLES, device_kind
 from tasks.training.config import TrainConfig, ranks
 
 
@@ -20,7 +18,7 @@ def compiler(config: TrainConfig) -> Meta:
     if config.engine == "xla":
         packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])
     return {
-        "device": _device_kind(config),
+        "device": device_kind(config.device),
         "versions": packages,
         "flags": flags_around() if config.engine == "xla" else {},
     }
@@ -41,8 +39,11 @@ def environ(config: TrainConfig) -> dict[str, str]:
     a weight on several cores stay equal is not known; with `zero1` each part of most weights is rounded on one core and
     sent to the others. Source: AWS Neuron, PyTorch environment variables. None of this has run on the device."""
     threads = str(config.resolved_threads)
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    variables = {**dict.fromkeys(names, threads), "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    variables = {
+        **dict.fromkeys(THREAD_VARIABLES, threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
     if config.engine == "native":
         # Threads spin for a short time only: on a shared machine, spinning for a descheduled thread costs four times
         # the work. Activations are allocated and freed by the megabyte: malloc is told to keep the pages, or each step
@@ -60,13 +61,3 @@ def environ(config: TrainConfig) -> dict[str, str]:
         # with several processes, torch_xla assigns cores by LOCAL_RANK
         return {**variables, "NEURON_RT_NUM_CORES": str(config.devices)} if ranks(config) == 1 else variables
     return {**variables, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(config.devices)}
-
-
-def _device_kind(config: TrainConfig) -> str:
-    if config.device != "cuda":
-        return f"{config.device} {platform.machine()}"
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        return next(
-            (line.partition(":")[2].strip() for line in file.read_text().splitlines() if "Model:" in line), "cuda"
-        )
-    return "cuda"

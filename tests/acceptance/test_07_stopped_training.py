@@ -192,7 +192,7 @@ def test_a_kill_while_a_checkpoint_is_written_is_one_training_in_mlflow(tmp_path
     process = start(tmp_path, other, SHORT, command=("explain", *DEMO[:1], "train", *DEMO[1:]))
     out, err = process.communicate()
     assert process.returncode == 0, err
-    differs = "starts from zero: the unfinished one differs in params.learning_rate: 0.001 -> 0.002"
+    differs = "starts from zero: the unfinished one differs in params.learning_rate: 0.003 -> 0.002"
     assert differs in out
     said = killed_at(tmp_path, f"{CHECKPOINT}:before:1", other, SHORT, UNTRACKED)
     assert differs in said

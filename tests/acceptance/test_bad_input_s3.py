@@ -18,6 +18,7 @@ from flows.runner.executor import Listener
 from flows.runner.planning.planner import Planner
 from tasks.errors import BlobLost, ReadOnlyStore, StoreError
 from tasks.sources.resolver import Resolver
+from tasks.store import content
 from tasks.store.garbage.collect import collect
 from tasks.store.garbage.roots import Policy
 from tasks.store.verify import verify
@@ -101,6 +102,22 @@ TROUBLES = {
 
 def some(names: list[str]) -> list[Any]:
     return [name if name == "403" else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+
+
+def test_a_store_whose_first_answers_fail_is_opened_and_a_refusal_is_an_error_at_once(
+    proxy: Proxy, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(content.time, "sleep", pauses.append)
+    for trouble in ("500", "503", "hangs up half way"):  # more often than the library tries
+        proxy.set({"methods": "GET", "part": "FORMAT.json", "times": 6} | TROUBLES[trouble])
+        machine.store().check()
+        assert pauses and pauses == [*content.FORMAT_PAUSES][: len(pauses)]
+        pauses.clear()
+    proxy.set({"methods": "GET", "part": "FORMAT.json"} | TROUBLES["403"])
+    with pytest.raises(StoreError, match="no permission for reading FORMAT"):
+        machine.store().check()
+    assert pauses == []
 
 
 @pytest.mark.parametrize("trouble", some([*TROUBLES][:-1]))

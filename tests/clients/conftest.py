@@ -6,15 +6,24 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.clients import figures
+
 CLIENTS = Path(__file__).resolve().parents[2] / ".clients"
 
 RunClient = Callable[..., Any]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def written_figures() -> Iterator[None]:
+    """Write what the tests noted to figures.json, if the environment asks for it."""
+    yield
+    figures.write()
 
 
 @pytest.fixture(scope="session")

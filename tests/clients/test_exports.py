@@ -13,6 +13,7 @@ from tasks.artifact import Input
 from tasks.evaluation.models import EAGER
 from tasks.export.stablehlo import ENVIRON
 from tasks.stage import read_json
+from tests.clients import figures
 from tests.clients.conftest import CLIENTS, RunClient
 from tests.conftest import PROJECT
 from tests.helpers import small_models
@@ -86,8 +87,24 @@ def test_logits_are_eager_pytorchs(
     lines = run_client(library, RUN, exports / "out" / family, library, "16", *files, alone=True)
     found = np.load(tmp_path / "logits.npy")
     real = attention_mask.bool().numpy() if found.ndim == 3 else slice(None)
-    assert np.abs(found[real] - expected[real]).max() < 1e-5
+    difference = float(np.abs(found[real] - expected[real]).max())
+    package = {"jax": "jax", "iree": "iree-base-compiler"}[library]
+    figures.note(package, "the StableHLO export, 6 families, without torch", "logits", difference, library)
+    assert difference < 1e-5
     assert lines <= 22  # 20 and two docstrings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_export_holds_no_tensor_twice(family: str, exports: Path) -> None:
+    from safetensors.numpy import load_file
+
+    weights, *_ = (load_file(file) for file in (exports / "out" / family).glob("model*.safetensors"))
+    file = exports / "out" / family / "constants.safetensors"
+    constants = load_file(file) if file.exists() else {}
+    large = {name: item for name, item in constants.items() if item.ndim > 1 and item.dtype.kind == "f"}
+    stored = [(item.shape, item.tobytes()) for item in weights.values()]
+    assert not [name for name, item in large.items() if (item.shape, item.tobytes()) in stored]
 
 
 README = """
@@ -124,15 +141,23 @@ def test_the_readmes_own_script_runs(family: str, library: str, exports: Path, r
 STAGES = """
 import json, runpy, sys
 from pathlib import Path
+import jax
+from jaxlib import xla_client
+options, compile_options = [], xla_client.CompileOptions
+xla_client.CompileOptions = lambda: options.append(compile_options()) or options[-1]
 sys.argv = ["small_models", sys.argv[1]]
 runpy.run_module("tests.helpers.small_models", run_name="__main__")
 results = json.loads(Path(sys.argv[1]).with_name("results.json").read_text())
-print(json.dumps([result["meta"] for result in results]))
+figures = [event["figures"] for result in results for event in result["said"] if "figures" in event]
+levels = [one.executable_build_options.debug_options.xla_backend_optimization_level for one in options]
+print(json.dumps([*(result["meta"] for result in results), figures, levels]))
 """
 
 
 @pytest.mark.slow
-def test_where_jax_is_installed_256_rows_are_compared(tmp_path: Path, run_client: RunClient) -> None:
+def test_where_jax_is_installed_256_rows_are_compared_and_the_export_is_timed(
+    tmp_path: Path, run_client: RunClient
+) -> None:
     """The stages themselves, with jax laid over their environment."""
     rows = [[row] for row in small_models.random_rows(300, "classification", longest=16)]
     packed = small_models.packed_rows(tmp_path / "rows", "classification", {"test": {16: rows}})
@@ -145,10 +170,40 @@ def test_where_jax_is_installed_256_rows_are_compared(tmp_path: Path, run_client
     ]
     (tmp_path / "calls.json").write_text(json.dumps(calls))
     path = os.pathsep.join(map(str, (CLIENTS / "jax", PROJECT)))
-    made, evaluated = run_client("jax", STAGES, tmp_path / "calls.json", PYTHONPATH=path, **EAGER, **ENVIRON)
+    environ = {"PYTHONPATH": path, **EAGER, **ENVIRON}
+    made, evaluated, figures, levels = run_client("jax", STAGES, tmp_path / "calls.json", **environ)
     assert made["rows_compared"] == 256 and made["max_difference"] < 1e-5
     assert evaluated["metrics"]["export_max_difference"] < 1e-5
     assert read_json(tmp_path / "evaluation" / "report.json")["export"]["rows"] == 256
+    timed = {name: value for event in figures for name, value in event.items()}
+    assert (
+        0 < timed["export_latency_p50_ms"] <= timed["export_latency_p95_ms"] and timed["export_samples_per_second"] > 0
+    )
+    assert levels == [0, 0, 3]  # the stages compare without XLA's optimisation; the timed calls are of optimised code
+    _metrics_by_scikit_learn(tmp_path / "evaluation")
+    for kept in ("report.json", "report.html"):
+        assert "latency" not in (tmp_path / "evaluation" / kept).read_text()
+
+
+def _metrics_by_scikit_learn(evaluation: Path) -> None:
+    """The metrics of report.json, computed again from predictions.parquet."""
+    import numpy as np
+    import pyarrow.parquet as pq
+    from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef
+
+    read, said = pq.read_table(evaluation / "predictions.parquet").to_pydict(), read_json(evaluation / "report.json")
+    probabilities = np.array(read["probabilities"], np.float64)
+    labels = [one["label"] for one in said["classes"]]
+    truth = [labels.index(label) for label in read["label"]]
+    again = {
+        "accuracy": accuracy_score(read["label"], read["predicted"]),
+        "f1_weighted": f1_score(read["label"], read["predicted"], average="weighted"),
+        "mcc": matthews_corrcoef(read["label"], read["predicted"]),
+        "log_loss": log_loss(truth, probabilities / probabilities.sum(1, keepdims=True), labels=range(len(labels))),
+    }
+    difference = max(abs(value - said["metrics"][name]) for name, value in again.items())
+    figures.note("scikit-learn", "predictions.parquet", "accuracy, F1, MCC, log loss", float(difference))
+    assert difference < 1e-6
 
 
 def _texts(folder: Path, rows: int) -> Input:

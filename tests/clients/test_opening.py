@@ -11,6 +11,7 @@ from tasks.consolidate import ConsolidateConfig, consolidate
 from tasks.sources.model_source import ModelConfig, model_source
 from tasks.sources.resolver import Resolver
 from tasks.train import TrainConfig
+from tests.clients import figures
 from tests.clients.conftest import RunClient
 from tests.helpers.checkpoints import NOTHING, checkpoint
 from tests.helpers.hub_server import serve
@@ -64,6 +65,7 @@ def test_an_adapter_finds_its_base_on_the_hub(tmp_path: Path, run_client: RunCli
     with serve(files, "models") as address:
         environ = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "client"), "HF_HUB_OFFLINE": "0"}
         ends, temperature, text, difference, size = run_client("", GENERATE, made, **environ)
+    figures.note("peft", "adapter/, its base from a hub", "logits of adapter and merged model", difference)
     assert (ends, temperature, size) == ([2, 7], 0.6, 18) and text.startswith("the cat") and difference < 1e-5
     card = (made / "adapter" / "README.md").read_text()
     assert "base_model: me/set" in card and str(tmp_path) not in card

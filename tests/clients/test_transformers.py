@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tasks.consolidate import ConsolidateConfig, consolidate
+from tests.clients import figures
 from tests.clients.conftest import RunClient
 from tests.helpers.checkpoints import NOTHING, checkpoint
 from tests.helpers.small_models import workdir
@@ -44,6 +45,31 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
     },
 }
+GEMMA3N = {
+    **GEMMA3,
+    "model_type": "gemma3n_text",
+    "vocab_size_per_layer_input": 64,
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 0,
+    "laurel_rank": 4,
+    "altup_num_inputs": 2,
+    "activation_sparsity_pattern": [0.0, 0.0],
+}
+OLMO3 = {
+    **GROUPED,
+    "model_type": "olmo3",
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    },
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {**GROUPED, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
     "llama-yarn": {
@@ -64,6 +90,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {**GROUPED, "model_type": "mixtral", "num_local_experts": 4},
     "gemma3_text": GEMMA3,
     "gemma3": {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": VISION},
+    "gemma3n_text": GEMMA3N,
+    "olmo3": OLMO3,
     "modernbert": MODERNBERT,
     "bert": BERT,
     "roberta": {**BERT, "model_type": "roberta", "pad_token_id": 1},
@@ -136,4 +164,7 @@ def test_each_version_computes_the_trained_logits(family: str, trained: Logits, 
 
     wanted, found = torch.tensor(trained[1][family]), torch.tensor(opened[1][family])
     assert trained[0].startswith("5.") and wanted.std() > 0.1
+    client = "" if opened[0].startswith("5.") else "transformers-4.57"
+    difference = float((found - wanted).abs().max())
+    figures.note("transformers", f"the model's folder, {len(FAMILIES)} families", "logits", difference, client)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5, msg=lambda text: f"transformers {opened[0]}: {text}")

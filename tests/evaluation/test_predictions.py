@@ -39,7 +39,7 @@ def evaluate(bench: Bench, texts: Input, packed: Input, weights: Input, **config
 
 @pytest.fixture(scope="module")
 def classified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, Input, Input, Path, Meta]:
-    """Rows in two buckets, a few of which are too long and dropped."""
+    """Rows in two buckets. A few are longer than `max_length`, others than any chunk: both are dropped."""
     bench = new_bench(tmp_path_factory.mktemp("classified"))
     weights = small_models.bert(bench.root / "bert")
     draw = np.random.default_rng(3)
@@ -52,7 +52,7 @@ def classified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, Input, 
     tokens = bench.tokens(
         texts, {"tokenizer": str(weights.path), "config": {"model_type": "bert"}}, overlong="drop", max_length=24
     )
-    packed = bench.packed(tokens, strategy="bucket", lengths=[16, 32], chunk_length=32)
+    packed = bench.packed(tokens, strategy="bucket", lengths=[16, 20], chunk_length=20, overlong="drop")
     return bench, texts, weights, *evaluate(bench, texts, packed, weights)
 
 
@@ -79,6 +79,23 @@ def test_a_row_is_the_text_that_it_says(classified: tuple[Bench, Input, Input, P
         assert row["probabilities"] == pytest.approx(probabilities.tolist(), abs=1e-5)
         assert row["predicted"] == labels[int(probabilities.argmax())]
         assert row["loss"] == pytest.approx(-math.log(probabilities[labels.index(row["label"])]), abs=1e-5)
+
+
+def test_rows_that_are_dropped_for_their_length_are_reported(
+    classified: tuple[Bench, Input, Input, Path, Meta],
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    bench, texts, weights, out, report = classified
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(weights.path / "tokenizer.json"))
+    sizes = [len(tokenizer(text)["input_ids"]) for text in table(texts, "test")["text"]]
+    lost = [size for size in sizes if size > 20]
+    assert any(size > 24 for size in lost) and any(size <= 24 for size in lost) and report["rows"] == 60 - len(lost)
+    assert report["data"]["test"] == {"rows": 60, "truncated": 0, "too_long": len(lost), "unsupervised": 0}
+    note = f"{len(lost)} of 60 ({100 * len(lost) / 60:.3g} %) rows of test were left out for their length: they are not evaluated"
+    assert note in report["notes"] and note in bench.warnings()
+    page = (out / "report.html").read_text()
+    assert note in page and "left out for their length</th>" in page
 
 
 def test_metrics_follow_from_the_predictions(classified: tuple[Bench, Input, Input, Path, Meta]) -> None:
@@ -172,9 +189,9 @@ def test_losses_of_a_language_model_are_those_of_its_rows(tmp_path: Path, strate
     sizes = [[len(tokenizer(part["text"], add_special_tokens=False)["input_ids"]) for part in row] for row in parts]
     long, unanswered = sum(1 + sum(size) > 24 for size in sizes), sum(1 + size[0] >= 24 for size in sizes)
     lost = (
-        {"truncated": long, "unsupervised": unanswered}
+        {"truncated": long, "too_long": 0, "unsupervised": unanswered}
         if overlong == "truncate"
-        else {"truncated": 0, "unsupervised": 0}
+        else {"truncated": 0, "too_long": 0, "unsupervised": 0}
     )
     assert unanswered == 2 and report["data"]["test"] == {"rows": 39, **lost}
     notes = [

@@ -24,14 +24,14 @@ def graph(**tensors) -> Graph:
     )
 
 
-def written(tmp_path: Path, stored: dict, graphs: dict[int, Graph]) -> Path:
+def written(tmp_path: Path, stored: dict, graphs: dict[int, Graph], renamed: dict[str, str] | None = None) -> Path:
     from safetensors.torch import save_file
 
     weights, folder = tmp_path / "weights", tmp_path / "export"
     weights.mkdir()
     folder.mkdir()
     save_file(stored, weights / "model.safetensors")
-    write_stablehlo(folder, graphs, weights, {"batch": 1, "task": "causal_lm", "labels": None})
+    write_stablehlo(folder, graphs, weights, {"batch": 1, "task": "causal_lm", "labels": None}, renamed or {})
     return folder
 
 
@@ -55,6 +55,15 @@ def test_a_tied_weight_is_found_under_its_other_name(tmp_path: Path) -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     folder = written(tmp_path, {"embed": shared.clone()}, {8: graph(lm_head=shared, embed=shared)})
     assert names(folder, 8) == ["embed", "embed", "input_ids"]
+    assert not (folder / "constants.safetensors").exists()
+
+
+def test_a_weight_that_transformers_renames_is_found_under_its_published_name(tmp_path: Path) -> None:
+    import torch
+
+    head = torch.arange(6.0).reshape(2, 3)
+    folder = written(tmp_path, {"embed_out": head}, {8: graph(lm_head=head.clone())}, {"lm_head": "embed_out"})
+    assert names(folder, 8) == ["embed_out", "input_ids"]
     assert not (folder / "constants.safetensors").exists()
 
 

@@ -24,11 +24,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 @contextlib.contextmanager
 def own_server(home: Path) -> Iterator[str]:
-    """Start a server in a home, and stop it at the end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PREFECT_API_URL", raising=False)
-        url = ensure_server(home)
+    """Start a server in a home, and stop it at the end, also if it did not answer in time."""
     try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("PREFECT_API_URL", raising=False)
+            url = ensure_server(home)
         yield url
     finally:
         stop_server(home)
@@ -89,7 +89,7 @@ class Api:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}/{path}", content, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=180) as answer:
                 return json.loads(answer.read() or "null")
         except urllib.error.HTTPError as error:
             if error.code != 503 or not patience:

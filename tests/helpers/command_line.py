@@ -19,7 +19,7 @@ DATA = ("pack_chunks", "--direct", "tracking.enabled=false")
 
 RECIPE = (
     "extends: demo\nname: mine\ndata: {source: rows, name: null, text: text, label: label}\n"
-    "tokenize: {train: {vocab_size: 200}}\n"
+    "tokenize: {max_length: 64, train: {vocab_size: 200}}\npack: {chunk_length: 64}\n"
 )
 
 

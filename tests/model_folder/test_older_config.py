@@ -40,6 +40,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"global_rope_theta": 3e4, "local_rope_theta": 2e4, "global_attn_every_n_layers": 2},
     ),
     "gemma3_text": ({}, {"rope_theta": 1e6, "rope_local_base_freq": 1e4}),
+    "gemma3n_text": ({"num_kv_shared_layers": 0}, {"rope_theta": 1e6, "rope_local_base_freq": 1e4}),
+    "olmo3": (
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 2e5, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e5},
+            },
+        },
+        {"rope_theta": 2e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    ),
     "modernbert-decoder": ({}, {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}),
     "bert": ({}, {}),
     "roberta": ({}, {}),
@@ -89,3 +99,21 @@ def test_layers_that_version_4_57_cannot_have_stop_it() -> None:
     keys = older_keys(AutoConfig.for_model("modernbert", **SMALL, layer_types=kinds).to_dict())
     assert keys["global_attn_every_n_layers"] == 0
     assert AutoConfig.for_model("modernbert", **SMALL, layer_types=kinds, **keys).layer_types == kinds
+
+
+@pytest.mark.parametrize(
+    ("family", "sliding", "key"),
+    [
+        ("olmo3", {"rope_type": "default", "rope_theta": 2e4}, "rope_theta"),
+        ("gemma3_text", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, "rope_local_base_freq"),
+    ],
+)
+def test_a_base_that_version_4_57_cannot_have_stops_it(family: str, sliding: dict[str, Any], key: str) -> None:
+    """It computes `null ** numbers`, an error; 5 reads `rope_parameters`."""
+    from transformers import AutoConfig
+
+    rope = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": sliding}
+    config = AutoConfig.for_model(family, **SMALL, rope_parameters=rope)
+    keys = older_keys(config.to_dict())
+    assert keys[key] is None
+    assert AutoConfig.for_model(**config.to_dict(), **keys).rope_parameters == config.rope_parameters

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from tasks.artifact import Meta
-from tasks.model_folder.model_card import write_card
+from tasks.model_folder.model_card import Origin, write_card
 from tasks.model_folder.settings_files import generation_settings, write_tokenizer
 from tasks.stage import read_json, write_json
 
@@ -43,7 +43,7 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
         "settings": {"learning_rate": 5e-5, "epochs": 3, "lora": None},
         "metrics": {"eval_loss": 0.25, "train_loss": 1.5},
     }
-    write_card(tmp_path, shards, {"architectures": ["BertForSequenceClassification"]}, "org/base")
+    write_card(tmp_path, shards, {"architectures": ["BertForSequenceClassification"]}, Origin("org/base"))
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.data.base_model, card.data.library_name) == ("org/base", "transformers")
     assert card.data.pipeline_tag == "text-classification"
@@ -51,6 +51,11 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
     assert "| learning\\_rate | 5e-05 |" in card.text and "lora" not in card.text
     assert "<script" not in card.text and "a\\|b" in card.text
 
-    write_card(tmp_path, {**shards, "labels": None, "task": "causal_lm"}, {"model_type": "llama"}, None, adapter=True)
+    language = {**shards, "labels": None, "task": "causal_lm"}
+    write_card(tmp_path, language, {"model_type": "llama"}, Origin(weights="sha256:ab"), adapter=True)
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.library_name == "peft" and card.data.base_model is None and "no name on the hub" in card.text
+    assert "fine-tuned from the weights `sha256:ab`" in card.text
+
+    write_card(tmp_path, language, {"model_type": "llama"}, Origin())
+    assert "trained from scratch with trnflow" in ModelCard.load(tmp_path / "README.md").text

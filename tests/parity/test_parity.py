@@ -1,6 +1,7 @@
 """Any layout gives the losses of one plain device: to 1e-5 in fp32, parameters within 0.1 x learning rate x steps.
 
-Four virtual devices, all layouts of an engine in one process: a pairwise choice here, the whole product with the nightly tests.
+Four virtual devices, all layouts of an engine in one process: one with everything in the quick tests, a pairwise choice in the
+slow ones, the whole product in the nightly ones.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def sensible(layout: dict[str, Any]) -> bool:
 
 LAYOUTS = pairwise(all_of(SETTINGS, sensible))
 OTHERS = [one for one in all_of({**SETTINGS, "remat": [2, True, False]}, sensible) if one not in LAYOUTS]
-AT_ONCE = 10  # layouts a process, of the slow ones
+QUICK = {"tensor_parallel_size": 2, "zero1": True, "sequence_parallel": True, "remat": 2, "accumulation": 2}
+AT_ONCE = 10  # layouts a process, of the nightly ones
 
 
 def config_of(layout: dict[str, Any]) -> TrainConfig:
@@ -62,16 +64,17 @@ def plain(tmp_path_factory) -> Result:
 def chosen(tmp_path_factory):
     """A layout's result; its whole group is trained when the first of it is asked for."""
 
+    slow = [layout for layout in LAYOUTS if layout != QUICK]
+    nightly = [OTHERS[start : start + AT_ONCE] for start in range(0, len(OTHERS), AT_ONCE)]
+    groups = [[QUICK], slow, *nightly]
+
     @cache
-    def group(slow: bool, number: int) -> list[Result]:
-        layouts = OTHERS[number * AT_ONCE :][:AT_ONCE] if slow else LAYOUTS
-        return trained(tmp_path_factory.mktemp("mesh"), *map(config_of, layouts))
+    def results(number: int) -> list[Result]:
+        return trained(tmp_path_factory.mktemp("mesh"), *map(config_of, groups[number]))
 
     def find(layout: dict[str, Any]) -> Result:
-        if layout in LAYOUTS:
-            return group(False, 0)[LAYOUTS.index(layout)]
-        number, position = divmod(OTHERS.index(layout), AT_ONCE)
-        return group(True, number)[position]
+        number = next(number for number, layouts in enumerate(groups) if layout in layouts)
+        return results(number)[groups[number].index(layout)]
 
     return find
 
@@ -86,13 +89,17 @@ def check(found: Result, plain: Result) -> None:
 
 
 def test_every_pair_of_settings_meets() -> None:
-    assert len(LAYOUTS) == 8
+    assert len(LAYOUTS) == 8 and QUICK in LAYOUTS
     for one, other in combinations(SETTINGS, 2):
         met = {(layout[one], layout[other]) for layout in LAYOUTS}
         assert met == {(layout[one], layout[other]) for layout in all_of(SETTINGS, sensible)}, (one, other)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(one, marks=pytest.mark.process if one == QUICK else pytest.mark.slow) for one in LAYOUTS],
+    ids=name_of,
+)
 def test_layouts_agree(layout: dict[str, Any], chosen, plain) -> None:
     found = chosen(layout)
     check(found, plain)

@@ -125,6 +125,21 @@ def test_examples_of_one_row_are_drawn_together_as_scipy_does(tmp_path: Path) ->
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.006)
 
 
+def test_models_may_make_different_numbers_of_examples_of_a_row(tmp_path: Path) -> None:
+    """As one chat template that makes an example of each turn, and another that makes one of all turns."""
+    draw = np.random.default_rng(4)
+    rows = draw.permutation(np.repeat(np.arange(90), draw.integers(1, 5, 90)))
+    size = draw.integers(20, 200, len(rows))
+    turns = [size * draw.normal(rate, 0.2, 90)[rows] for rate in (1.0, 0.9)]
+    first = likelihoods(tmp_path / "first", turns[0], size, rows)
+    apart = likelihoods(tmp_path / "apart", turns[1], size, rows)
+    sums, bytes_ = (np.bincount(rows, weights=values) for values in (turns[1], size))
+    together = likelihoods(tmp_path / "together", sums, bytes_.astype(np.int64))
+    found, wanted = (compare(first, other, "causal_lm", PromoteConfig()) for other in (together, apart))
+    assert found.rows == 90 and wanted.is_better
+    assert found[1:6] == pytest.approx(wanted[1:6], rel=1e-9)
+
+
 def test_a_clear_difference_wins_and_margin_and_confidence_raise_the_bar(tmp_path: Path, truth: NDArray[Any]) -> None:
     draw = np.random.default_rng(2)
     paths = (
@@ -157,11 +172,11 @@ def test_the_same_model_and_fewer_bits_per_byte(tmp_path: Path) -> None:
 
 def test_what_can_t_be_compared_is_refused(tmp_path: Path, truth: NDArray[Any]) -> None:
     paths = classes(tmp_path / "a", truth, truth), classes(tmp_path / "b", truth[:-1], truth[:-1])
-    with pytest.raises(DataError, match="600 examples of the frozen rows, the challenger of 599"):
+    with pytest.raises(DataError, match="600 frozen rows, the challenger of 599: they can't be paired"):
         compare(*paths, "classification", PromoteConfig())
     size, rows = np.full(40, 100), np.arange(40) // 2
-    others = (likelihoods(tmp_path / str(n), size * 1.0, size, which) for n, which in enumerate((rows, rows[::-1])))
-    with pytest.raises(DataError, match="40 examples of the frozen rows, the challenger of 40 other ones"):
+    others = (likelihoods(tmp_path / str(n), size * 1.0, size, which) for n, which in enumerate((rows, rows + 1)))
+    with pytest.raises(DataError, match="20 frozen rows, the challenger of 20 other ones"):
         compare(*others, "causal_lm", PromoteConfig())
     with pytest.raises(ConfigError, match="bits_per_byte is no metric of this task"):
         metric_of(PromoteConfig(metric="bits_per_byte"), "classification")

@@ -73,6 +73,27 @@ def test_a_tokenizer_may_live_elsewhere(folder: Path, tmp_path: Path) -> None:
     assert model_folder(source) == folder
 
 
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+        ({"text_config": {"quantization_config": {"quant_method": "gptq", "bits": 4}}}, "gptq"),
+        ({"compression_config": {"format": "int-quantized"}}, "int-quantized"),
+    ],
+)
+def test_quantised_weights_are_refused(folder: Path, tmp_path: Path, config: dict[str, Any], kind: str) -> None:
+    """`plan` resolves the model, so that nothing runs before."""
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    with pytest.raises(
+        ModelError, match=rf"{folder} are quantised \(quantization_config: .*{kind}.*Fix: set model\.source"
+    ):
+        resolve(tmp_path, source=str(folder))
+    with pytest.raises(ModelError, match="quantised"):
+        resolve(tmp_path, config={"model_type": "llama", **config})
+    (folder / "config.json").write_text('{"model_type": "llama", "quantization_config": null}')
+    assert resolve(tmp_path, source=str(folder)).identity["weights"]
+
+
 def test_pickled_weights_are_refused_and_a_missing_folder_is_named(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="pickled"):

@@ -14,7 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-from flows.runner.attempts import now
 from flows.runner.call import Outcome
 from flows.runner.runner import Runner
 from tasks.errors import BlobLost
@@ -25,6 +24,7 @@ from tasks.store.garbage.roots import Policy
 from tasks.store.garbage.trash import absent
 from tasks.store.layout import blob_name
 from tasks.store.location import open_backend
+from tasks.system.clock import now
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 
 WORDS = ("a bb ccc", "x yy zzz", "dddd ee f", "one two three four", "u v w", "tt", "seven eight", "nine ten")

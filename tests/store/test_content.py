@@ -212,3 +212,16 @@ def test_a_folder_that_can_not_be_listed_is_an_error_and_not_empty(tmp_path: Pat
         with pytest.raises(StoreError, match="listing"):
             listing(name)
     assert store._backend.names("roots/none") == store._backend.entries("roots/none") == []
+
+
+@pytest.mark.parametrize(
+    ("root", "disk", "fix"), [("store", "store", "store.root"), ("memory://full", "home", "TRNFLOW_HOME")]
+)
+def test_a_disk_without_room_is_named_and_so_is_what_chooses_another(
+    tmp_path: Path, root: str, disk: str, fix: str
+) -> None:
+    """The files of a stage that runs lie on the home's disk if the store is remote."""
+    where = root if "://" in root else str(tmp_path / root)
+    with pytest.raises(StoreError, match=f"free on the disk of the {disk} ") as caught:
+        Store(where, tmp_path / "home").check_space(1 << 60, 0)
+    assert f"choose another {fix}" in caught.value.fix

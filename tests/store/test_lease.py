@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,24 @@ def test_a_silent_holder_of_another_machine_is_over_after_its_ttl_and_the_fence_
     assert store._backend.names("leases") == []
 
 
+def test_a_patient_waiter_leaves_the_lease_to_a_process_of_this_machine_that_lives(store: Store) -> None:
+    def looks_twice(turn: Waiter) -> Lease | None:
+        assert turn.take() is None
+        time.sleep(2 * SHORT)
+        return turn.take()
+
+    patient = partial(Waiter, store._backend, KEY, run="r", attempt="a", ttl=LONG, patient=True)
+    left_by(store._backend, this_process(), SHORT)
+    assert looks_twice(patient()) is None
+    lease = looks_twice(waiter(store._backend))
+    assert lease is not None
+    lease.release()
+    left_by(store._backend, elsewhere(), SHORT)
+    lease = looks_twice(patient())
+    assert lease is not None
+    lease.release()
+
+
 def test_a_holder_that_beats_is_never_over_however_slow_the_waiter_looks(store: Store) -> None:
     left_by(store._backend, elsewhere(), SHORT)
     turn = waiter(store._backend)
@@ -120,6 +139,31 @@ def test_a_holder_that_beats_is_never_over_however_slow_the_waiter_looks(store: 
         assert turn.take() is None
         time.sleep(SHORT)
     awaited(turn).release()
+
+
+class Patient(Waiter):
+    """A waiter for a lease of this process that is released before its third look."""
+
+    def __init__(self, backend: Backend, held: Lease) -> None:
+        super().__init__(backend, KEY, run="r", attempt="a", ttl=LONG)
+        self.held, self.looks = held, 0
+
+    def take(self) -> Lease | None:
+        self.looks += 1
+        if self.looks == 3:
+            self.held.release()
+        return super().take()
+
+
+def test_who_waits_is_told_the_holder_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "WATCH_SECONDS", 0.01)
+    held, told = taken(store._backend), []
+    assert waiter(store._backend).take_watching(tell=told.append) is None and told == []
+    turn = Patient(store._backend, held)
+    mine = turn.take_watching(wait=True, tell=told.append)
+    assert mine is not None and turn.looks == 3
+    assert [one.process for one in told] == [this_process()]
+    mine.release()
 
 
 def test_a_held_lease_beats(store: Store) -> None:

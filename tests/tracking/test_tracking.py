@@ -347,11 +347,13 @@ def trained(spool: Spool, key: str, steps: range, end: str | None) -> None:
     spool.run_ended({"ran": "FINISHED", None: "KILLED"}.get(end, str(end)))
 
 
-def not_uploaded(home: Path, run: str) -> Spool:
+def not_uploaded(home: Path, run: str, **tags: str) -> Spool:
     """A run whose spool nobody uploads yet."""
     spool = Spool(home, run)
     uri = absolute_uri(f"sqlite:///{home}/mlflow.db")
-    spool.run_started("demo", settings={"name": "demo"}, tags={}, experiment="tests", uri=uri, artifacts=home.as_uri())
+    spool.run_started(
+        "demo", settings={"name": "demo"}, tags=tags, experiment="tests", uri=uri, artifacts=home.as_uri()
+    )
     return spool
 
 
@@ -401,3 +403,41 @@ def test_a_forced_training_or_one_of_another_key_is_a_run_of_its_own(tmp_path: P
     assert {run: set(runs_of(mlflow, run)) for run in ("r1", "r2", "r3", "r4")} == {
         run: {"", "train"} for run in ("r1", "r2", "r3", "r4")
     }
+
+
+def test_a_driver_that_is_not_installed_is_named_with_its_extra(tmp_path: Path) -> None:
+    (tmp_path / "psycopg2.py").write_text("raise ModuleNotFoundError('no such module', name='psycopg2')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        tracker = started(tmp_path, "r1", "postgresql://me:pw@127.0.0.1:9/mlflow")
+        warning = tracker.finish("FINISHED", PATIENCE)
+    assert warning and warning.startswith(
+        "MLflow at postgresql://***@127.0.0.1:9/mlflow needs a driver that is not installed: pip install 'trnflow[postgres]'; "
+    )
+
+
+def test_trials_are_nested_in_the_run_of_their_sweep(tmp_path: Path) -> None:
+    for run in ("s1", "t1"):
+        trained(
+            not_uploaded(tmp_path, run, **({"trnflow.sweep": "s1"} if run == "t1" else {})),
+            "d" * 64,
+            range(1, 3),
+            "ran",
+        )
+        assert upload_left(tmp_path) == 1
+    mlflow = client(absolute_uri(f"sqlite:///{tmp_path}/mlflow.db"))
+    experiment = mlflow.get_experiment_by_name("tests").experiment_id
+    sweep, trial = (mlflow.search_runs([experiment], f"tags.`trnflow.run` = '{run}' and tags.`trnflow.stage` = ''")[0]
+                    for run in ("s1", "t1"))  # fmt: skip
+    assert trial.data.tags["mlflow.parentRunId"] == sweep.info.run_id
+    assert "mlflow.parentRunId" not in sweep.data.tags
+
+
+def test_the_first_two_runs_of_a_home_may_be_uploaded_at_once(tmp_path: Path) -> None:
+    """MLflow makes the tables of a new database at the first request, and two processes at once leave half of them."""
+    runs = [started(tmp_path, run) for run in ("r1", "r2")]
+    for run, keys in zip(runs, ("dbc", "efg"), strict=True):  # two runs with one key share its nested run
+        speak(run, tmp_path, points=2, keys=keys)
+    assert [run.finish("FINISHED", wait_seconds=PATIENCE) for run in runs] == [None, None]
+    mlflow = client(absolute_uri(f"sqlite:///{tmp_path}/mlflow.db"))
+    assert all(len(runs_of(mlflow, run)) > 1 for run in ("r1", "r2"))

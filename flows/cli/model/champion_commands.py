@@ -116,7 +116,7 @@ def rollback(options: Namespace) -> int:
 
 def champions(options: Namespace) -> int:
     """Print the champion of each recipe, or of one recipe all its champions, the newest first; return exit code 0."""
-    from flows.champions.freeze import old_frozen
+    from flows.champions.frozen_rows import old_frozen
     from tasks.store.garbage.numbered_roots import CHAMPIONS, names_of, numbered
 
     store = Store(options.store or default_root(home_folder()), home_folder())

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from flows.champions.frozen_rows import look_at_retrain
 from flows.champions.promote import champions_of
 from flows.cli.history_commands import artifact_of, run_ids, store_of
 from flows.finetune import FINETUNE, KINDS
 from flows.recipes import recipe as settings
 from flows.recipes.files import nearest, recipe_names
+from flows.runner.call import Outcome
 from flows.runner.run import look, open_store
 from tasks.artifact import Artifact
 from tasks.errors import BlobLost, ConfigError
@@ -88,11 +90,20 @@ def _of_recipe(options: Namespace, stage: str) -> NamedModel:
     store = open_store(recipe)
     outcome = look(recipe, store, FINETUNE).outcomes[stage]
     if outcome.artifact is None:
+        outcome = of_retrain(recipe, store, stage) or outcome
+    if outcome.artifact is None:
         raise ConfigError(
             f"{stage} of {recipe.name} has no artifact for these settings: {outcome.why}",
             f"`trnflow run --until {stage}` makes it",
         )
     return NamedModel(store, outcome.artifact, (stage, str(outcome.key)))
+
+
+def of_retrain(recipe: settings.Recipe, store: Store, stage: str) -> Outcome | None:
+    """What a stage made in a retrain with the recipe's present data and settings, from whose training rows the frozen rows
+    were dropped; None if there are no frozen rows."""
+    planner = look_at_retrain(recipe, store)
+    return planner.outcomes[stage] if planner else None
 
 
 def _champion(options: Namespace, stage: str) -> NamedModel:

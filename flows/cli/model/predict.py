@@ -1,4 +1,5 @@
-"""`trnflow predict RECIPE|RUN|DIGEST [TEXT ...]`: what a trained model says about texts, or about the rows of a file."""
+"""`trnflow predict RECIPE|RUN|DIGEST [TEXT ...]`: what a trained model says about texts, about the rows of a file, or on a
+page in the browser (`--serve`)."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli.model.named_model import NamedModel, named_model
+from flows.cli.model.serve import check_installed, serve
 from flows.display.progress import Progress
 from tasks.artifact import Meta
 from tasks.errors import ConfigError
 from tasks.evaluation.models import EAGER
 from tasks.export.stablehlo import ENVIRON
-from tasks.prediction.predict import Model, Named, open_model, predictions
+from tasks.prediction.predict import Model, Named, open_model, predictions, predictor
 from tasks.prediction.row_files import RowFile, new_lines
 
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -45,14 +47,14 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-new-tokens", type=_count, default=256, metavar="N", help="the most tokens of an answer (%(default)s)"
     )
+    parser.add_argument("--serve", action="store_true", help="open a page at 127.0.0.1 to try the model (extra: serve)")
+    parser.add_argument("--port", type=_port, metavar="N", help="the port of --serve; default: a free one from 7860")
     parser.set_defaults(command=predict)
 
 
 def predict(options: Namespace) -> int:
     """Predict the texts or the file that the options name, and print the predictions or write them to --out."""
-    if bool(options.texts) == bool(options.file):
-        both = "a text or --file, not both" if options.texts else "a text, or rows by --file"
-        raise ConfigError(f"predict needs {both}", "give one; a text that looks like a setting goes after --")
+    _check(options)
     named = named_model(
         options, ("export_neuron", "consolidate") if options.export else ("consolidate", "export_neuron")
     )
@@ -60,6 +62,8 @@ def predict(options: Namespace) -> int:
         os.environ.setdefault(name, value)
     with named.folder() as folder:
         model = open_model(folder, named.artifact.kind, named.artifact.meta)
+        if options.serve:
+            return _serve(options, named, model)
         rows, total = _rows(options, model)
         results = _counted(predictions(model, rows, options.max_new_tokens), total)
         if options.out:
@@ -69,6 +73,19 @@ def predict(options: Namespace) -> int:
     return 0
 
 
+def _check(options: Namespace) -> None:
+    """Raise ConfigError for arguments that don't go together, MissingDependency for --serve without its packages."""
+    if options.serve:
+        if options.texts or options.file or options.out:
+            raise ConfigError("--serve reads its texts from the page", "leave texts, --file and --out away")
+        check_installed()
+    elif options.port is not None:
+        raise ConfigError("--port is the port of --serve", "add --serve")
+    elif bool(options.texts) == bool(options.file):
+        both = "a text or --file, not both" if options.texts else "a text, or rows by --file"
+        raise ConfigError(f"predict needs {both}", "give one; a text that looks like a setting goes after --")
+
+
 def _rows(options: Namespace, model: Model) -> tuple[Iterable[Named], int]:
     """The rows to predict, and their number."""
     if options.file:
@@ -76,6 +93,20 @@ def _rows(options: Namespace, model: Model) -> tuple[Iterable[Named], int]:
         return file, file.count
     texts = [(f"text {number}", model.shape.of_text(text)) for number, text in enumerate(options.texts, 1)]
     return texts, len(texts)
+
+
+def _serve(options: Namespace, named: NamedModel, model: Model) -> int:
+    """Serve the model's page until Ctrl-C; print its address when it answers. Return exit code 0."""
+
+    def show(url: str) -> None:
+        if options.json:
+            _emit({**_about(named, model), "url": url})
+        else:
+            sys.stdout.write(f"{options.recipe} at {url} (Ctrl-C ends it)\n")
+        sys.stdout.flush()
+
+    serve(model, predictor(model, options.max_new_tokens), options.recipe, options.port, show)
+    return 0
 
 
 def _counted(results: Iterator[Meta], total: int) -> Iterator[Meta]:
@@ -136,5 +167,12 @@ def _shown(result: Meta) -> str:
 def _count(text: str) -> int:
     value = int(text)
     if not 0 < value <= 1 << 24:
+        raise ValueError(text)
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 < value < 1 << 16:
         raise ValueError(text)
     return value

@@ -12,11 +12,14 @@ from flows.display.progress import Progress
 from flows.recipes import recipe as settings
 from flows.recipes.suggested_command import complete
 from flows.runner.run import Options, Result, execute, new_run_id, open_store
+from tasks.errors import TrnflowError
 from tasks.store import Store
 from tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
-    from flows.champions.retrain import Retrained
+    from flows.retraining.change import Change
+    from flows.retraining.checks import Checked
+    from flows.retraining.outcome import Retrained
     from flows.runner.pipeline import Pipeline
 
 
@@ -26,7 +29,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
     again = sub.add_parser(
         "retrain", parents=[recipe], help="train again if anything changed; promote the model if it is better"
     )
-    again.add_argument("--dry-run", action="store_true", help="say what would be judged and why, and do nothing")
+    again.add_argument("--dry-run", action="store_true", help="say what would be judged and why; train nothing")
     again.add_argument("--wait", action="store_true", help="wait while another retrain of the recipe is under way")
     again.add_argument("--direct", action="store_true", help="run without Prefect")
     again.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
@@ -36,23 +39,45 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 def retrain(options: Namespace) -> int:
     """Retrain a recipe and print how it ended. Return exit code 0 (promoted, kept or unchanged), 1 (stopped), or that of
     the error."""
-    from flows.champions.retrain import find_change, unchanged
+    from flows.retraining.change import find_change
+    from flows.retraining.retrain import record_failure, unchanged
 
     recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
     store.prepare()
-    change = find_change(recipe, store, offline=options.offline)
+    try:
+        change = find_change(recipe, store, offline=options.offline)
+    except TrnflowError as error:
+        if not options.dry_run:
+            record_failure(recipe, store, error, offline=options.offline)
+        raise
     if options.dry_run:
-        verb = "would be trained and judged" if change.is_changed else "is unchanged"
-        emit(options, change.to_json(), f"{recipe.name} {verb}: {change.why}\n")
-        return 0
-    done, prefect_lost = unchanged(change), False
+        return _dry_run(options, change, store)
     if change.is_changed:
         done, prefect_lost = _retrained(options, recipe, store)
+    else:
+        done, prefect_lost = unchanged(change, store), False
     _print(options, done)
     if prefect_lost:
         exit_at_once(done.exit_code)
     return done.exit_code
+
+
+def _dry_run(options: Namespace, change: Change, store: Store) -> int:
+    """Print what a retrain would do, with the checks of the data if they cost little; return exit code 0."""
+    from flows.retraining.checks import check_cheaply
+
+    checked: tuple[Checked, ...] = ()
+    unmade, recipe = "", change.recipe
+    if change.is_changed:
+        checked, unmade = check_cheaply(recipe, store, change.frozen, change.champion, offline=options.offline)
+    stopping = [one.sentence for one in checked if one.result == "stopped"]
+    notes = [one.sentence for one in checked if one.result in ("warned", "not applied")] + ([unmade] if unmade else [])
+    found = {"stopped": bool(stopping), "checks": [one.to_json() for one in checked], "notes": notes}
+    verb = "would be trained and judged" if change.is_changed else "is unchanged"
+    lines = [f"{recipe.name} would be stopped: {one}" for one in stopping] or [f"{recipe.name} {verb}: {change.why}"]
+    emit(options, change.to_json() | found, "".join(f"{line}\n" for line in lines + [f"note: {one}" for one in notes]))
+    return 0
 
 
 def _retrained(options: Namespace, recipe: settings.Recipe, store: Store) -> tuple[Retrained, bool]:
@@ -73,7 +98,7 @@ def _retrained(options: Namespace, recipe: settings.Recipe, store: Store) -> tup
 
 
 def _directly(options: Namespace, recipe: settings.Recipe, store: Store, progress: Progress) -> Retrained:
-    from flows.champions.retrain import retrain as retrain_recipe
+    from flows.retraining.retrain import retrain as retrain_recipe
     from flows.services.mlflow_listener import Tracking
 
     def train(fixed: settings.Recipe, pipeline: Pipeline) -> Result:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ from tasks.store import Store
 from tasks.store.layout import SHARD
 
 Emit = Callable[[Meta], None]
+
+JOURNAL_SECONDS = 5.0
+"""Seconds between two writes of the journal while parts are published."""
 
 
 @dataclass
@@ -50,6 +54,7 @@ class Shards:
     threads: int
     force: bool
     note: Callable[[str], None]
+    _journal_written: float = float("-inf")
 
     def run(self, emit: Emit) -> Meta:
         """Run the stage and return its metadata. Its files are then in `work/out`. emit: gets the events of the stage."""
@@ -115,7 +120,7 @@ class Shards:
             if meta is None:
                 what = f"{self.documents[number]['stage']} {key_of(self.documents[number])[:12]}"
                 raise BlobLost(f"{what} was lost when it was needed", "run again", done["artifact"])
-            self._write_journal()
+            self._write_journal_now_and_then()
             made.append((number, meta))
         return made
 
@@ -138,9 +143,11 @@ class Shards:
 
     def _publish(self, number: int, meta: Meta) -> None:
         document = self.documents[number]
-        artifact = self.store.ingest(self._folder / f"{number}.kept", part_kind(self.job.stage), meta)
+        made = self._folder / f"{number}.kept"
+        # not cached: the stage has read the part, and the cache, which nothing empties, would hold it beside the stage's output
+        artifact = self.store.ingest(made, part_kind(self.job.stage), meta, cache=False)
         self._list(number, artifact.digest)
-        self._write_journal()
+        self._write_journal_now_and_then()
         attempt, created, replace = self.journal["attempt"], self.journal["started"], self._replaces(number)
         if publish_part(self.store, document, artifact, attempt, created, replace=replace) != artifact.digest:
             self._note_difference(number)
@@ -166,6 +173,13 @@ class Shards:
         document = self.documents[number]
         shard = {"stage": document["stage"], "key": key_of(document), "artifact": artifact}
         self.journal.setdefault("shards", []).append(shard)
+
+    def _write_journal_now_and_then(self) -> None:
+        """Write the journal unless it was written in the last JOURNAL_SECONDS: a write costs a sync or a request, and what
+        is younger than gc's grace period is kept without it. The last journal is written with the stage's outcome."""
+        if time.monotonic() - self._journal_written >= JOURNAL_SECONDS:
+            self._write_journal()
+            self._journal_written = time.monotonic()
 
     def _write_journal(self) -> None:
         self.store.write_attempt(key_of(self.job.document), self.journal["attempt"], self.journal)

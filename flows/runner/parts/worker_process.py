@@ -23,7 +23,6 @@ from tasks.errors import CodeError, StoreError
 from tasks.keys.code_closure import closure
 from tasks.keys.key_document import key_of
 from tasks.launch.job import Step, name_of, portable, resolve
-from tasks.launch.launcher import Local
 from tasks.launch.local import STOP_SECONDS
 from tasks.stage import Stage, of
 from tasks.store import Store
@@ -57,6 +56,7 @@ def part_job(
         "arguments": arguments,
         "document": document,
         "attempt": job.attempt,
+        "launcher": name_of(type(job.launcher)),
         "created": created,
         "replace": replace,
     }
@@ -80,7 +80,7 @@ def make_part_apart(job: Meta) -> Meta:
     config = resolve(job["config_type"]).model_validate(job["config"])
     with workplace(store.home, name) as work:
         log = attempt_log(store.home, work.name)
-        unit = Job(stage, config, document, inputs, job["attempt"], log, {}, STOP_SECONDS, Local())
+        unit = Job(stage, config, document, inputs, job["attempt"], log, {}, STOP_SECONDS, resolve(job["launcher"])())
         meta = unit.run(store, work / "out", said.append, Step("part", str(shared.path), job["arguments"]))
         artifact = store.ingest(work / "out", part_kind(stage), meta)
     published = publish_part(store, document, artifact, job["attempt"], job["created"], replace=job["replace"])

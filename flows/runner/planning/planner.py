@@ -76,7 +76,7 @@ class Planner(Inputs):
         return self._expected(Outcome(call.name, "run", why, key), past, document)
 
     def _past(self, stage: str) -> list[Meta]:
-        return self.store.records(stage)[:RECENT]
+        return self.store.records(stage, RECENT)
 
     def _expected(self, outcome: Outcome, past: list[Meta], known: Meta) -> Outcome:
         outcome.seconds, outcome.expected_bytes = forecast(self.store, past, known)

@@ -21,6 +21,9 @@ from tasks.store.backend import Backend
 from tasks.store.layout import read_object
 
 CHAMPIONS, FROZEN = "roots/champions", "roots/frozen"
+RETRAINED = "roots/retrained"
+"""The folder of the files that say how a recipe's newest retrain ended. Such a file keeps nothing but itself."""
+
 KEPT_CHAMPIONS = 3
 """The number of different artifacts, the last that were champions of a name, that garbage collection keeps."""
 
@@ -67,13 +70,15 @@ def names_of(backend: Backend, kind: str) -> list[str]:
 def counting(places: Iterable[str], read: Callable[[str], Meta]) -> set[str]:
     """Return those of the files below `roots/` that garbage collection follows.
 
-    These are all pins and other unnumbered roots, the newest file of each of the last three different artifacts that were
-    champions of a name, and the newest frozen rows of a name. The rows that a champion was compared on are named by its own
-    file. read: returns the document of a file."""
+    These are all pins and other unnumbered roots (but not those of `RETRAINED`), the newest file of each of the last three
+    different artifacts that were champions of a name, and the newest frozen rows of a name. The rows that a champion was
+    compared on are named by its own file. read: returns the document of a file."""
     found: set[str] = set()
     series: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for place in places:
         number = _number(place)
+        if place.startswith(f"{RETRAINED}/"):
+            continue
         if number:
             series[place.rpartition("/")[0]].append((number, place))
         else:

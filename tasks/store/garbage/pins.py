@@ -9,7 +9,7 @@ from tasks.artifact import Meta
 from tasks.errors import BlobLost
 from tasks.store.backend import Backend
 from tasks.store.garbage.trash import absent, bring_back
-from tasks.store.layout import blob_name
+from tasks.store.layout import blob_name, document_name
 
 PINS = "roots/pins"
 
@@ -44,4 +44,4 @@ def remove_pin(backend: Backend, name: str) -> bool:
 
 def pin_names(backend: Backend) -> list[str]:
     """Return the names of all pins of a store."""
-    return [name.rsplit("/", 1)[1].removesuffix(".json") for name in backend.names(PINS)]
+    return [document_name(name) for name in backend.names(PINS)]

@@ -26,7 +26,7 @@ from tasks.keys.canonical_json import digest_of
 from tasks.store.backend import Entry
 from tasks.store.garbage.numbered_roots import counting
 from tasks.store.garbage.trash import Trashed
-from tasks.store.layout import blob_name, is_unfinished, newest_runs, read_manifest
+from tasks.store.layout import blob_name, document_name, is_unfinished, newest_runs, read_manifest
 from tasks.system.process import is_running
 
 KINDS = ("records", "attempts", "runs", "partial", "blobs")
@@ -80,7 +80,7 @@ class View:
             if is_unfinished(name):  # an unfinished file of a killed writer belongs to no key
                 continue
             if kind == "records" and len(parts) == 2:
-                self.by_key[parts[1].removesuffix(".json")].append(name)
+                self.by_key[document_name(name)].append(name)
             elif kind in ("attempts", "partial", "leases") and parts:
                 self.by_key[parts[0]].append(name)
 
@@ -144,7 +144,7 @@ class _Marker:
             self._keep_key(key)
         for name in self._view.below("records"):
             if self._is_young(name):
-                self._key(name.split("/")[2].removesuffix(".json"), "young")
+                self._key(document_name(name), "young")
         for name in self._view.present:
             if self._is_young(name):
                 self._young(name)
@@ -192,7 +192,7 @@ class _Marker:
         return kept
 
     def _run(self, name: str, why: str) -> None:
-        self._runs.add(name.split("/")[1].removesuffix(".json"))
+        self._runs.add(document_name(name))
         if self._keep(name, why):
             self._follow(self._document(name), why)
 

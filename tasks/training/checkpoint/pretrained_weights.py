@@ -38,15 +38,15 @@ class PretrainedWeights:
         """Return whether the files hold the parameter `name`, or one that it shares its values with."""
         return self._held(name) is not None
 
-    def is_converted(self, name: str) -> bool:
-        """Return whether the parameter `name` is made of stored tensors, so that each reading of it takes memory."""
-        return self._held(name) in self._converters
+    def stored_name(self, name: str) -> str | None:
+        """Return the name of the stored tensor that is the parameter `name`; None if the parameter is made of several, so that
+        each reading of it takes memory. Raise ModelError when the files lack it."""
+        held = self._known(name)
+        return None if held in self._converters else self._sources[held][0][1]
 
     def tensor(self, name: str) -> Tensor:
         """Return the parameter `name` in the type of the file. Raise ModelError when the files lack it or can't be read."""
-        held = self._held(name)
-        if held is None:
-            raise ModelError(f"the weights lack {name}", "save the model anew")
+        held = self._known(name)
         if held not in self._converters:
             return self._read(self._sources[held][0][1])
         first = self._converters[held]
@@ -89,6 +89,12 @@ class PretrainedWeights:
                     made = self._rules[pattern].target_patterns
                     names = {name.replace(made[0], other, 1) for other in made}
                     self._converters |= dict.fromkeys(names & known.keys(), name)
+
+    def _known(self, name: str) -> str:
+        held = self._held(name)
+        if held is None:
+            raise ModelError(f"the weights lack {name}", "save the model anew")
+        return held
 
     def _held(self, name: str) -> str | None:
         """Return the name among those that share the parameter's values whose tensors are stored."""

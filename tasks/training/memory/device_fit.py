@@ -48,6 +48,6 @@ def _start_xla(config: TrainConfig) -> None:
     """Start XLA's virtual devices on the CPU. They must exist before the first backward pass in this process, or later
     backward passes on XLA fail. Does nothing for device neuron, whose graphs another process traces."""
     if config.engine == "xla" and config.device == "cpu":
-        from tasks.training.xla.engine import start_devices
+        from tasks.training.xla.devices import start_devices
 
         start_devices(config)

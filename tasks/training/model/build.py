@@ -65,7 +65,7 @@ def model_config(source: Source, meta: Meta) -> Any:
     vocabulary size and labels of the rows. meta: the metadata of the packed rows."""
     pretrained, overrides = source.identity["config"]["pretrained"], source.identity["config"]["overrides"]
     config = _config({**(pretrained or {}), **overrides}, overrides)
-    _fit_vocabulary(config, meta, scratch=pretrained is None)
+    _fit_vocabulary(config.get_text_config(), meta, scratch=pretrained is None)
     _fit_labels(config, meta)
     return config
 
@@ -149,6 +149,7 @@ def _config(fields: Meta, overrides: Meta) -> Any:
 
 
 def _fit_vocabulary(config: Any, meta: Meta, *, scratch: bool) -> None:
+    """Set the vocabulary and special tokens in the config of the language model, which may be within another's."""
     if scratch:
         config.vocab_size = meta["vocab_size"]
         config.bos_token_id, config.eos_token_id = meta["bos_id"], meta["eos_id"]
@@ -184,7 +185,7 @@ def _is_causal(config: Any) -> bool:
 
 
 def _check_positions(built: Built, lengths: list[int]) -> None:
-    limit = getattr(built.model.config, "max_position_embeddings", None)
+    limit = getattr(built.model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and max(lengths) + built.first_position > limit:
         raise ModelError(
             f"rows of {max(lengths)} tokens, but {type(built.model).__name__} has {limit - built.first_position} positions",

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifact import Meta
-from tasks.errors import ModelError
 from tasks.training.batches.sampler import Batch
 from tasks.training.config import TrainConfig
 from tasks.training.graph_registry import GraphRegistry
@@ -34,6 +33,7 @@ from tasks.training.partition_specs import Shape, Spec, parameter_specs, state_s
 from tasks.training.ranks import World
 from tasks.training.shared_types import PARAMETER, Built, TensorSlice
 from tasks.training.xla import gspmd
+from tasks.training.xla.devices import compile_count, start_devices
 from tasks.training.xla.gradient_leaves import GradientLeaves
 from tasks.training.xla.replicas import make_replicas
 
@@ -224,7 +224,7 @@ class XlaEngine:
         with torch.no_grad():
             for target, value, _ in writes:
                 target.copy_(value)
-        with self._registry.executing(name, length, first=first, compiles=_compile_count):
+        with self._registry.executing(name, length, first=first, compiles=compile_count):
             torch_xla.sync()
         return result
 
@@ -331,42 +331,6 @@ class XlaEngine:
         import torch
 
         return self._send(torch.zeros(shape), spec)
-
-
-def start_devices(config: TrainConfig) -> tuple[Any, Any]:
-    """Start XLA's devices. Return (the torch device, the device mesh under SPMD over several devices, else None).
-
-    No backward pass may run in the process before this call, not even on "meta", because autograd counts the devices
-    only once. Raise ModelError when XLA finds another number of devices than `config` asks for."""
-    import numpy as np
-    import torch_xla
-    import torch_xla.distributed.spmd as xs
-    import torch_xla.runtime as xr
-
-    alone = config.xla_processes == "one"
-    if alone and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ModelError(
-            "engine xla drives all devices from one process, and WORLD_SIZE says there are several",
-            "start one process (not torchrun) and set train.devices",
-        )
-    if alone and config.devices > 1:
-        xr.use_spmd()
-    found = xr.global_runtime_device_count()
-    if found != config.devices:
-        raise ModelError(
-            f"train.devices is {config.devices}, and XLA has {found} on {config.device}",
-            "lower train.devices",
-        )
-    device = torch_xla.device()
-    if config.devices == 1 or not alone:
-        return device, None
-    return device, xs.Mesh(np.arange(found), tuple(config.mesh), ("data", "model"))
-
-
-def _compile_count() -> int:
-    import torch_xla.debug.metrics as metrics
-
-    return metrics.counter_value("UncachedCompile") or 0
 
 
 def _bitcast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

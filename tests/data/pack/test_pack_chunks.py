@@ -232,10 +232,11 @@ def test_overlong_rows(bench, tmp_path):
     dropped = bench.packed(tokens, strategy="bfd", chunk_length=8, overlong="drop")
     assert dropped.meta["real_tokens"] == {"train": 9} and dropped.meta["cut"] == {"train": 0}
     assert dropped.meta["dropped"] == {"too_long_to_pack": 2}
+    assert dropped.meta["too_long_to_pack"] == {"train": 2}
     assert {"info": "rows longer than 8 tokens dropped: 2"} in bench.said
     cut = bench.packed(tokens, strategy="bfd", chunk_length=8, overlong="split")
     assert cut.meta["real_tokens"] == {"train": 37} and cut.meta["left_out"] == {"train": 1}  # 9 = 8 + 1
-    assert cut.meta["cut"] == {"train": 2} and cut.meta["dropped"] == {}
+    assert cut.meta["cut"] == {"train": 2} and cut.meta["dropped"] == {} and "too_long_to_pack" not in cut.meta
     assert bench.warnings() == ["tokens left out, in parts of rows with nothing to train on: 1"]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tasks.keys.key_document import key_of
 from tests.conftest import PROJECT
+from tests.helpers.browser import browser_at
 from tests.helpers.command_line import DATA, InProcessShell, Shell, artifacts, write_project
 
 
@@ -383,3 +384,37 @@ def test_the_page_of_a_run_tells_its_stages_data_lineage_and_what_changed(trnflo
         f"{run}.html" for run in (newest, shorter, first)
     )
     trnflow.error("report", "2019", code=2)
+
+
+def test_a_machine_without_a_browser_is_told(trnflow: Shell) -> None:
+    """A real terminal, and no program that could open the page: the page is there all the same."""
+    import pty
+
+    program = (
+        "import sys, webbrowser; webbrowser.register_standard_browsers = lambda: None; webbrowser._tryorder = [];"
+        "from flows.cli.main import main; sys.exit(main(['report']))"
+    )
+    environ: dict[str, Any] = {**trnflow.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(PROJECT))}
+    screen, terminal = pty.openpty()
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=trnflow.folder, env=environ, stdout=terminal, stderr=subprocess.PIPE, text=True)
+    os.close(terminal)
+    path = Path(os.read(screen, 65536).decode().strip())
+    os.close(screen)
+    assert (done.returncode, done.stderr) == (0, "no browser was found: open the file in one\n")
+    assert path.read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_of_a_run_fits_the_screen(trnflow: Shell, tmp_path: Path, width: int) -> None:
+    """In a browser of a phone's and of a desk's width: no table is cut, and nothing is asked for."""
+    with browser_at(Path(trnflow.json("report")["path"]).as_uri(), tmp_path) as page:
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
+        )
+        page.wait_for(f"document.querySelector('table') && innerWidth == {width}")
+        assert page.value("document.documentElement.scrollWidth") <= width
+        cut = "[...document.querySelectorAll('.wide')].filter(box => box.scrollWidth > box.clientWidth).length"
+        assert page.value(cut) == 0 and page.value("document.querySelectorAll('.wide').length") > 1
+        assert all(address.startswith(("file:", "data:")) for address in page.requests)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 
 import pytest
 
+from flows.cli.main import GROUPS, parser
 from tests.helpers.command_line import DATA, Shell
 
 
@@ -144,3 +146,33 @@ def test_the_doctor_says_what_there_is(trnflow: Shell) -> None:
     checks = {check["name"]: check for check in trnflow.json("doctor")["checks"]}
     assert checks["torch"]["ok"]
     assert checks["store"]["ok"]
+
+
+def test_each_module_adds_the_commands_that_the_table_says() -> None:
+    """`trnflow COMMAND` imports the module of the command alone, so a command that the table misses would not exist."""
+    commands = next(a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+    assert [name for names, _ in GROUPS.values() for name in names] == list(commands)
+    for name in commands:
+        own = next(a for a in parser(name)._actions if isinstance(a, argparse._SubParsersAction)).choices
+        assert name in own and own[name].format_help() == commands[name].format_help()
+
+
+def test_with_json_lines_all_on_stderr_is_objects_without_secrets(trnflow: Shell) -> None:
+    done = trnflow("run", "mine.yaml", "--until", *DATA, "--json", TRNFLOW_LOG="json")
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 0 and json.loads(done.stdout)["recipe"] == "mine"
+    assert said[0]["message"].startswith("made ")
+    ran = [(one["stage"], one["action"]) for one in said if "action" in one]
+    stages = ["load_data", "format_prompts", "tokenize_text", "pack_chunks"]
+    assert ran == [(stage, "ran") for stage in stages]
+    source = "data.source=http://me:pl4nted-s3cret@127.0.0.1:1/rows.csv"
+    failed = trnflow("run", "mine.yaml", "--until", *DATA, source, TRNFLOW_LOG="json")
+    last = [json.loads(line) for line in failed.stderr.splitlines()][-1]
+    assert (failed.returncode, last["level"], last["type"]) == (1, "error", "DataError")
+    assert "127.0.0.1" in last["message"] and last["fix"]
+    assert "pl4nted-s3cret" not in failed.stderr + failed.stdout
+    assert all(json.loads(line) for line in trnflow("run", TRNFLOW_LOG="json").stderr.splitlines())  # no recipe
+
+
+def test_a_wrong_kind_of_log_is_one_clear_error(trnflow: Shell) -> None:
+    assert "TRNFLOW_LOG is 'xml', and can be text or json" in trnflow.error("runs", code=2, TRNFLOW_LOG="xml")

@@ -83,8 +83,10 @@ def test_rows_of_a_file_and_the_export(project: tuple[Shell, str]) -> None:
         assert other["probabilities"] == pytest.approx(row["probabilities"], abs=1e-4)
 
 
-def test_a_text_that_was_cut_is_said(project: tuple[Shell, str]) -> None:
-    done = project[0]("predict", "last", "good " * 200, "good")
+@pytest.mark.parametrize("export", [(), ("--export",)])
+def test_a_text_that_was_cut_is_said(project: tuple[Shell, str], export: tuple[str, ...]) -> None:
+    """Longer than in training, and than any shape of the export."""
+    done = project[0]("predict", "last", *export, "good " * 200, "good")
     assert done.returncode == 0 and "note: 1 of 2 texts are too long for the model and were cut" in done.stderr
     assert len(done.stdout.splitlines()) == 2 and "…" in done.stdout
 
@@ -94,6 +96,9 @@ def test_a_text_that_was_cut_is_said(project: tuple[Shell, str]) -> None:
     [
         (("last",), "predict needs a text, or rows by --file"),
         (("last", "text", "--file", "new.jsonl"), "predict needs a text or --file, not both"),
+        (("last", "--serve", "text"), "--serve reads its texts from the page"),
+        (("last", "--serve"), "--serve needs gradio, which is not installed"),
+        (("last", "--port", "8000", "text"), "--port is the port of --serve"),
         (("nothing", "text"), "there is no recipe, run or artifact nothing"),
         (("demon", "text"), "did you mean demo?"),
         (("demo", "text"), "consolidate of demo has no artifact for these settings"),

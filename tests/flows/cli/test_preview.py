@@ -71,6 +71,9 @@ def test_a_recipe_s_rows_as_the_model_reads_them(tmp_path: Path) -> None:
     assert 0 < first["supervised"] < first["tokens"]
     shown = trnflow(tmp_path, *recipe)
     assert f"{prompt['text']}⟦{answer['text']}⟧" in shown.stdout
+    listed = trnflow(tmp_path, "runs", "--json")
+    assert json.loads(listed.stdout)["runs"] == []
+    assert "== tokenize_text ==" in trnflow(tmp_path, "logs").stdout
     wrong = trnflow(tmp_path, *recipe, "--split", "trian")
     assert wrong.returncode == 2 and "there is no split trian" in wrong.stderr
 

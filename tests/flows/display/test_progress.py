@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -157,6 +158,22 @@ def test_a_file_gets_lines_while_training_runs(shell: Shell, tmp_path: Path) -> 
     said = [line for line in log.read_text().splitlines() if line.startswith("  train: ")]
     assert any("eval_loss" in line and "ETA" in line for line in said), said
     assert "\x1b" not in log.read_text()
+
+
+def test_json_lines_have_step_and_loss_while_training_runs(shell: Shell, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def told() -> list[Meta]:
+        return [one for one in map(json.loads, log.read_text().splitlines()) if "loss" in one]
+
+    with log.open("w+") as file, started(shell, file.fileno(), TRNFLOW_LOG="json") as run:
+        wait_until(lambda: run.poll() is not None or len(told()) >= 2, 200)
+        assert run.poll() is None, log.read_text()
+    first, second = told()[:2]
+    assert 0 < first["step"] < second["step"] < first["of"]
+    assert (second["stage"], second["level"], second["unit"]) == ("train", "info", "steps")
+    assert second["loss"] > 0 and second["eta"] > 0 and second["real_tokens_per_second"] > 0
+    assert json.loads(log.read_text().splitlines()[-1])["level"] == "error"  # interrupted
 
 
 def test_a_terminal_of_60_columns_has_one_line_that_never_wraps(shell: Shell) -> None:

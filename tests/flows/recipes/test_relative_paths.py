@@ -137,6 +137,8 @@ def test_a_home_that_others_may_have_made_is_not_used(tmp_path: Path, monkeypatc
     assert stood(monkeypatch, deep, tmp_path / "user") == tmp_path / "open/.trnflow"
     (tmp_path / "open/.trnflow").chmod(0o777)
     assert stood(monkeypatch, deep, tmp_path / "user") == deep / ".trnflow"
+    with pytest.raises(ConfigError, match=r"every user of this machine may write in .*Fix: `chmod o-w "):
+        stood(monkeypatch, tmp_path / "open", tmp_path / "user")
     if os.geteuid() == 0:
         (tmp_path / "open/.trnflow").chmod(0o755)
         os.chown(tmp_path / "open/.trnflow", 12345, 12345)

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from flows.runner.attempts import now
 from flows.runner.call import Outcome
 from flows.runner.executor import Listener
 from flows.runner.parts.part_makers import PartMaker
@@ -31,6 +30,7 @@ from tasks.sources.resolver import Resolver
 from tasks.stage import write_json
 from tasks.store import Store
 from tasks.store.garbage.pins import add_pin
+from tasks.system.clock import now
 from tasks.tokenize_text import TokenizeConfig, tokenize_text
 
 Rows = list[Any]

@@ -8,6 +8,7 @@ import pytest
 
 from flows.recipes import recipe as settings
 from tasks.errors import ConfigError
+from tasks.evaluate_model import EvaluateConfig, evaluate_model
 from tasks.export.config import ExportConfig
 from tasks.export_neuron import accelerator
 from tasks.keys.code_closure import closure
@@ -81,6 +82,17 @@ def test_the_compiler_of_another_environment_counts(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("NEURON_CC_FLAGS", "-O2")
     assert accelerator(config)["flags"] == {"NEURON_CC_FLAGS": ["-O2"]}
     assert accelerator(ExportConfig()) == {}
+
+
+def test_the_machine_that_evaluates_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of threads and the GPU decide the last bits of the figures."""
+    accel, seen = evaluate_model.stage.accel, []
+    for cores in (2, 3):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        seen.append((accel(EvaluateConfig()), evaluate_model.stage.environ(EvaluateConfig())["OMP_NUM_THREADS"]))
+    assert [(found["threads"], threads) for found, threads in seen] == [(2, "2"), (3, "3")]
+    assert accel(EvaluateConfig())["device"].startswith("cpu ")
+    assert accel(EvaluateConfig(device="cuda"))["device"] != accel(EvaluateConfig(device="cpu"))["device"]
 
 
 def test_flags_that_the_key_would_not_see_are_refused() -> None:

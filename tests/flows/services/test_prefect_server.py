@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import urllib.request
@@ -103,3 +105,41 @@ def test_a_server_that_can_not_start_is_told_with_its_log(tmp_path):
     with pytest.raises(ProcessFailed, match=r"did not start: .+") as caught:
         server.ensure_server(tmp_path)
     assert str(tmp_path / "prefect/server.log") in caught.value.fix
+
+
+def test_a_database_that_is_not_there_is_the_reason_that_is_given(monkeypatch, tmp_path):
+    url = "postgresql+asyncpg://me:s3cret-of-the-url@127.0.0.1:9/prefect"
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", url)
+    with pytest.raises(ProcessFailed, match=r"did not start: .*Connect call failed \('127.0.0.1', 9\)") as caught:
+        server.ensure_server(tmp_path)
+    assert caught.value.fix.startswith("check PREFECT_SERVER_DATABASE_CONNECTION_URL, read ")
+    assert "s3cret-of-the-url" not in str(caught.value) + (tmp_path / "prefect/server.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("another version", "was made by another version of Prefect"), ("no database", "is damaged")]
+)
+def test_a_database_that_the_server_can_not_use_is_one_clear_line(tmp_path, content, said):
+    folder = tmp_path / "prefect"
+    folder.mkdir()
+    if content == "no database":
+        (folder / "prefect.db").write_text(content * 1000)
+    else:
+        with contextlib.closing(sqlite3.connect(folder / "prefect.db")) as database, database:
+            database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+            database.execute("INSERT INTO alembic_version VALUES ('0123456789ab')")
+    with pytest.raises(ProcessFailed, match=f"did not start: its database .*prefect.db {said}[.] Fix") as caught:
+        server.ensure_server(tmp_path)
+    assert "move that file away" in caught.value.fix
+
+
+def test_a_server_that_is_slow_is_told_apart_from_one_that_ended(monkeypatch, tmp_path):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(server, "PROGRAM", tmp_path / "slow.py")
+    monkeypatch.setattr(server, "START_SECONDS", 1.0)
+    try:
+        with pytest.raises(ProcessFailed, match="runs, but does not answer after 1 s") as caught:
+            server.ensure_server(tmp_path)
+        assert "try again in a while" in caught.value.fix
+    finally:
+        assert server.stop_server(tmp_path)

@@ -16,7 +16,14 @@ from tests.flows.services.test_task_runners import marked
 from tests.flows.test_deployments import PROJECT
 
 LISTENING = "0A"
-RUN = ["data.limit=60", "train.engine=native", "train.devices=2", "train.epochs=1", "task_runner.kind=dask"]
+RUN = [
+    "data.limit=60",
+    "train.global_batch=32",
+    "train.engine=native",
+    "train.devices=2",
+    "train.epochs=1",
+    "task_runner.kind=dask",
+]
 RUN += ["task_runner.workers=1", "tracking.enabled=false"]
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from flows.runner.parts.part_makers import refuse_task_runners
 from flows.runner.parts.worker_process import make_part_apart
 from tasks.artifact import Meta
 from tasks.errors import CodeError, ConfigError, StoreError
+from tasks.launch.job import JobSpec, name_of
+from tasks.launch.launcher import Local
 from tasks.store import Store
 from tasks.store.verify import verify
 from tests.flows.prefect_api import PROJECT, Api
@@ -184,6 +186,22 @@ def test_a_worker_publishes_what_it_makes(spec: Meta, tmp_path: Path) -> None:
     (record,) = store.records("tokenize_text.shard")
     assert record["artifact"] == done["artifact"] == done["made"]
     assert store.artifact(done["artifact"]).meta["rows"] == spec["arguments"]["count"]
+
+
+class Counting:
+    """A launcher that runs a part as `Local` does, and notes that. No subclass, which would be a kind that recipes can name."""
+
+    ran: list[str] = []
+
+    def run(self, spec: JobSpec, emit: Callable[[Meta], None], grace_seconds: float) -> Meta:
+        self.ran.append(spec.name)
+        return Local().run(spec, emit, grace_seconds)
+
+
+def test_a_worker_uses_the_launcher_of_the_run(spec: Meta) -> None:
+    assert spec["launcher"] == name_of(Local)
+    make_part_apart({**spec, "launcher": name_of(Counting)})
+    assert Counting.ran
 
 
 def test_a_worker_that_sees_no_store_says_so(spec: Meta, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import torch
 
 from tasks.data.chunks import open_chunks
 from tasks.errors import ModelError
+from tasks.evaluation.models import longest_sequence
+from tasks.export_neuron import example
 from tasks.training.model.build import build, checkpointed_layers, logits_of, model_config
 from tasks.training.objective import loss_sum
 from tests.training.toys import (
@@ -90,6 +92,22 @@ def test_what_does_not_fit_is_named(tmp_path, model, text) -> None:
     import re
 
     assert re.search(text, str(caught.value))
+
+
+@pytest.mark.parametrize("positions", [64, 12])
+def test_a_language_model_within_another_fits_the_rows(tmp_path, positions: int) -> None:
+    """Gemma 3 keeps the settings of its language model in `text_config`."""
+    text = {**LLAMA, "model_type": "gemma3_text", "head_dim": 8, "max_position_embeddings": positions}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    source = scratch(model_type="gemma3", text_config=text, vision_config=vision)
+    packed = packed_lm(tmp_path, rows=2)
+    if positions < packed.meta["lengths"][-1]:
+        with pytest.raises(ModelError, match=r"tokens, but Gemma3ForConditionalGeneration has 12 positions"):
+            build(source, packed, seed=0, weights=False)
+    else:
+        model = build(source, packed, seed=0, weights=False).model
+        assert model.get_input_embeddings().num_embeddings == packed.meta["vocab_size"]
+        assert longest_sequence(model) == positions and example(model, 2, 16)[0].shape == (2, 16)
 
 
 def test_an_encoder_writes_no_text(tmp_path) -> None:

@@ -16,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.runner.call import Outcome
+from flows.runner.parts import shards
 from tasks.artifact import Meta
 from tasks.errors import BlobLost, DataError
 from tasks.keys.key_document import key_of
+from tasks.store import Store
 from tasks.store.garbage.collect import collect
 from tasks.store.garbage.pins import add_pin
 from tasks.store.garbage.roots import Policy
@@ -137,6 +139,15 @@ def test_rows_taken_out_or_put_in_make_those_next_to_them(shelf: Shelf, tmp_path
         assert counts(outcome)[0] <= 4
         assert counts(outcome)[1] >= made - 4
         assert digest(outcome) == bare(tmp_path, changed)
+
+
+def test_the_cache_of_a_remote_store_does_not_fill_with_shards(tmp_path: Path) -> None:
+    shelf = Shelf(f"memory://{uuid.uuid4().hex}", tmp_path)
+    shelf.run(sentences(100))
+    store = shelf.store()
+    shards = [file.digest for record in shelf.shards() for file in store.artifact(record["artifact"]).files]
+    assert len(shards) > 3
+    assert not [digest for digest in shards if (store.cache / blob_name(digest)).exists()]
 
 
 def test_a_small_input_is_one_shard(shelf: Shelf) -> None:
@@ -324,3 +335,21 @@ def healed(shelf: Shelf, count: int) -> Outcome:
         except BlobLost:
             continue
     raise AssertionError("blobs kept vanishing")
+
+
+def test_the_journal_is_written_now_and_then_and_not_for_each_shard(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Meta] = []
+    write = Store.write_attempt
+
+    def counting(store: Store, key: str, attempt: str, document: Meta) -> None:
+        written.append({"shards": len(document.get("shards", []))})
+        write(store, key, attempt, document)
+
+    monkeypatch.setattr(Store, "write_attempt", counting)
+    monkeypatch.setattr(shards, "JOURNAL_SECONDS", 1e9)
+    outcome = shelf.run(sentences(300))
+    made, reused = counts(outcome)
+    assert made > 3 and reused == 0
+    assert [one["shards"] for one in written if one["shards"]] == [1, made]

@@ -8,10 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from flows.recipes import recipe as settings
+from flows.retraining import retrain as retraining
+from flows.retraining.ended import newest_ended, present_data
+from flows.runner.call import Outcome
+from flows.runner.executor import Listener
+from flows.runner.run import open_store
 from tests.flows.champions.conftest import RECIPE, STRONG, write_rows
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
@@ -19,7 +25,7 @@ from tests.helpers.command_line import InProcessShell, Shell
 WARM = "train.warm_start_from=tiny@champion"
 FIELDS = {
     "schema", "recipe", "run", "changed", "promoted", "stopped", "champion", "challenger", "frozen", "why", "metrics",
-    "report",
+    "checks", "report",
 }  # fmt: skip
 
 pytestmark = pytest.mark.slow  # each test goes on from where the one before left the champions
@@ -44,6 +50,12 @@ def judged(shell: Shell) -> dict[str, Any]:
     return found
 
 
+def ended(shell: Shell) -> dict[str, Any]:
+    """The store's own file of how the newest retrain ended."""
+    found: dict[str, Any] = json.loads((shell.folder / ".trnflow/store/roots/retrained/tiny.json").read_text())
+    return found
+
+
 def rows_dropped(shell: Shell, run: str) -> Any:
     """What load_data dropped in a run, as the manifest of its artifact says."""
     store = shell.folder / ".trnflow/store"
@@ -63,23 +75,30 @@ def test_the_first_model_is_promoted_and_its_test_rows_were_frozen_before(tiny: 
     dry = retrain(tiny, "--dry-run")
     assert dry["changed"] and "no model of tiny was judged" in dry["why"]
     assert not list((tiny.folder / ".trnflow/store/runs").glob("*"))
-    first = retrain(tiny)
+    dry = retrain(tiny, "--dry-run", "checks=[{what: longest}]")
+    assert dry["checks"] == [] and "the data was not checked: it is not loaded" in dry["notes"][0]
+    first = retrain(tiny, "checks=[{what: longest}, {what: lengths, then: stop}, {what: leakage, then: stop}]")
     assert first.keys() == FIELDS
+    assert [one["result"] for one in first["checks"]] == ["passed", "not applied", "passed"]
     assert first["promoted"] and first["changed"] and not first["stopped"]
     assert first["champion"] == first["challenger"] and first["metrics"] is None
     (frozen,) = (tiny.folder / ".trnflow/store/roots/frozen/tiny").iterdir()
     assert json.loads(frozen.read_text())["artifact"] == first["frozen"]
     assert judged(tiny)["run"] == first["run"]
+    assert ended(tiny)["document"] == first and ended(tiny)["outcome"] == "promoted"
+    assert ended(tiny)["data"] == ended(tiny)["settled"] is not None
 
 
 def test_what_is_unchanged_starts_nothing(tiny: InProcessShell) -> None:
     runs = sorted((tiny.folder / ".trnflow/store/runs").iterdir())
+    before = ended(tiny)
     for more in ((), (WARM,), ("evaluate.export_rows=3",)):
         done = tiny("retrain", "tiny.yaml", "--json", *more)  # without --direct: Prefect would be started
         assert done.returncode == 0 and "load_data" not in done.stderr
         found = json.loads(done.stdout)
         assert found.keys() == FIELDS and not found["changed"] and found["run"] is None
     assert sorted((tiny.folder / ".trnflow/store/runs").iterdir()) == runs
+    assert ended(tiny)["outcome"] == "unchanged" and ended(tiny)["settled"] == before["settled"]
     assert not (tiny.folder / ".trnflow/prefect").exists()
 
 
@@ -119,6 +138,92 @@ def test_a_better_model_of_other_settings_is_promoted_with_its_figures(tiny: InP
     assert metrics["challenger"] - metrics["champion"] == pytest.approx(metrics["difference"])
 
 
+SHARES = "checks=[{what: rows, then: stop}, {what: label_share, then: stop, limit: 0.05}, {what: longest, limit: 9}]"
+
+
+def test_a_check_stops_before_training_and_names_value_and_limit(tiny: InProcessShell) -> None:
+    """Texts of the test split leak into train, too: they are counted before `load_data` drops them as frozen."""
+    rows = tiny.folder / "rows/train.jsonl"
+    sound, runs, before = rows.read_bytes(), sorted((tiny.folder / ".trnflow/store/runs").iterdir()), ended(tiny)
+    append(tiny, *(f"fine {number}" for number in range(100)))
+    leaked = [json.loads(row)["text"] for row in (tiny.folder / "rows/test.jsonl").read_text().splitlines()[:16]]
+    append(tiny, *leaked)
+    dry = retrain(tiny, "--dry-run", SHARES, STRONG)
+    said = tiny("retrain", "tiny.yaml", "--dry-run", SHARES, STRONG).stdout
+    assert (
+        said.startswith("tiny would be stopped: the check label_share found 0.096") and "note: the check long" in said
+    )
+    assert ended(tiny) == before and dry["stopped"]
+    done = tiny("retrain", "tiny.yaml", "--direct", "--json", SHARES, STRONG)
+    found = json.loads(done.stdout)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert found["stopped"] and found["changed"] and not found["promoted"] and found["run"] is None
+    assert [one["result"] for one in found["checks"]] == ["passed", "stopped", "warned"]
+    assert dry["checks"] == found["checks"]
+    assert "the check label_share found 0.096" in found["why"] and "above its limit 0.05" in found["why"]
+    assert found["champion"] == judged(tiny)["document"]["champion"]
+    assert (ended(tiny)["outcome"], ended(tiny)["document"]) == ("stopped", found)
+    assert ended(tiny)["settled"] == ended(tiny)["data"] != before["settled"]
+    stopped = tiny("retrain", "tiny.yaml", "--direct", "checks=[{what: leakage, then: stop}]", STRONG)
+    assert stopped.returncode == 1 and "16 of 160 test rows are also in train" in stopped.stdout
+    assert sorted((tiny.folder / ".trnflow/store/runs").iterdir()) == runs
+    rows.write_bytes(sound)
+
+
+def test_a_column_or_labels_that_do_not_fit_are_one_clear_line(tiny: InProcessShell) -> None:
+    rows = tiny.folder / "rows/train.jsonl"
+    sound = rows.read_bytes()
+    append(tiny, "something else", label="new")
+    before = ended(tiny)
+    dry = tiny.error("retrain", "tiny.yaml", "--dry-run", STRONG, code=1)
+    assert ended(tiny) == before
+    said = tiny.error("retrain", "tiny.yaml", "--direct", STRONG, code=1)
+    for text in (dry, said):
+        assert "other labels than its frozen rows 1 (only the data has new)" in text and "another `name`" in text
+    rows.write_bytes(sound)
+    append(tiny, "something else")
+    said = tiny.error("retrain", "tiny.yaml", "--direct", STRONG, "checks=[{what: lengths, column: topic}]", code=2)
+    assert "checks: lengths names the column topic, which the data does not have" in said
+    assert "checks.0.what can't be 'rowz'" in tiny.error("retrain", "tiny.yaml", "checks=[{what: rowz}]", code=2)
+    rows.write_bytes(sound)
+
+
+class Appends(Listener):
+    """Append a row each time that `load_data` ends, as a source that grows during a retrain. most: this often."""
+
+    def __init__(self, shell: Shell, most: int) -> None:
+        self.shell, self.left = shell, most
+
+    def stage_ended(self, outcome: Outcome) -> None:
+        if outcome.stage == "load_data" and self.left:
+            self.left -= 1
+            append(self.shell, f"grown {self.left} {os.getpid()}")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_retrain_looks_at_its_source_again_once(
+    tiny: InProcessShell, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tiny.folder / "rows/train.jsonl"
+    sound = rows.read_bytes()
+    append(tiny, "one more")
+    monkeypatch.chdir(tiny.folder)
+    recipe = settings.load("tiny.yaml", ["checks=[{what: longest, limit: 1, then: stop}]", STRONG])
+    store = open_store(recipe)
+
+    def train(*_: object) -> NoReturn:
+        raise AssertionError("the check stops both rounds")
+
+    listener = Appends(tiny, times)
+    done = retraining.retrain(recipe, store, (listener,), train)
+    assert done.outcome == "stopped" and listener.left == max(0, times - 2)
+    assert any("a first round ended as stopped" in note for note in done.notes)
+    assert any("changed once more" in note for note in done.notes) == (times > 1)
+    record = newest_ended(store, "tiny")
+    assert record is not None and (record.data == present_data(recipe, store)) == (times == 1)
+    rows.write_bytes(sound)
+
+
 def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny: InProcessShell) -> None:
     """The rows that are appended have wrong labels: the model, trained on from the champion, is worse and not promoted."""
     champion = judged(tiny)["document"]["champion"]
@@ -142,7 +247,9 @@ def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny
     while not any((tiny.folder / ".trnflow/store/leases").glob("*/*.json")):
         assert first.poll() is None
         time.sleep(0.05)
+    before = ended(tiny)
     second = retrain(tiny, *warm)
+    assert ended(tiny) == before  # the one that holds the lease says how this ends
     assert not second["changed"] and "another retrain of tiny is under way" in second["why"]
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
@@ -150,6 +257,13 @@ def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny
     assert third["changed"] and not third["promoted"] and judged(tiny)["run"] == third["run"]
     assert third["champion"] == champion != third["challenger"]
     assert rows_dropped(tiny, third["run"]) == {"frozen": len(leaked)}
+    predicted = tiny.json("predict", "tiny.yaml", "a lovely day", *warm)  # `run` would not have dropped the rows
+    for command in (("show", "tiny.yaml", "consolidate"), ("get", "tiny.yaml", "consolidate", "model")):
+        assert tiny.json(*command, *warm)["artifact"] == predicted["model"]
+    for command in (("plan", "tiny.yaml"), ("explain", "tiny.yaml", "train")):
+        (note,) = tiny.json(*command, *warm)["notes"]
+        assert f"made the model {third['challenger'][:19]}" in note and "without 7 training rows" in note
+    assert tiny.json("promote", "tiny.yaml", *warm)["challenger"] == third["challenger"]
     again = retrain(tiny, *warm)
     assert not again["changed"] and "was not promoted" in again["why"] and again["challenger"] == third["challenger"]
 
@@ -163,13 +277,16 @@ def test_data_that_can_not_be_read_fails_and_is_not_judged(tiny: InProcessShell)
     found = json.loads(done.stdout)
     assert found["error"]["type"] == "DataError" and not found["promoted"] and found["changed"]
     assert judged(tiny) == before
+    assert ended(tiny)["outcome"] == "failed" and ended(tiny)["failures"] == 1
+    assert ended(tiny)["data"] != ended(tiny)["settled"] is not None
     rows.write_bytes(sound)
 
 
-def test_gc_keeps_the_judged_model_and_the_store_is_sound(tiny: InProcessShell) -> None:
-    model = judged(tiny)["document"]["challenger"]
+def test_gc_keeps_the_judged_models_and_the_store_is_sound(tiny: InProcessShell) -> None:
+    models = [judged(tiny)["document"]["challenger"], *(one["model"] for one in judged(tiny)["earlier"])]
     tiny.json("gc", "--keep-last", "0", "--grace", "0", "--yes")
-    assert (tiny.folder / ".trnflow/store/blobs/sha256" / model[7:9] / model[7:]).exists()
+    assert len(models) == 3
+    assert all((tiny.folder / ".trnflow/store/blobs/sha256" / one[7:9] / one[7:]).exists() for one in models)
     assert tiny("verify").returncode == 0
 
 

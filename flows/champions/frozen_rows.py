@@ -1,0 +1,87 @@
+"""The frozen rows of a recipe, and the pipeline that a retrain runs: without the training rows whose texts are among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import NamedTuple
+
+from flows.finetune import FINETUNE, finetune
+from flows.recipes.recipe import Recipe
+from flows.runner.pipeline import Pipeline
+from flows.runner.planning.planner import Planner
+from flows.runner.run import look
+from tasks.artifact import Artifact, Meta
+from tasks.errors import BlobLost
+from tasks.store import Store
+from tasks.store.garbage.numbered_roots import FROZEN, numbered
+
+
+class Frozen(NamedTuple):
+    """Frozen rows. number: the n of their file; artifact: made by `freeze_rows`."""
+
+    number: int
+    artifact: Artifact
+
+    def to_json(self) -> Meta:
+        return {"number": self.number, "artifact": self.artifact.digest, "rows": self.artifact.meta["rows"]}
+
+
+def newest_frozen(recipe: Recipe, store: Store) -> Frozen | None:
+    """Return the newest frozen rows of a recipe; None if there are none. BlobLost when the store has lost them."""
+    found = numbered(store.backend, FROZEN, recipe.name)
+    return Frozen(found[0].number, store.artifact(found[0].document["artifact"])) if found else None
+
+
+def old_frozen(store: Store, name: str, days: float) -> str:
+    """Say that the newest frozen rows of a recipe are old; "" if they are not, or if there are none.
+
+    Args:
+        days: The age in days from which they are old (`promote.frozen_days`).
+    """
+    found = numbered(store.backend, FROZEN, name)
+    if not found:
+        return ""
+    age = (datetime.now(UTC) - datetime.fromisoformat(found[0].document["created"])).total_seconds() / 86400
+    if age < days:
+        return ""
+    return f"the frozen rows {found[0].number} of {name} are {age:.0f} days old: `trnflow freeze {name}` renews them"
+
+
+def pipeline_without(frozen: Frozen | None) -> Pipeline:
+    """The pipeline without the training rows whose texts are among the frozen rows."""
+    return replace(FINETUNE, call_stages=partial(finetune, frozen=frozen.artifact)) if frozen else FINETUNE
+
+
+def look_at_retrain(recipe: Recipe, store: Store) -> Planner | None:
+    """Plan a retrain with a recipe's present data and settings; None if the recipe has no frozen rows. Makes no request to
+    a hub.
+
+    Raises:
+        BlobLost: The store has lost the frozen rows.
+    """
+    frozen = newest_frozen(recipe, store)
+    return look(recipe, store, pipeline_without(frozen)) if frozen else None
+
+
+def other_model(recipe: Recipe, store: Store, planned: Planner) -> str:
+    """Say that a retrain made a model of a recipe's present data and settings, where `trnflow run` would make another one;
+    "" if there is no such model.
+
+    planned: the plan of `trnflow run`."""
+    if planned.outcomes["consolidate"].action == "hit":
+        return ""
+    try:
+        retrained = look_at_retrain(recipe, store)
+    except BlobLost:
+        return ""
+    model = retrained.outcomes["consolidate"].artifact if retrained else None
+    rows = retrained.outcomes["load_data"].artifact if retrained else None
+    if model is None or rows is None:
+        return ""
+    dropped = rows.meta["dropped"].get("frozen", 0)
+    return (
+        f"a retrain made the model {model.digest[:19]} of these settings and data, without {dropped} training rows that "
+        f"are among the frozen rows. `trnflow run` trains on them too, and so makes another model"
+    )

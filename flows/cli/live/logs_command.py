@@ -1,0 +1,117 @@
+"""`trnflow logs RUN`: print what the stages' processes wrote to their logs on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flows.cli.history_commands import run_ids, store_of
+from flows.cli.live.status_command import leases_of_stages
+from flows.cli.output import emit_json
+from tasks.errors import ConfigError
+from tasks.keys.lineage import nearest_run
+from tasks.store import Store
+from tasks.store.lease import live_leases
+from tasks.system.process import read_tag
+from tasks.system.redaction import scrub
+
+PAUSE_SECONDS = 0.5
+
+
+class Log(NamedTuple):
+    """The log of one attempt. owner: the tag of the process that runs the pipeline."""
+
+    file: Path
+    stage: str
+    owner: str
+
+
+def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+    """Add `logs` to the parser. sub: argparse's collection of commands; store: the arguments of commands that read a
+    store."""
+    found = sub.add_parser("logs", parents=[store], help="print the logs of a run's stages")
+    found.add_argument("run", metavar="RUN", nargs="?", default="last", help="an id, its beginning, `last` or `last~N`")
+    found.add_argument("--follow", action="store_true", help="go on until the run ends")
+    found.set_defaults(command=logs)
+
+
+def logs(options: Namespace) -> int:
+    """Print the logs of a run, with --follow until it ends; return exit code 0."""
+    store = store_of(options)
+    running = {holder.run for holder, _, _ in leases_of_stages(store, silent=True)}
+    run = nearest_run(options.run, sorted({*run_ids(store), *running, *_logged(store.home)}, reverse=True))
+    if options.json:
+        found = [
+            {"stage": log.stage, "text": _printable(scrub(_text(log.file, 0, whole=True)))}
+            for log in logs_of(store.home, run)
+        ]
+        emit_json({"schema": 1, "run": run, "logs": found})
+        return 0
+    if not logs_of(store.home, run) and not options.follow:
+        raise ConfigError(
+            f"there is no log of the run {run} in {store.home / 'logs'}",
+            "a run whose stages all hit has none; the newest 200 logs are kept, on the machine that ran the stages",
+        )
+    printed: dict[Path, int] = {}
+    while True:
+        ended = not options.follow or _has_ended(store, run)
+        for log in logs_of(store.home, run):
+            _print_new(log, printed, whole=ended)
+        if ended:
+            return 0
+        time.sleep(PAUSE_SECONDS)
+
+
+def logs_of(home: Path, run: str) -> list[Log]:
+    """Return the logs of a run's attempts on this machine, oldest first."""
+    found = []
+    for file in (home / "logs").glob(f"*~{run}-*.log"):
+        owner, _, attempt = file.stem.partition("~")
+        found.append((file.stat().st_mtime, Log(file, attempt.removeprefix(f"{run}-").rpartition("-")[0], owner)))
+    return [log for _, log in sorted(found)]
+
+
+def _logged(home: Path) -> set[str]:
+    """Return the ids of the runs that have logs on this machine, such as previews, which are not on record."""
+    attempts = (file.stem.partition("~")[2] for file in (home / "logs").glob("*~*.log"))
+    return {attempt.rsplit("-", 2)[0] for attempt in attempts}
+
+
+def _has_ended(store: Store, run: str) -> bool:
+    """Whether a run is on record, or the process that ran it is dead."""
+    if store.run(run) is not None:
+        return True
+    leases = [holder for _, holder, _ in live_leases(store.backend, silent=True) if holder.run == run]
+    if any(not holder.seems_silent for holder in leases):
+        return False
+    owners = [read_tag(log.owner) for log in logs_of(store.home, run)]
+    if leases:  # a dead run of another machine or container, or a paused one of this machine
+        return not any(owner is not None and owner.is_running_here() for owner in owners)
+    return all(owner is not None and owner.is_dead() for owner in owners)
+
+
+def _print_new(log: Log, printed: dict[Path, int], *, whole: bool) -> None:
+    """Print what was added to a log since the last call. printed: {log: bytes printed}; whole: see `_text`."""
+    text = _text(log.file, printed.get(log.file, 0), whole=whole)
+    if log.file not in printed:
+        sys.stdout.write(f"== {log.stage} ==\n")
+    printed[log.file] = printed.get(log.file, 0) + len(text.encode("utf-8", "surrogateescape"))
+    sys.stdout.write(_printable(scrub(text)))
+    if text and not text.endswith("\n"):
+        sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _text(file: Path, begin: int, *, whole: bool) -> str:
+    """Return the text of a file from a byte on. whole: whether to return also a last line that has no end yet."""
+    data = file.read_bytes()[begin:]
+    return data[: None if whole else data.rfind(b"\n") + 1].decode("utf-8", "surrogateescape")
+
+
+def _printable(text: str) -> str:
+    """Replace bytes that are no UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

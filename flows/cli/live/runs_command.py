@@ -1,0 +1,83 @@
+"""`trnflow runs`: list the runs in progress and the past runs of a store. A preview or a plan is no run and is not listed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from datetime import UTC, datetime
+from typing import Any
+
+from flows.cli.history_commands import ACTED, brief, run_ids, store_of
+from flows.cli.live.status_command import counted, running
+from flows.cli.output import emit_json
+from flows.display import report
+from flows.runner.attempts import PREVIEW
+from tasks.artifact import Meta
+from tasks.store import Store
+
+LIVE = ("stage", "step", "of", "unit", "eta")
+"""What is known of a run in progress alone."""
+HEAD = ("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figures")
+
+
+def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+    """Add `runs` to the parser. sub: argparse's collection of commands; store: the arguments of commands that read a
+    store."""
+    listing = sub.add_parser("runs", parents=[store], help="list runs, newest first; those in progress, too")
+    listing.set_defaults(command=runs)
+
+
+def runs(options: Namespace) -> int:
+    """Print one line for each run, newest first; return exit code 0."""
+    store = store_of(options)
+    found = listed(store)
+    if options.json:
+        emit_json({"schema": 1, "runs": found})
+        return 0
+    sys.stdout.write(f"{report.aligned([HEAD, *map(_row, found)])}\n")
+    return 0
+
+
+def listed(store: Store) -> list[Meta]:
+    """Return the runs in progress and the past runs, newest first.
+
+    Each is {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics, stage, step, of, unit, eta}. The outcome of a run
+    in progress is "running"; `stage` to `eta` are as in `flows.cli.live.status_command.running`, its `seconds` count from
+    the time in its id, and `ended` and the numbers of stages are None. A past run has None from `stage` on.
+    """
+    now = running(store)  # first: a run that ends meanwhile is then on record
+    past = run_ids(store)
+    newest = {one["run"]: one for one in now if not one["run"].endswith(PREVIEW)}
+    live = [_live(one) for run, one in newest.items() if run not in past]
+    ended = [brief(run, store.run(run) or {}) | dict.fromkeys(LIVE) for run in past]
+    return sorted(live, key=lambda one: str(one["run"]), reverse=True) + ended
+
+
+def _live(one: Meta) -> Meta:
+    now = {name: one[name] for name in LIVE}
+    unknown = dict.fromkeys(("ended", *ACTED))
+    seconds = _seconds_since(one["run"])
+    return {"run": one["run"], "recipe": one["recipe"], "outcome": "running", "seconds": seconds, **unknown} | {
+        "metrics": {}, **now,
+    }  # fmt: skip
+
+
+def _seconds_since(run: str) -> float | None:
+    """Return the seconds since the time with which a run's id begins; None if it begins with no time."""
+    try:
+        begun = datetime.strptime(run.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return round((datetime.now(UTC) - begun).total_seconds(), 3)
+
+
+def _row(one: Meta) -> tuple[str, ...]:
+    is_live = one["outcome"] == "running"
+    figures = f"{one['stage']} {counted(one)}".strip() if is_live else report.figures(one["metrics"])
+    shown = (one["recipe"], one["outcome"], one["ended"], _seconds(one["seconds"]), one["hit"], one["ran"])
+    return (one["run"], *("" if is_live and value is None else str(value) for value in shown), figures)
+
+
+def _seconds(value: float | None) -> str | None:
+    return None if value is None else report.seconds(value)

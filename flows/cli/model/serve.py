@@ -1,0 +1,196 @@
+"""Show a model on a page in the browser, made by gradio (the extra `serve`), until the process is interrupted.
+
+The server listens on 127.0.0.1 alone, and neither it nor the page asks another host: gradio's telemetry, sharing and server
+variables are off, and the page's Content-Security-Policy forbids the browser to load anything from elsewhere, whatever a
+model generates. The server answers requests that name this machine alone, so a page of another site can't read it under a
+name of its own (DNS rebinding). What is typed is not stored.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tasks.artifact import Meta
+from tasks.errors import ConfigError, DataError, MissingDependency
+from tasks.prediction.predict import Model, Predict
+
+HOST = "127.0.0.1"
+NAMES = [HOST, "localhost"]
+"""The values of the header `Host` that are answered, without the port."""
+
+POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; frame-ancestors 'none'"
+"""gradio's page has scripts in its HTML, and compiles templates."""
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+"""Environment variables, of any case, that name a proxy. Of a SOCKS proxy httpx raises ImportError where socksio is missing."""
+
+LONGEST_ANSWER = 20
+"""Lines of a generated text that are shown without scrolling."""
+
+
+def check_installed() -> None:
+    """Raise MissingDependency if gradio is not installed."""
+    if importlib.util.find_spec("gradio") is None:
+        raise MissingDependency("--serve needs gradio, which is not installed", "pip install 'trnflow[serve]'")
+
+
+def serve(model: Model, predict: Predict, title: str, port: int | None, show: Callable[[str], None]) -> None:
+    """Serve the page of a model until KeyboardInterrupt.
+
+    predict: the model's function; title: of the page; port: where to listen, or None for the first free port from 7860;
+    show: called with the page's address when the server answers. Raises ConfigError for a port that can't be bound, and for a
+    model that reads columns of lists or objects."""
+    with tempfile.TemporaryDirectory() as folder:
+        _prepare_environment(folder)
+        page = _page(model, predict, html.escape(title))
+        try:
+            _, url, _ = page.launch(**_settings(port))
+        except OSError as error:
+            where = f"port {port} is" if port else "the ports from 7860 to 7959 are"
+            raise ConfigError(f"--serve: {where} taken or not allowed", "give a free one: --port 8000") from error
+        try:
+            show(url)
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            page.close(verbose=False)
+
+
+def _prepare_environment(folder: str) -> None:
+    """Remove gradio's environment variables, which could open the server to others, and those of proxies: gradio asks its own
+    server whether it answers, and this process asks nobody else. folder: for gradio's temporary files."""
+    for name in [name for name in os.environ if name.startswith("GRADIO_") or name.lower() in PROXIES]:
+        del os.environ[name]
+    os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})
+
+
+def _settings(port: int | None) -> dict[str, Any]:
+    """The arguments of gradio's `launch`."""
+    import gradio
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    guards = [Middleware(TrustedHostMiddleware, allowed_hosts=NAMES), Middleware(_WithPolicy)]
+    return {
+        "server_name": HOST,
+        "server_port": port,
+        "share": False,
+        "inline": False,
+        "inbrowser": False,
+        "quiet": True,
+        "prevent_thread_lock": True,
+        "theme": gradio.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+        "app_kwargs": {"middleware": guards},
+        "footer_links": [],
+        "run_history": False,
+        "enable_monitoring": False,
+        "mcp_server": False,
+        "ssr_mode": False,
+        "pwa": False,
+        "strict_cors": True,
+        "max_file_size": 1,
+    }
+
+
+class _WithPolicy:
+    """ASGI middleware that adds the Content-Security-Policy to each response."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                added = [(b"content-security-policy", POLICY.encode()), (b"referrer-policy", b"no-referrer")]
+                message = {**message, "headers": [*message.get("headers", []), *added]}
+            await send(message)
+
+        await self.app(scope, receive, send_with_policy)
+
+
+def _page(model: Model, predict: Predict, title: str) -> Any:
+    import gradio
+
+    alone = threading.Lock()  # the page and its API have a queue each
+
+    def answer(row: dict[str, Any]) -> Meta:
+        try:
+            with alone:
+                return next(iter(predict([("the text", row)])))
+        except DataError as error:
+            raise gradio.Error(str(error), print_exception=False) from error
+
+    if model.shape.is_chat:
+        return _chat_page(model, answer, title)
+    return _form(model, answer, title)
+
+
+def _form(model: Model, answer: Callable[[dict[str, Any]], Meta], title: str) -> Any:
+    """A page with a field for each column that the model reads, and the prediction."""
+    import gradio
+
+    columns = [*model.shape.columns, *model.shape.optional]
+    if nested := [column for column in columns if column in model.rows.nested]:
+        raise ConfigError(
+            f"the model reads lists or objects in the column {nested[0]}, which the page can't ask for",
+            "give rows by --file",
+        )
+    classes = model.rows.task == "classification"
+
+    def fill(*texts: str) -> tuple[Any, str]:
+        found = answer(dict(zip(columns, texts, strict=True)))
+        note = f"{found['cut']} tokens were too many for the model and were left out" if "cut" in found else ""
+        return found["probabilities" if classes else "generated"], note
+
+    return gradio.Interface(
+        fill,
+        [gradio.Textbox(label=column, lines=3) for column in columns],
+        [
+            gradio.Label(label="label") if classes else gradio.Textbox(label="answer", max_lines=LONGEST_ANSWER),
+            gradio.Textbox(label="note"),
+        ],
+        title=title,
+        flagging_mode="never",
+        analytics_enabled=False,
+        concurrency_limit=1,
+        api_name="predict",
+    )
+
+
+def _chat_page(model: Model, answer: Callable[[dict[str, Any]], Meta], title: str) -> Any:
+    """A conversation: each answer is made from all turns before it."""
+    import gradio
+    from gradio.components.chatbot import TextMessage
+
+    def reply(message: str, history: list[dict[str, Any]]) -> str:
+        turns = [{"role": turn["role"], "content": _said(turn)} for turn in history]
+        found = answer({model.shape.columns[0]: [*turns, {"role": "user", "content": message}]})
+        return html.escape(found["generated"], quote=False)
+
+    chatbot = gradio.Chatbot(render_markdown=False, label="conversation")  # it shows HTML all the same
+    cleaned = chatbot._postprocess_content  # removes the indentation of texts, which `reply` gets back as the history
+    chatbot._postprocess_content = lambda part: TextMessage(text=part) if isinstance(part, str) else cleaned(part)
+    return gradio.ChatInterface(
+        reply,
+        chatbot=chatbot,
+        title=title,
+        flagging_mode="never",
+        analytics_enabled=False,
+        save_history=False,
+        concurrency_limit=1,
+        api_name="chat",
+    )
+
+
+def _said(turn: dict[str, Any]) -> str:
+    """The text of a turn, which gradio 6 gives as a list of parts. The page holds the model's turns as escaped HTML."""
+    content = turn["content"]
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return html.unescape(text) if turn["role"] == "assistant" else text

@@ -1,0 +1,86 @@
+"""`trnflow sweep RECIPE`: run a recipe with varied settings, and then with the best."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from typing import Any
+
+from flows.cli.output import emit_json, say_error
+from flows.display import report
+from flows.display.progress import Progress
+from flows.recipes.recipe import Recipe
+from flows.recipes.suggested_command import complete
+from flows.runner.executor import Listener
+from flows.runner.run import Options, Result
+from tasks.artifact import Meta
+from tasks.system.redaction import scrub
+
+OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
+"""Options that stand for a setting of the section `sweep`."""
+
+
+def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+    """Add `sweep` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands that take a
+    recipe."""
+    found = sub.add_parser(
+        "sweep", parents=[recipe], help="run a recipe with varied settings: section.setting=1e-5..1e-4:log or =a,b,c"
+    )
+    found.add_argument("--trials", metavar="N", help="the number of trials (default: 20)")
+    found.add_argument("--metric", metavar="NAME", help="the metric of training to compare by (default: eval_loss)")
+    found.add_argument("--direction", metavar="min|max", help="whether a low or a high metric is good")
+    found.add_argument("--sampler", metavar="tpe|random|grid", help="how settings are chosen (default: tpe)")
+    found.add_argument("--parallel", metavar="N", help="trials at a time (default: 1)")
+    found.add_argument("--name", metavar="NAME", help="the sweep's name (default: the recipe's)")
+    found.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
+    found.set_defaults(command=run_sweep)
+
+
+def run_sweep(options: Namespace) -> int:
+    """Run a sweep, or go on with it, and print its trials. Return exit code 0, or that of the winner's error."""
+    from flows.sweeps.plan import read_plan
+    from flows.sweeps.sweep import sweep
+    from flows.sweeps.trial import run_directly
+
+    given = [f"sweep.{name}={value}" for name in OPTIONS if (value := getattr(options, name)) is not None]
+    plan = read_plan(options.recipe, [*options.overrides, *given])
+    progress = Progress()
+
+    def run_winner(
+        recipe: Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
+    ) -> Result:
+        return run_directly(recipe, what, run, (*listeners, progress), tags)
+
+    try:
+        content, result = sweep(plan, run_directly, run_winner, _say, offline=options.offline)
+    finally:
+        progress.close()
+    error = result.error if result else None
+    if options.json:
+        emit_json(content)
+    else:
+        sys.stdout.write(_text(content))
+    if error is not None:
+        say_error(complete(error, options))
+    return error.exit_code if error else 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{scrub(line)}\n")
+
+
+def _text(content: Meta) -> str:
+    from flows.sweeps.sweep import shown
+
+    rows = [("trial", "state", str(content["metric"]), "settings", "run")]
+    for trial in content["trials"]:
+        value = "" if trial["value"] is None else report.number(trial["value"])
+        rows.append((str(trial["number"]), trial["state"], value, shown(trial["settings"]), trial["run"] or ""))
+    lines = [report.aligned(rows), ""]
+    if content["best"]:
+        lines.append(f"best: trial {content['best']['number']}, {shown(content['best']['settings'])}")
+    if content["winner"]:
+        lines.append(f"its whole run {content['winner']['run']}: {report.figures(content['winner']['metrics'])}")
+    lines.append(f"stages before training that trials shared: {report.seconds(content['shared_seconds'])} s")
+    return "".join(f"{scrub(line)}\n" for line in lines)

@@ -1,0 +1,143 @@
+"""`trnflow watch RECIPE`: look at a recipe's data again and again, and announce that it changed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from flows.cli.output import emit_json, say_error
+from flows.recipes import recipe as settings
+from flows.recipes.suggested_command import complete
+from flows.runner.run import open_store
+from flows.runner.work_folders import open_home
+from tasks.errors import TrnflowError
+from tasks.system.redaction import hide, scrub, scrubbed
+
+if TYPE_CHECKING:
+    from flows.retraining.watch import Look
+
+EVERY_SECONDS = 300.0
+
+
+def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+    """Add `watch` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands that take a
+    recipe."""
+    watching = sub.add_parser("watch", parents=[recipe], help="announce that a recipe's data changed, until Ctrl-C")
+    watching.add_argument(
+        "--every", type=_seconds, default=EVERY_SECONDS, metavar="S", help="seconds between two looks (300)"
+    )
+    watching.add_argument("--once", action="store_true", help="look once; run it again to look again")
+    watching.add_argument("--retrain", action="store_true", help="retrain here, in place of an event for Prefect")
+    watching.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
+    watching.set_defaults(command=watch)
+
+
+def watch(options: Namespace) -> int:
+    """Look at the recipe's data until Ctrl-C, or once, and print a line when the finding differs from the one before.
+
+    Return exit code 0. An error ends the command if it looks once, or at the first look; later ones are printed.
+    """
+    settings.load(options.recipe, options.overrides)
+    printed, is_first = "", True
+    while True:
+        begun = time.monotonic()
+        try:
+            printed = _look(options, printed)
+        except TrnflowError as error:
+            if options.once or is_first:
+                raise
+            printed = _print_error(options, scrubbed(complete(error, options)), printed)
+        if options.once:
+            return 0
+        is_first = False
+        time.sleep(max(0.0, options.every - (time.monotonic() - begun)))
+
+
+def _look(options: Namespace, printed: str) -> str:
+    """Look once and act on a change. printed: the finding that was printed last. Returns the present one."""
+    from flows.retraining.watch import look, note_announced
+
+    recipe = settings.load(options.recipe, options.overrides)  # it may have been edited since the last look
+    store = open_store(recipe)
+    store.prepare()
+    found = look(recipe, store, every=options.every, offline=options.offline)
+    is_change = found.outcome == "changed"
+    done = _act(options, found) if is_change else ""
+    if is_change:
+        note_announced(found, store)
+    finding = f"{found.outcome} {found.data}"
+    if is_change or finding != printed or options.once:
+        if options.json:
+            emit_json({**found.to_json(), "done": done or None})
+        else:
+            sys.stdout.write(scrub(f"{found.recipe} {found.outcome}: {found.why}{f'; {done}' if done else ''}\n"))
+        sys.stdout.flush()
+    if is_change and options.retrain:
+        _retrain(options)
+    return finding
+
+
+def _act(options: Namespace, found: Look) -> str:
+    """Send the event of a change to Prefect's server if there is one. Returns what was done."""
+    from flows.cli.prefect_run import quiet
+    from flows.services.prefect_address import configured_url
+    from flows.services.prefect_server import running_server
+
+    if options.retrain:
+        return "retraining it"
+    server = running_server(open_home())
+    url = configured_url() or (server and server["url"])
+    if not url:
+        return "no event was sent, because no Prefect server runs (`trnflow up` starts one; --retrain needs none)"
+    os.environ["PREFECT_API_URL"] = url  # read when Prefect is imported, below
+    quiet()
+    from flows.services.events import data_changed, send_events
+
+    send_events([data_changed(found.to_json(), options.recipe, options.overrides)])
+    return f"sent an event to Prefect at {hide(url.removesuffix('/api'))}"
+
+
+def _retrain(options: Namespace) -> None:
+    """Retrain the recipe in a process of its own, whose output goes to stderr. Its exit code is in the store's record too.
+
+    The process has a session of its own, so that Ctrl-C does not reach it. Ctrl-C and TERM are passed on as TERM, and the
+    process is waited for: training saves its state first.
+    """
+    more = ["--offline"] if options.offline else []
+    command = [sys.executable, "-m", "flows", "retrain", options.recipe, *more, *options.overrides]
+    is_stopped = False
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        while process.returncode is None:
+            try:
+                for line in process.stdout:
+                    sys.stderr.write(line)
+                process.wait()
+            except KeyboardInterrupt:
+                is_stopped = True
+                process.send_signal(signal.SIGTERM)
+    if is_stopped:
+        raise KeyboardInterrupt
+
+
+def _print_error(options: Namespace, error: TrnflowError, printed: str) -> str:
+    """Print an error unless it was printed last. Returns its text."""
+    if error.message != printed:
+        if options.json:
+            emit_json({"schema": 1, "error": {"stage": error.stage or None, **error.to_json()}})
+        say_error(error)
+        sys.stdout.flush()
+    return error.message
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 1 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError("a number from 1 to 86400")
+    return seconds

@@ -1,0 +1,42 @@
+"""The section `sweep` of a recipe: which settings `trnflow sweep` varies, and how it chooses the best trial."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tasks.config import Parallel, PositiveCount, Seed, StageConfig
+
+
+class SweepConfig(StageConfig):
+    """Which settings `trnflow sweep` varies, how many trials it runs and by which metric it chooses. Runs of the recipe
+    ignore it."""
+
+    settings: dict[str, str | list[Any]] = {}
+    """The settings that vary, by dotted name: a range (`1e-5..1e-4`, `1e-5..1e-4:log`, `16..64:16` with a step) or a list
+    of choices."""
+    trials: PositiveCount | None = None
+    """The number of trials. Default: 20; with `sampler` grid all combinations."""
+    metric: str = "eval_loss"
+    """The metric of stage `train` by which trials are compared, such as eval_loss or eval_accuracy."""
+    direction: Literal["min", "max"] | None = None
+    """Whether a low or a high metric is good. Default: `max` for metrics whose name ends in accuracy or f1, else `min`."""
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    """How the settings of a trial are chosen: `tpe` from the results of earlier trials, `random`, or `grid` (every
+    combination)."""
+    pruner: Literal["median", "none"] = "median"
+    """Whether a trial ends early when an evaluation during training is worse than the median of earlier trials."""
+    parallel: Parallel = 1
+    """The number of trials at a time."""
+    seed: Seed = 0
+    """The seed of the sampler."""
+    name: str | None = None
+    """The name of the study and of its folder in `<home>/sweeps`. Default: the recipe's name."""
+    database: str | None = None
+    """The SQLAlchemy URL of Optuna's database. Default: `sqlite:///<home>/optuna.db`."""
+
+    @property
+    def is_maximised(self) -> bool:
+        """Whether a higher metric is better."""
+        if self.direction is None:
+            return self.metric.endswith(("accuracy", "f1", "f1_macro", "f1_weighted"))
+        return self.direction == "max"

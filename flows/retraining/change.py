@@ -1,0 +1,164 @@
+"""Find out whether a recipe must be trained again, without running a stage.
+
+A recipe is unchanged if data, code and settings that make the model equal those of its newest judgement
+(`judgement.py`); the model that training starts from does not count, because a promotion changes it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flows.champions.contenders import model_in
+from flows.champions.frozen_rows import Frozen, newest_frozen, pipeline_without
+from flows.champions.promote import champions_of
+from flows.recipes.recipe import Recipe
+from flows.retraining.ended import data_digest
+from flows.retraining.judgement import newest_judged
+from flows.runner.planning.planner import Planner
+from flows.runner.run import look
+from flows.runner.warm_start import champion_named
+from tasks.artifact import Meta
+from tasks.errors import BlobLost, ConfigError
+from tasks.keys.explain import difference
+from tasks.keys.key_document import key_document, key_of
+from tasks.keys.lineage import start_of
+from tasks.store import Store
+
+FOLLOWING = ("shards", "weights")
+"""The inputs in consolidate's key that follow from train's key, or from the model that training started from."""
+
+
+PARTS = {"code": "the code", "params": "settings", "inputs": "inputs", "env": "libraries", "accel": "the device"}
+"""Part of a key document -> how a sentence names it."""
+
+
+class Change(NamedTuple):
+    """Whether a recipe must be trained again.
+
+    Attributes:
+        is_changed: Whether data, code or settings differ from those of the newest judged model.
+        why: The reason in a sentence.
+        recipe: The recipe, with `train.warm_start_from` fixed to the present champion if it named `@champion`.
+        champion: Digest of the present champion; None if there is none.
+        challenger: Digest of the newest judged model; None if no model was judged.
+        frozen: The newest frozen rows; None if there are none.
+        data: The digest of the data that the recipe has now (`ended.data_digest`).
+    """
+
+    is_changed: bool
+    why: str
+    recipe: Recipe
+    champion: str | None
+    challenger: str | None
+    frozen: Frozen | None
+    data: str
+
+    def to_json(self) -> Meta:
+        frozen = self.frozen.artifact.digest if self.frozen else None
+        names = ("champion", "challenger", "why")
+        found = {name: getattr(self, name) for name in names}
+        return {"schema": 1, "recipe": self.recipe.name, "changed": self.is_changed, **found, "frozen": frozen}
+
+
+def find_change(recipe: Recipe, store: Store, *, offline: bool = False) -> Change:
+    """Find out whether a recipe must be trained again, without running a stage.
+
+    Resolves the recipe's sources. offline: make no requests to a hub.
+
+    Raises:
+        ConfigError: A source can't be found.
+        BlobLost: The store has lost the frozen rows.
+    """
+    fixed = recipe.model_copy(
+        update={"train": recipe.train.model_copy(update={"warm_start_from": _start(recipe, store)})}
+    )
+    found, frozen, judged = champions_of(store, recipe.name), newest_frozen(recipe, store), newest_judged(store, recipe)
+    planner = look(fixed, store, pipeline_without(frozen), offline=offline)
+    run = store.run(judged["run"]) if judged else None
+    why = _difference(planner, store, run) if run else f"no model of {recipe.name} was judged in this store yet"
+    champion = found[0].document["artifact"] if found else None
+    challenger = model_in(run) if run else None
+    data = data_digest(planner.sources["data"])
+    if not why:
+        return Change(False, _unchanged(judged, challenger), fixed, champion, challenger, frozen, data)
+    return Change(True, why, fixed, champion, challenger, frozen, data)
+
+
+def _start(recipe: Recipe, store: Store) -> str | None:
+    """The setting `train.warm_start_from`; a name with `@champion` as that of the present champion, `NAME@N`."""
+    text = recipe.train.warm_start_from
+    name = champion_named(text)
+    if name is None or not text or not text.endswith("@champion"):
+        return text
+    found = champions_of(store, name)
+    if not found and name != recipe.name:
+        raise ConfigError(
+            f"train.warm_start_from: {name} has no champion", "check the name; `trnflow champions` lists them"
+        )
+    return f"{name}@{found[0].number}" if found else None
+
+
+def _difference(planner: Planner, store: Store, run: Meta) -> str:
+    """Say how a recipe differs from what made the model of a run; "" if it does not. The model that training starts from
+    does not count."""
+    keys = {stage["stage"]: stage["key"] for stage in run.get("stages", [])}
+    present = planner.documents.get("train")
+    if present is None:
+        return _first_difference(planner, store, keys)
+    trained, consolidated = (
+        store.record(stage, keys[stage]) if keys.get(stage) else None for stage in ("train", "consolidate")
+    )
+    if trained is None or consolidated is None:
+        return "the store has lost how the newest judged model was made"
+    try:
+        consolidation = _consolidation(planner, store, trained["artifact"])
+        lost = store.missing(store.artifact(consolidated["artifact"]))
+    except BlobLost as error:
+        return f"the store has lost the newest judged model: {error.message}"
+    pairs = {
+        "train": (start_of(trained["document"])[0], start_of(present)[0]),
+        "consolidate": (_settled(consolidated["document"]), consolidation),
+    }
+    for stage, (was, now_is) in pairs.items():
+        if key_of(was) != key_of(now_is):
+            return _said(stage, was, now_is)
+    return f"the store has lost {lost.path} of the newest judged model" if lost else ""
+
+
+def _first_difference(planner: Planner, store: Store, keys: dict[str, str]) -> str:
+    """Say how the first stage that would run differs from that stage of the newest judged model. keys: {stage: key} of
+    its run."""
+    due = next(one for one in planner.outcomes.values() if one.action in ("run", "maybe"))
+    record = store.record(due.stage, keys[due.stage]) if keys.get(due.stage) else None
+    present = planner.documents.get(due.stage)
+    said = _said(due.stage, record["document"], present) if record and present else ""
+    return said or f"{due.stage}: {due.why}"
+
+
+def _said(stage: str, was: Meta, now_is: Meta) -> str:
+    """Say in one sentence how two key documents of a stage differ; "" if they do not."""
+    changes = difference(was, now_is)
+    names = PARTS | ({"inputs": "the data"} if stage == "load_data" else {})
+    parts = dict.fromkeys(names.get(one.part, one.part) for one in changes)
+    shown = [one for one in changes if one.part != "inputs"][:2] or changes[:1]
+    return f"{' and '.join(parts)} changed ({stage}: {'; '.join(str(one) for one in shown)})" if changes else ""
+
+
+def _consolidation(planner: Planner, store: Store, shards: str) -> Meta:
+    """The key document that consolidate would have for a checkpoint. shards: its digest."""
+    call = planner.calls["consolidate"]
+    inputs = {**call.inputs, "shards": store.artifact(shards)}
+    inputs.pop("warm_start", None)
+    return _settled(key_document(call.stage, call.config, inputs, store.memo))
+
+
+def _settled(document: Meta) -> Meta:
+    """A key document of consolidate without the inputs that follow from the training, or from the model it started from."""
+    inputs = {name: item for name, item in document["inputs"].items() if name not in FOLLOWING}
+    return {**document, "inputs": inputs}
+
+
+def _unchanged(judged: Meta | None, challenger: str | None) -> str:
+    document = (judged or {}).get("document", {})
+    verdict = "promoted" if document.get("promoted") else "not promoted"
+    return f"data, code and settings are those of the newest judged model {str(challenger)[:19]}, which was {verdict}"

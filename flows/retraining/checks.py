@@ -1,0 +1,179 @@
+"""Look at a recipe's present data before training: its labels must be those of the frozen rows, and the recipe's `checks`
+compare it with the data of the champion."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from flows.champions.contenders import run_of_model
+from flows.champions.frozen_rows import Frozen, pipeline_without
+from flows.champions.scoring import new_runner
+from flows.recipes.recipe import Recipe
+from flows.runner.executor import Listener
+from flows.runner.run import heal, look
+from flows.runner.runner import Runner
+from flows.runner.work_folders import workplace
+from tasks.artifact import Artifact, Meta
+from tasks.errors import BlobLost, DataError
+from tasks.load_data import data_source, load_data
+from tasks.promotion.data_checks import AGAINST_CHAMPION, CheckConfig, Measured, Rows, measure
+from tasks.store import Store
+
+CHEAP_SECONDS = 60.0
+"""A dry run loads data for its checks if that is expected to take no longer."""
+
+Verdict = Literal["passed", "warned", "stopped", "not applied"]
+
+
+class Checked(NamedTuple):
+    """What came of a check. measured: the value and its reason; result: `warned` and `stopped` if the value is above the
+    limit, `not applied` if there is no value."""
+
+    check: CheckConfig
+    measured: Measured
+    result: Verdict
+
+    def to_json(self) -> Meta:
+        """Return the check's settings, with the default limit filled in, and `value`, `result` and `why`."""
+        made = {"value": self.measured.value, "result": self.result, "why": self.measured.why}
+        return {**self.check.model_dump(mode="json"), "limit": self.check.most, **made}
+
+    @property
+    def sentence(self) -> str:
+        """Name the check, its value and its limit."""
+        name = self.check.what + (f" of {self.check.column}" if self.check.column else "")
+        if self.measured.value is None:
+            return f"the check {name} can't be applied: {self.measured.why}"
+        word = "within" if self.result == "passed" else "above"
+        value, most = (f"{number:,.4g}" if number < 1e4 else f"{number:,.0f}" for number in self._numbers)
+        return f"the check {name} found {value}, {word} its limit {most} ({self.measured.why})"
+
+    @property
+    def _numbers(self) -> tuple[float, float]:
+        assert self.measured.value is not None
+        return self.measured.value, self.check.most
+
+
+def check_data(
+    recipe: Recipe,
+    store: Store,
+    frozen: Frozen | None,
+    champion: str | None,
+    listeners: tuple[Listener, ...],
+    *,
+    offline: bool = False,
+) -> tuple[Checked, ...]:
+    """Load a recipe's present data as a retrain does, and make the recipe's checks. The training finds the data cached.
+
+    Args:
+        frozen: The newest frozen rows; None if there are none yet.
+        champion: Digest of the champion; None if there is none.
+        listeners: Called with the events of `load_data`.
+        offline: Whether to make no requests to a data hub.
+
+    Raises:
+        ConfigError: A check names a column that the data does not have.
+        DataError: The data can't be read, or has other labels than the frozen rows.
+    """
+    rows = _loaded(recipe, store, listeners, frozen.artifact if frozen else None, offline=offline)
+    if frozen is not None and recipe.format.task == "classification":
+        _check_labels(recipe, rows.meta["labels"], frozen)
+    if not recipe.checks:
+        return ()
+    wants_raw = any(check.what == "leakage" for check in recipe.checks)
+    raw = _loaded(recipe, store, listeners, None, offline=offline) if wants_raw else rows
+    earlier = data_of(store, champion) if champion else None
+    with workplace(store.home, "checks") as work:
+        laid_out = {
+            one.digest: Rows(store.checkout(one, work / one.digest[7:19]), one.meta)
+            for one in {each.digest: each for each in (rows, raw, earlier) if each}.values()
+        }
+        before = laid_out[earlier.digest] if earlier else None
+        found = [
+            (check, measure(check, laid_out[rows.digest], laid_out[raw.digest], before)) for check in recipe.checks
+        ]
+    if champion is not None and earlier is None:
+        found = [(check, _without_data(check, champion, measured)) for check, measured in found]
+    return tuple(Checked(check, measured, _result(check, measured)) for check, measured in found)
+
+
+def check_cheaply(
+    recipe: Recipe, store: Store, frozen: Frozen | None, champion: str | None, *, offline: bool = False
+) -> tuple[tuple[Checked, ...], str]:
+    """Make the recipe's checks as `check_data` does, if the data is loaded already or expected to load within CHEAP_SECONDS.
+    Does nothing if there is nothing to check: neither `checks` nor a classifier's frozen rows.
+
+    Returns:
+        What the checks found, and why the data was not checked; one of both is empty.
+
+    Raises:
+        ConfigError, DataError: As `check_data`.
+    """
+    if not recipe.checks and (frozen is None or recipe.format.task != "classification"):
+        return (), ""
+    pipelines = [pipeline_without(frozen)]
+    if any(check.what == "leakage" for check in recipe.checks):
+        pipelines.append(pipeline_without(None))
+    for pipeline in pipelines:
+        load = look(recipe, store, pipeline, offline=offline).outcomes["load_data"]
+        if load.action != "hit" and (load.seconds is None or load.seconds > CHEAP_SECONDS):
+            time = "an unknown time" if load.seconds is None else f"{load.seconds:.0f} s"
+            return (), f"the data was not checked: it is not loaded, and loading it takes {time}"
+    return check_data(recipe, store, frozen, champion, (), offline=offline), ""
+
+
+def data_of(store: Store, model: str) -> Artifact | None:
+    """Return the artifact of `load_data` of the newest run that made or used a model; None if the store has lost it.
+
+    model: the model's digest."""
+    stages = (run_of_model(store, model) or {}).get("stages", [])
+    digest = next((stage["artifact"] for stage in stages if stage["stage"] == "load_data"), None)
+    if digest is None:
+        return None
+    try:
+        found = store.artifact(digest)
+        return None if store.missing(found) else found
+    except BlobLost:
+        return None
+
+
+def _loaded(
+    recipe: Recipe, store: Store, listeners: tuple[Listener, ...], frozen: Artifact | None, *, offline: bool
+) -> Artifact:
+    runner = new_runner(recipe, store, listeners, offline=offline)
+
+    def call_stages(runner: Runner) -> Any:
+        return runner(load_data, recipe.data, runner.resolve(data_source, recipe.data), frozen)
+
+    heal(runner, lambda: call_stages(runner))
+    store.memo.save()
+    made = runner.outcomes["load_data"].artifact
+    assert made is not None
+    return made
+
+
+def _check_labels(recipe: Recipe, labels: list[str] | None, frozen: Frozen) -> None:
+    """Raise DataError unless the data has the labels of the frozen rows: its model could not be compared with others."""
+    known = frozen.artifact.meta["labels"]
+    if labels is None or known is None or {*labels} == {*known}:
+        return
+    sides = {"the data": sorted({*labels} - {*known}), "the frozen rows": sorted({*known} - {*labels})}
+    only = "; ".join(f"only {place} has {', '.join(names[:5])}" for place, names in sides.items() if names)
+    raise DataError(
+        f"the data of {recipe.name} has other labels than its frozen rows {frozen.number} ({only})",
+        "correct the data; if the new labels are meant, give the recipe another `name`, under which its model is the first",
+    )
+
+
+def _without_data(check: CheckConfig, champion: str, measured: Measured) -> Measured:
+    if check.what not in AGAINST_CHAMPION or measured.value is not None:
+        return measured
+    return Measured(None, f"the store no longer has the data of the champion {champion[:19]}")
+
+
+def _result(check: CheckConfig, measured: Measured) -> Verdict:
+    if measured.value is None:
+        return "not applied"
+    if measured.value <= check.most or measured.by_chance:
+        return "passed"
+    return "warned" if check.then == "warn" else "stopped"

@@ -1,0 +1,63 @@
+"""The newest judgement of a recipe: the file `roots/judged/<name>.json`, which names the run whose model was judged, and
+the runs of the models that were judged before.
+
+Garbage collection keeps what these runs made.
+"""
+
+from __future__ import annotations
+
+import json
+
+from flows.champions.contenders import model_in, run_of_model
+from flows.recipes.recipe import Recipe
+from tasks.artifact import Meta
+from tasks.errors import StoreError
+from tasks.store import Store
+from tasks.store.garbage.numbered_roots import quoted_name
+from tasks.store.layout import read_object
+from tasks.system.clock import now
+
+JUDGED = "roots/judged"
+
+
+def newest_judged(store: Store, recipe: Recipe) -> Meta | None:
+    """Return the document of a recipe's newest judgement; None if no model was judged.
+
+    Its field `run` is the id of the run whose model was judged, `document` the JSON of `Retrained`.
+
+    Raises:
+        StoreError: The file can't be read.
+    """
+    place = _place(recipe.name)
+    try:
+        found = read_object(store.backend.read(place))
+        return found if isinstance(found["run"], str) else None
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError) as error:
+        fix = "look at the file; without it the next retrain judges the recipe's model again"
+        raise StoreError(f"{place} can't be read: {error}", fix) from error
+
+
+def write_judged(recipe: Recipe, store: Store, run: str, outcome: Meta) -> None:
+    """Replace the newest judgement of a recipe. It names the runs of the last `promote.keep_models` models, and that of the
+    champion, whose data the next retrain's checks compare with.
+
+    run: the id of the run whose model was judged; outcome: the JSON of `Retrained`."""
+    before = newest_judged(store, recipe)
+    earlier = [before["run"], *(one["run"] for one in before.get("earlier", []))] if before else []
+    models = {outcome["challenger"]: run}
+    for one in earlier:
+        model = model_in(store.run(one) or {})  # None of a run that was removed by hand
+        if model is not None and len(models) < recipe.promote.keep_models:
+            models.setdefault(model, one)
+    champion = run_of_model(store, outcome["champion"])
+    if champion is not None:
+        models.setdefault(outcome["champion"], champion["run"])
+    document = {"schema": 1, "recipe": recipe.name, "run": run, "created": now(), "document": outcome}
+    document["earlier"] = [{"run": one, "model": model} for model, one in models.items() if one != run]
+    store.backend.replace(_place(recipe.name), json.dumps(document, indent=1, sort_keys=True).encode())
+
+
+def _place(name: str) -> str:
+    return f"{JUDGED}/{quoted_name(name)}.json"

@@ -1,0 +1,38 @@
+"""The lease in the store that lets one process at a time retrain a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from flows.recipes.recipe import Recipe
+from flows.runner.run import new_run_id
+from tasks.keys.canonical_json import digest_of
+from tasks.store import Store
+from tasks.store.lease import Holder, Lease, Waiter, newest_holder
+
+
+@contextmanager
+def hold_lease(
+    recipe: Recipe, store: Store, *, wait: bool, tell: Callable[[Holder], None] = lambda holder: None
+) -> Iterator[Lease | str]:
+    """Hold the lease of a recipe's retraining. Yields the lease, or as text who holds it. wait, tell: see
+    `Waiter.take_watching`."""
+    run = new_run_id()
+    waiter: Waiter = store.waiter(_key(recipe), run=run, attempt=run, ttl=recipe.store.lease_ttl_seconds)
+    lease = waiter.take_watching(wait=wait, tell=tell)
+    if lease is None:
+        yield str(waiter.holder or "another process")
+        return
+    with lease:
+        yield lease
+
+
+def holder_of(recipe: Recipe, store: Store) -> Holder | None:
+    """Return who retrains a recipe, without taking the lease; None if nobody does, as far as clocks and processes say."""
+    newest = newest_holder(store.backend, _key(recipe))
+    return None if newest is None or newest.is_over or newest.seems_silent else newest
+
+
+def _key(recipe: Recipe) -> str:
+    return digest_of({"retrain": recipe.name}).removeprefix("sha256:")

@@ -1,0 +1,83 @@
+"""How a retraining ended: the document that `trnflow retrain --json` prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.artifact import Meta
+from tasks.errors import TrnflowError
+from tasks.promotion.bootstrap import Comparison
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """How a retraining ended.
+
+    Attributes:
+        recipe: The recipe's name.
+        run: The id of the run that trained; None if nothing was trained.
+        changed: Whether data, code or settings differed from those of the newest judged model; False also if that was not
+            found out.
+        promoted: Whether the new model is the champion now.
+        stopped: Whether a check stopped the retraining before training.
+        champion: Digest of the model that is the champion now; None if there is none.
+        challenger: Digest of the model that was judged; None if none was.
+        frozen: Digest of the frozen rows on which models are compared; None if there are none.
+        why: The reason in a sentence.
+        comparison: How challenger and champion compare; None if they were not compared.
+        margin: The setting `promote.margin`.
+        checks: What the checks of the data found, each as JSON.
+        error: Why the retraining failed or was interrupted; None if it ended well.
+        notes: Sentences to show to the user.
+        earlier: How a first round ended whose model was judged, if the data changed meanwhile and there was a second one.
+    """
+
+    recipe: str
+    run: str | None
+    changed: bool
+    why: str
+    promoted: bool = False
+    stopped: bool = False
+    champion: str | None = None
+    challenger: str | None = None
+    frozen: str | None = None
+    comparison: Comparison | None = None
+    margin: float = 0.0
+    checks: tuple[Meta, ...] = ()
+    error: TrnflowError | None = None
+    notes: tuple[str, ...] = ()
+    earlier: Retrained | None = None
+
+    @property
+    def outcome(self) -> str:
+        """Return `failed`, `unchanged`, `stopped`, `promoted` or `kept`."""
+        if self.error is not None:
+            return "failed"
+        if not self.changed:
+            return "unchanged"
+        return "stopped" if self.stopped else "promoted" if self.promoted else "kept"
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of `trnflow retrain`."""
+        return self.error.exit_code if self.error else int(self.stopped)
+
+    def to_json(self) -> Meta:
+        names = (
+            "recipe", "run", "changed", "promoted", "stopped", "champion", "challenger", "frozen", "why",
+        )  # fmt: skip
+        document = {"schema": 1, **{name: getattr(self, name) for name in names}, "metrics": self._metrics()}
+        document["checks"] = list(self.checks)
+        document["report"] = f"trnflow report {self.run}" if self.run else None
+        if self.error is not None:
+            document["error"] = {"stage": self.error.stage or None, **self.error.to_json()}
+        return document
+
+    def _metrics(self) -> Meta | None:
+        found = self.comparison
+        if found is None:
+            return None
+        return {
+            "name": found.metric, "champion": found.champion, "challenger": found.challenger,
+            "difference": found.difference, "interval": [found.low, found.high], "margin": self.margin,
+        }  # fmt: skip

@@ -1,0 +1,239 @@
+"""Retrain a recipe: train on its present data if anything changed, compare the model with the champion, promote or keep.
+
+Of several retrainings of a recipe at once, one works under a lease of the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flows.champions.contenders import Contender, of_run
+from flows.champions.freeze import freeze
+from flows.champions.frozen_rows import Frozen, newest_frozen, pipeline_without
+from flows.champions.mirror import mirror
+from flows.champions.promote import PROMOTED, ROLLED_BACK, Decision, champions_of, promote
+from flows.recipes.recipe import Recipe
+from flows.retraining.change import Change, find_change
+from flows.retraining.checks import Checked, check_data
+from flows.retraining.ended import present_data, write_ended
+from flows.retraining.judgement import newest_judged, write_judged
+from flows.retraining.lease import hold_lease
+from flows.retraining.outcome import Retrained
+from flows.runner.executor import Listener
+from flows.runner.pipeline import Pipeline
+from flows.runner.run import Result
+from flows.runner.work_folders import clean
+from tasks.errors import Interrupted, StoreError, TrnflowError, unexpected
+from tasks.store import Store
+from tasks.store.lease import Holder, Lease, LeaseLost
+from tasks.system.redaction import scrub, scrubbed
+
+Train = Callable[[Recipe, Pipeline], Result]
+"""Runs a recipe's pipeline and writes the run record; the command line and Prefect pass their own."""
+
+
+def retrain(
+    recipe: Recipe,
+    store: Store,
+    listeners: tuple[Listener, ...],
+    train: Train,
+    *,
+    offline: bool = False,
+    wait: bool = False,
+) -> Retrained:
+    """Retrain a recipe if its data, code or settings changed since its newest judged model.
+
+    If the recipe has no frozen rows, its present test rows are frozen before training.
+
+    Args:
+        listeners: Called with the events of the stages that freeze and score, and once for each process that is waited for.
+        train: Runs the pipeline, with listeners of its own.
+        offline: Whether to make no requests to a model or data hub.
+        wait: Whether to wait while another process retrains this recipe; otherwise end at once as unchanged.
+
+    Returns:
+        How it ended. A TrnflowError of training or of the comparison is returned in `error`.
+    """
+
+    def tell(holder: Holder) -> None:
+        for listener in listeners:
+            listener.event("retrain", {"info": f"waits for {holder}, which retrains {recipe.name}"})
+
+    try:
+        clean(store)
+        with hold_lease(recipe, store, wait=wait, tell=tell) as lease:
+            if isinstance(lease, str):
+                why = f"another retrain of {recipe.name} is under way: {lease}"
+                return _with_present(recipe, store, Retrained(recipe.name, None, False, why))
+            return _retrain(_Work(recipe, store, listeners, train, lease, offline))
+    except Exception as error:
+        failed = record_failure(recipe, store, error, offline=offline)
+        if isinstance(error, TrnflowError):
+            return failed
+        raise  # an error of this program
+
+
+def record_failure(recipe: Recipe, store: Store, error: Exception, *, offline: bool = False) -> Retrained:
+    """Put on record that a retraining failed before it could train, and return how it ended."""
+    data = None
+    with contextlib.suppress(TrnflowError):
+        data = present_data(recipe, store, offline=offline)
+    return on_record(store, failure(recipe, store, error), data)
+
+
+def failure(recipe: Recipe, store: Store, error: Exception) -> Retrained:
+    """Return how a retraining ends that failed before it could train. Writes nothing."""
+    known = scrubbed(error if isinstance(error, TrnflowError) else unexpected(error))
+    return _with_present(recipe, store, Retrained(recipe.name, None, False, known.message, error=known))
+
+
+def unchanged(change: Change, store: Store) -> Retrained:
+    """Put on record that a retraining found nothing changed, and return how it ends."""
+    frozen = change.frozen.artifact.digest if change.frozen else None
+    name, champion, challenger = change.recipe.name, change.champion, change.challenger
+    done = Retrained(name, None, False, change.why, champion=champion, challenger=challenger, frozen=frozen)
+    return on_record(store, done, change.data)
+
+
+def on_record(store: Store, done: Retrained, data: str | None) -> Retrained:
+    """Write how a retraining ended to the store, and return it; with a note if the store does not take it.
+
+    data: the digest of the data that it was about."""
+    try:
+        write_ended(store, done, data)
+    except StoreError as error:
+        return _noted(done, f"how this retrain ended is not on record: {error.message}")
+    return done
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a retraining works with, under its lease. The fields are as for `retrain`."""
+
+    recipe: Recipe
+    store: Store
+    listeners: tuple[Listener, ...]
+    train: Train
+    lease: Lease
+    offline: bool
+
+
+def _retrain(work: _Work) -> Retrained:
+    """Make a round if anything changed, and one more if the data changed meanwhile."""
+    change = find_change(work.recipe, work.store, offline=work.offline)
+    if not change.is_changed:
+        return unchanged(change, work.store)
+    done = _round(work, change)
+    if not _has_changed(work, done, change.data):
+        return done
+    try:
+        later = find_change(work.recipe, work.store, offline=work.offline)
+    except TrnflowError as error:
+        return _noted(done, f"the data changed meanwhile, and can't be looked at: {scrubbed(error).message}")
+    if not later.is_changed:  # such as a file that this round had read already
+        return on_record(work.store, done, later.data)
+    second = _round(work, later)
+    if not second.changed:
+        return _noted(done, second.why)
+    second = _noted(second, f"the data changed meanwhile: a first round ended as {done.outcome} ({done.why})")
+    if _has_changed(work, second, later.data):
+        second = _noted(second, "the data changed once more: the next retrain looks at it")
+    return replace(second, earlier=done if done.outcome in ("promoted", "kept") else None)
+
+
+def _has_changed(work: _Work, done: Retrained, data: str) -> bool:
+    """Look at the source again and say whether it differs from the data that a round was about. A source that can't be
+    reached now counts as unchanged; so does that of a round that was interrupted or lost its lease."""
+    if not done.changed or isinstance(done.error, Interrupted):
+        return False
+    try:
+        return present_data(work.recipe, work.store, offline=work.offline) != data
+    except TrnflowError:
+        return False
+
+
+def _noted(done: Retrained, note: str) -> Retrained:
+    return replace(done, notes=(*done.notes, scrub(note)))
+
+
+def _round(work: _Work, change: Change) -> Retrained:
+    """Check the data, train, judge, promote or keep, and put on record how this ended. Its field `changed` is False if
+    another process took the lease; then nothing is on record."""
+    for listener in work.listeners:
+        listener.retrain_begins(change.why)
+    done = _made(work, change)
+    return on_record(work.store, done, change.data) if done.changed else done
+
+
+def _made(work: _Work, change: Change) -> Retrained:
+    recipe, store, lease = work.recipe, work.store, work.lease
+    begun = Retrained(recipe.name, None, True, change.why, champion=change.champion, margin=recipe.promote.margin)
+    if change.frozen is not None:
+        begun = replace(begun, frozen=change.frozen.artifact.digest)
+    try:
+        checked = check_data(recipe, store, change.frozen, change.champion, work.listeners, offline=work.offline)
+        begun = _with_checks(begun, checked)
+        if begun.stopped:
+            return begun
+        frozen = change.frozen or freeze(recipe, store, work.listeners, offline=work.offline)
+        begun = replace(begun, frozen=frozen.artifact.digest)
+        result = work.train(change.recipe, pipeline_without(frozen))
+        begun = replace(begun, run=result.run, notes=(*begun.notes, *result.notes))
+        if result.error is not None:
+            return replace(begun, error=result.error, why=result.error.message)
+        lease.check()
+        decision = _decided(work, of_run(store, result.run, recipe.name), frozen)
+        done = _judged(begun, decision)
+        lease.check()
+        write_judged(recipe, store, result.run, done.to_json())
+    except LeaseLost as error:
+        return replace(begun, changed=False, why=f"another retrain of {recipe.name} took over: {error}")
+    except TrnflowError as error:
+        return replace(begun, error=scrubbed(error), why=scrubbed(error).message)
+    lost = None if decision.challenger == decision.champion else decision.challenger
+    note = mirror(recipe, store, champions_of(store, recipe.name), lost, decision.comparison)
+    return replace(done, notes=(*done.notes, note)) if note else done
+
+
+def _with_checks(begun: Retrained, checked: tuple[Checked, ...]) -> Retrained:
+    """Add what the checks found: as the reason if one stops the retraining, else as notes."""
+    stopping = [one.sentence for one in checked if one.result == "stopped"]
+    notes = tuple(one.sentence for one in checked if one.result in ("warned", "not applied"))
+    done = replace(begun, checks=tuple(one.to_json() for one in checked), notes=(*begun.notes, *notes))
+    return replace(done, stopped=True, why="; ".join(stopping)) if stopping else done
+
+
+def _decided(work: _Work, challenger: Contender, frozen: Frozen) -> Decision:
+    """Promote or keep. A model that was rolled back stays so, and a promotion that an earlier retrain was killed after is
+    told now."""
+    recipe, store = work.recipe, work.store
+    digest, found = challenger.artifact.digest, champions_of(store, recipe.name)
+    last = next((one for one in found if digest in (one.document["artifact"], one.document["replaces"])), None)
+    if last is not None and (last.document["replaces"], last.document["action"]) == (digest, ROLLED_BACK):
+        why = f"the model was rolled back in champion {last.number}; `trnflow promote {recipe.name}` compares it again"
+        return Decision(False, found[0].number, found[0].document["artifact"], digest, None, frozen, False, why)
+    decision = promote(recipe, store, challenger, work.listeners, frozen=frozen, offline=work.offline)
+    champion, judged = found[0].document if found else None, newest_judged(store, recipe)
+    if champion is None or (champion["artifact"], champion["action"]) != (digest, PROMOTED):
+        return decision
+    is_news = judged is None or judged["created"] < champion["created"]
+    return decision._replace(promoted=True, why=champion["why"]) if is_news else decision
+
+
+def _with_present(recipe: Recipe, store: Store, done: Retrained) -> Retrained:
+    """A retraining that judged nothing, with the present champion and frozen rows where the store can be read."""
+    try:
+        found, frozen = champions_of(store, recipe.name), newest_frozen(recipe, store)
+    except TrnflowError:
+        return done
+    champion = found[0].document["artifact"] if found else None
+    return replace(done, champion=champion, frozen=frozen.artifact.digest if frozen else None)
+
+
+def _judged(begun: Retrained, decision: Decision) -> Retrained:
+    return replace(
+        begun, promoted=decision.promoted, champion=decision.champion, challenger=decision.challenger,
+        frozen=decision.frozen.artifact.digest, comparison=decision.comparison, why=decision.why,
+    )  # fmt: skip

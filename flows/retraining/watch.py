@@ -1,0 +1,174 @@
+"""Look at a recipe's data, and find out whether it differs from the data of the recipe's newest retrain.
+
+A look resolves the sources of the section `data`, which costs a stat for each local file that did not change. What earlier
+looks saw is kept in `<home>/watch/<recipe>.json`, so that each look can be a process of its own.
+
+- Data counts as changed only when two looks, at least half of `every` apart, found the same digest. A file that still grows
+  starts no retrain.
+- The change is announced again as long as it lasts, each time after twice the wait, at most an hour: an event may be lost.
+  While a retrain of the recipe is under way nothing is announced.
+- Data on which three retrains failed is not announced again. The nightly schedule still tries it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from flows.recipes.recipe import Recipe
+from flows.retraining.ended import Ended, newest_ended, present_data
+from flows.retraining.lease import holder_of
+from tasks.artifact import Meta
+from tasks.errors import StoreError
+from tasks.store import Store
+from tasks.store.garbage.numbered_roots import quoted_name
+from tasks.system.clock import now
+from tasks.system.private_files import make_home
+
+EVERY_SECONDS = 300.0
+TRIES = 3
+LONGEST_WAIT = 3600.0
+
+Outcome = Literal["unchanged", "new", "changed", "waiting", "training", "failed"]
+
+
+class Look(NamedTuple):
+    """What a look at a recipe's data found.
+
+    Attributes:
+        recipe: The recipe's name.
+        outcome: `unchanged`: the data is that of the newest retrain that did not fail. `new`: the data was not seen before,
+            and a later look must find the same. `changed`: a retrain is due. `waiting`: it was announced before, or failed.
+            `training`: a retrain of the recipe is under way. `failed`: TRIES retrains failed on this data.
+        data: The digest of the data.
+        why: The finding in a sentence.
+    """
+
+    recipe: str
+    outcome: Outcome
+    data: str
+    why: str
+
+    def to_json(self) -> Meta:
+        return {"schema": 1, **self._asdict()}
+
+
+class Seen(NamedTuple):
+    """What earlier looks saw. Times are seconds since 1970.
+
+    Attributes:
+        data: The digest of the data; "" if there was no look.
+        since: When a look first found this digest.
+        told: How often a change to this data was announced.
+        last: When it was announced last; 0 if never.
+    """
+
+    data: str = ""
+    since: float = 0.0
+    told: int = 0
+    last: float = 0.0
+
+
+def look(
+    recipe: Recipe,
+    store: Store,
+    *,
+    every: float = EVERY_SECONDS,
+    offline: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Look:
+    """Look at a recipe's data once, and write down what was seen. A caller that acts on a change calls `note_announced`.
+
+    Args:
+        every: The seconds between two looks; also the first wait before a change is announced again.
+        offline: Whether to make no requests to a hub.
+        clock: Returns the seconds since 1970.
+
+    Raises:
+        ConfigError: There is no data, or the hub can't be reached.
+        DataError: A file can't be read.
+        StoreError: The file of the newest retrain can't be read.
+    """
+    data = present_data(recipe, store, offline=offline)
+    time_now, seen = clock(), _read(_file(store, recipe.name))
+    if seen.data != data:
+        seen = Seen(data, time_now)
+        _write(_file(store, recipe.name), recipe.name, seen)
+    outcome, why = _judge(recipe, store, seen, every, time_now)
+    return Look(recipe.name, outcome, data, why)
+
+
+def note_announced(found: Look, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+    """Write down that a change was announced, so that the following looks wait."""
+    seen = _read(_file(store, found.recipe))
+    if seen.data == found.data:
+        _write(_file(store, found.recipe), found.recipe, seen._replace(told=seen.told + 1, last=clock()))
+
+
+def _judge(recipe: Recipe, store: Store, seen: Seen, every: float, time_now: float) -> tuple[Outcome, str]:
+    """Return a look's outcome, and why."""
+    name, ended = recipe.name, newest_ended(store, recipe.name)
+    if ended is not None and ended.settled == seen.data:
+        return "unchanged", f"the data of {name} is that of its newest retrain"
+    if time_now - seen.since < every / 2:
+        return "new", f"the data of {name} is new: it counts as changed if it is the same {every / 2:.0f} s later"
+    if (holder := holder_of(recipe, store)) is not None:
+        return "training", f"a retrain of {name} is under way: {holder}"
+    failures = ended.failures if ended is not None and ended.data == seen.data else 0
+    if failures >= TRIES:
+        fix = f"see `trnflow retrain {name}`, correct the data or the recipe"
+        return "failed", f"{failures} retrains of {name} failed on this data, and it is not tried again: {fix}"
+    if (due := _due(ended if failures else None, seen, every)) > time_now:
+        when = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        since = f"a retrain failed on it {failures} times" if failures else "it was announced"
+        return "waiting", f"the data of {name} changed, and {since}; it is announced again after {when}"
+    return "changed", f"the data of {name} changed" if ended else f"no retrain of {name} has ended in this store yet"
+
+
+def _due(failed: Ended | None, seen: Seen, every: float) -> float:
+    """Return the time at which a change is announced. failed: the newest retrain, if it failed on this data."""
+    announced = seen.last + _wait(every, seen.told) if seen.told else 0.0
+    if failed is None:
+        return announced
+    ended = datetime.fromisoformat(failed.created).timestamp()
+    return max(announced, ended + _wait(every, failed.failures))
+
+
+def _wait(every: float, times: int) -> float:
+    """Return the seconds to wait after the so-manieth time: `every`, then twice the wait before, at most an hour."""
+    return min(every * 2.0 ** min(times - 1, 12), LONGEST_WAIT)
+
+
+def _file(store: Store, recipe: str) -> Path:
+    return store.home / "watch" / f"{quoted_name(recipe)}.json"
+
+
+def _read(file: Path) -> Seen:
+    """Return what earlier looks saw; nothing if the file is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return Seen(str(found["data"]), float(found["since"]), int(found["told"]), float(found["last"]))
+    return Seen()
+
+
+def _write(file: Path, recipe: str, seen: Seen) -> None:
+    """Write down what was seen. StoreError if the disk does not take it."""
+    aside = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    document = {"schema": 1, "recipe": recipe, "created": now(), **seen._asdict()}
+    try:
+        make_home(file.parents[1])
+        file.parent.mkdir(exist_ok=True)
+        aside.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        os.replace(aside, file)
+    except OSError as error:
+        raise StoreError(f"{file} can't be written: {error}", "free some space, or set TRNFLOW_HOME") from error
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""What a running stage reports: the metrics of training in a file, and when its work will be done."""

@@ -1,0 +1,215 @@
+"""The automations that `trnflow deploy` keeps in Prefect, by name.
+
+- `trnflow: data changed` runs the deployment `retrain` when the event `trnflow.data.changed` names a recipe (and overrides).
+- `trnflow: retrained` sends a notification when a retraining was promoted, kept, stopped or failed.
+- `trnflow: NAME did not run` sends one when no retraining of a scheduled recipe ended for one and a half periods of its
+  schedule: that leaves time for a training that takes longer than the one before.
+
+A second `deploy` leaves an unchanged automation alone, since Prefect begins to count the time anew when one is updated.
+An automation that the user disabled stays disabled. One that carries the tag `trnflow` and is no longer wanted is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flows.services.deployed_recipes import Case, case_of
+from flows.services.notification import Block, find_block, forget_addresses, plain_message, retrain_message
+from flows.services.recovery import TAG
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import DeploymentSchedule
+    from prefect.client.schemas.responses import DeploymentResponse
+    from prefect.events.schemas.automations import Automation, AutomationCore
+
+RESOURCE = "trnflow.recipe."
+"""The id of a recipe as Prefect's events name it: this, and the recipe's name."""
+ENDED = "trnflow.retrain."
+"""The events of a retraining: this, and how it ended."""
+TOLD = ("promoted", "kept", "stopped", "failed")
+"""The ends of a retraining that are notified."""
+DATES = 1000
+"""How many dates of a schedule are looked at to find its longest pause."""
+
+
+class Renewed(NamedTuple):
+    """What `renew` did. names: of all automations there are now; notified: the block that sends notifications, or None."""
+
+    names: list[str]
+    notified: Block | None
+
+
+def renew(
+    client: SyncPrefectClient,
+    retrain: DeploymentResponse | None,
+    recipe_names: dict[Case, str],
+    notify: str | None,
+    further: Iterable[AutomationCore] = (),
+) -> Renewed:
+    """Create, update or delete automations so that those that carry the tag `trnflow` are the wanted ones.
+
+    Args:
+        retrain: The deployment of the flow `retrain`; None if there is none.
+        recipe_names: {recipe and overrides of a deployment or schedule: the recipe's name}.
+        notify: The value of TRNFLOW_NOTIFY; None if it is not set.
+        further: More automations that are wanted.
+    """
+    from prefect.events.filters import AutomationFilter, AutomationFilterTags
+
+    ours = AutomationFilter(tags=AutomationFilterTags(all_=[TAG]))
+    present = {automation.name: automation for automation in client.read_automations(automations=ours)}
+    block = find_block(client, notify) if notify is not None else _block_of(client, present.values())
+    wanted = {automation.name: automation for automation in (*_wanted(retrain, recipe_names, block), *further)}
+    for name, automation in wanted.items():
+        _put(client, automation.model_copy(update={"tags": [TAG]}), present.get(name))
+    for name in present.keys() - wanted.keys():
+        client.delete_automation(present[name].id)
+    if notify is not None:
+        forget_addresses(client, block)
+    return Renewed(sorted(wanted), block)
+
+
+def longest_pause(schedule: DeploymentSchedule) -> timedelta | None:
+    """Return the longest time between two of the next dates of a schedule; None if it has fewer than two."""
+    from prefect.server.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
+
+    kinds: dict[str, Any] = {"cron": CronSchedule, "interval": IntervalSchedule, "rrule": RRuleSchedule}
+    document = schedule.schedule.model_dump()
+    kind = next(kind for name, kind in kinds.items() if name in document)
+    dates = asyncio.run(kind.model_validate(document).get_dates(DATES, start=datetime.now(UTC)))
+    pauses = [later - earlier for earlier, later in pairwise(dates)]
+    return max(pauses, default=None)
+
+
+def _wanted(
+    retrain: DeploymentResponse | None, recipe_names: dict[Case, str], block: Block | None
+) -> Iterator[AutomationCore]:
+    if retrain is not None:
+        yield _data_changed(retrain)
+    if block is not None:
+        yield _retrained(block)
+    if block is not None and retrain is not None:
+        for recipe, pause in _pauses(retrain, recipe_names).items():
+            yield _did_not_run(recipe, pause, block)
+
+
+def _data_changed(retrain: DeploymentResponse) -> AutomationCore:
+    from prefect.events.actions import RunDeployment
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger
+
+    return AutomationCore(
+        name="trnflow: data changed",
+        description="Retrain a recipe when its data changed.",
+        trigger=EventTrigger(expect={"trnflow.data.changed"}, match=_match("*")),
+        actions=[
+            RunDeployment(
+                source="selected",
+                deployment_id=retrain.id,
+                job_variables=None,
+                parameters={
+                    "recipe": "{{ event.payload.recipe }}",
+                    "overrides": "{{ (event.payload.overrides or []) }}",
+                },
+            )
+        ],
+    )
+
+
+def _retrained(block: Block) -> AutomationCore:
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger
+
+    return AutomationCore(
+        name="trnflow: retrained",
+        description=f"Send a notification when a retraining was {', '.join(TOLD[:-1])} or {TOLD[-1]}.",
+        trigger=EventTrigger(expect={ENDED + outcome for outcome in TOLD}, match=_match("*")),
+        actions=[retrain_message(block)],
+    )
+
+
+def _did_not_run(recipe: str, pause: timedelta, block: Block) -> AutomationCore:
+    """Return the automation that waits for any end of a recipe's retraining.
+
+    The same event begins and ends the time that Prefect waits, so each retraining begins it anew. If none comes, Prefect
+    sends the notification and begins to wait again.
+    """
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    within = max(1.5 * pause, timedelta(seconds=10))  # Prefect's least
+    text = f"{recipe} did not run: no retrain of it ended within {_said(within)}. Does a worker run? `trnflow worker` starts one."
+    return AutomationCore(
+        name=f"trnflow: {recipe} did not run",
+        description=f"Send a notification when no retraining of {recipe} ended within {_said(within)}.",
+        trigger=EventTrigger(
+            posture=Posture.Proactive, after={ENDED + "*"}, expect={ENDED + "*"}, match=_match(recipe), within=within
+        ),
+        actions=[
+            plain_message(block, f"trnflow: {recipe} did not run", text, event="trnflow.retrain.missing", recipe=recipe)
+        ],
+    )
+
+
+def _pauses(retrain: DeploymentResponse, recipe_names: dict[Case, str]) -> dict[str, timedelta]:
+    """Return {recipe: the longest pause of its schedule} of the deployment's active schedules; of several schedules of a
+    recipe the shortest of their longest pauses."""
+    found: dict[str, timedelta] = {}
+    for schedule in retrain.schedules:
+        parameters = {**retrain.parameters, **schedule.parameters}
+        name = recipe_names.get(case_of(parameters))
+        pause = longest_pause(schedule) if schedule.active and not retrain.paused else None
+        if name is not None and pause is not None:
+            found[name] = min(pause, found.get(name, pause))
+    return found
+
+
+def _match(recipe: str) -> Any:
+    return {"prefect.resource.id": f"{RESOURCE}{recipe}"}
+
+
+def _put(client: SyncPrefectClient, wanted: AutomationCore, present: Automation | None) -> None:
+    if present is None:
+        client.create_automation(wanted)
+        return
+    unsaid = {"id", "owner_resource"}  # Prefect refuses them in an update
+    document = wanted.model_dump(mode="json", exclude=unsaid) | {"enabled": present.enabled}
+    if _sorted(document) != _sorted(present.model_dump(mode="json", exclude=unsaid)):
+        client.update_automation(present.id, type(wanted).model_validate(document))
+
+
+def _sorted(value: Any) -> Any:
+    """Return a JSON value with its lists of texts sorted: Prefect's sets have no order."""
+    if isinstance(value, dict):
+        return {name: _sorted(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return sorted(value) if all(isinstance(item, str) for item in value) else [_sorted(item) for item in value]
+    return value
+
+
+def _block_of(client: SyncPrefectClient, present: Iterable[Automation]) -> Block | None:
+    """Return the block that the present automations send notifications through; None if there is none, or no more."""
+    from prefect.exceptions import ObjectNotFound
+
+    for automation in present:
+        for action in automation.actions:
+            if (number := getattr(action, "block_document_id", None)) is None:
+                continue
+            try:
+                document = client.read_block_document(number, include_secrets=False)
+            except ObjectNotFound:
+                continue
+            assert document.block_type is not None
+            return Block(document.id, document.block_type.slug, str(document.name))
+    return None
+
+
+def _said(time: timedelta) -> str:
+    """Return a duration in words."""
+    seconds = time.total_seconds()
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} seconds"

@@ -1,0 +1,70 @@
+"""Send events to Prefect's server: in one request, which fails where Prefect's own background sender would be silent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tasks.artifact import Meta
+from tasks.errors import ConfigError
+from tasks.system.redaction import hide, hide_override, scrub
+
+if TYPE_CHECKING:
+    from prefect.events import Event
+
+
+CHANGED = "trnflow.data.changed"
+
+
+def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
+    """Return the event `trnflow.data.changed`. Its payload has the parameters `recipe` and `overrides` of a retrain.
+
+    Args:
+        finding: The JSON of `trnflow watch`; its field `recipe` is the recipe's name.
+        recipe, overrides: As the user gave them, since the deployment `retrain` knows a recipe by the name it was deployed
+            with.
+
+    Raises:
+        ConfigError: An override has a secret. The event would carry it, or a retrain would run with the mask in its place.
+    """
+    if [hide_override(text) for text in overrides] != overrides:
+        fix = "write ${NAME} in its place, which the worker's environment fills in, or use --retrain"
+        raise ConfigError("an override has a secret, which an event can't carry", fix)
+    from prefect.events import Event
+
+    name = finding["recipe"]
+    resource = {"prefect.resource.id": f"trnflow.recipe.{name}", "prefect.resource.name": name}
+    payload = {**hide(finding), "recipe": recipe, "overrides": overrides}
+    return Event.model_validate({"event": CHANGED, "resource": resource, "payload": payload})
+
+
+def send_events(events: list[Event]) -> None:
+    """Send events to the server of PREFECT_API_URL.
+
+    Raises:
+        ConfigError: The server can't be reached, or refuses an event.
+    """
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    if not events:
+        return
+    try:
+        with get_client(sync_client=True) as client:
+            client.request("POST", "/events", json=[event.model_dump(mode="json") for event in events])
+    except (HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
+        raise unreachable(error) from error
+
+
+def unreachable(error: Exception) -> ConfigError:
+    """Return the error of a request to Prefect's server as one line with advice. A status is the answer of a server whose
+    database is away, for example."""
+    from httpx import HTTPStatusError
+    from prefect.settings import PREFECT_API_URL
+
+    server = f"Prefect's server at {hide(str(PREFECT_API_URL.value()))}"
+    if isinstance(error, HTTPStatusError):
+        said = scrub(str(error).splitlines()[0])
+        return ConfigError(f"{server} failed: {said}", "read the server's log; does its database run?")
+    said = scrub(" ".join(str(error).split())) or type(error).__name__
+    return ConfigError(f"{server} can't be reached: {said}", "start it (`trnflow up`), or correct PREFECT_API_URL")

@@ -1,0 +1,175 @@
+"""The Prefect block to which notifications of retraining go, and the message that the block sends.
+
+The variable TRNFLOW_NOTIFY names the block. Its value is one of:
+
+- the address of a webhook: `trnflow deploy` keeps the address in a block of Prefect named `trnflow`, of type `slack-webhook`
+  for an address of Slack, else `webhook`. Prefect encrypts the address in its database.
+- `TYPE/NAME`: a webhook or notification block that exists in Prefect, such as `slack-webhook/team`.
+- `off`: no notifications.
+
+An address that is no longer used is deleted from Prefect.
+Where the variable is not set, the block of the last `trnflow deploy` is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from tasks.errors import ConfigError
+from tasks.system.redaction import know
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import BlockDocument
+    from prefect.events.actions import ActionTypes
+
+VARIABLE = "TRNFLOW_NOTIFY"
+OFF = "off"
+BLOCK = "trnflow"
+"""The name of the block that is made of an address."""
+WEBHOOK, SLACK = "webhook", "slack-webhook"
+SLACK_HOSTS = ("hooks.slack.com", "hooks.slack-gov.com")
+FIX = f"set {VARIABLE} to the address of a webhook, to TYPE/NAME of a block in Prefect, or to {OFF}"
+
+RETRAIN_TEXT = """\
+{% set it = event.payload %}{% set m = it.metrics %}\
+{{ it.recipe }} {{ event.event.split('.') | last }}: {{ it.why }}
+{% if m %}{{ m.name }} {{ '%.4g' | format(m.challenger) }}, the champion's {{ '%.4g' | format(m.champion) }}: \
+difference {{ '%+.4g' | format(m.difference) }} \
+[{{ '%+.4g' | format(m.interval[0]) }}, {{ '%+.4g' | format(m.interval[1]) }}], margin {{ '%.4g' | format(m.margin) }}
+{% endif %}\
+{% for check in it.checks if check.result == 'warned' %}warning of the check {{ check.what }}\
+{% if check.column %} of {{ check.column }}{% endif %}: \
+{{ '%.4g' | format(check.value) }}, limit {{ '%.4g' | format(check.limit) }}
+{% endfor %}\
+{% if it.error %}{{ it.error.fix }}
+{% endif %}\
+{% if it.report %}report: {{ it.report }}
+{% endif %}\
+{% set page = flow_run | ui_url %}{% if page %}{{ page }}
+{% endif %}"""
+"""Template of the message about a retraining that ended. Prefect fills in the event, whose payload is the JSON of
+`trnflow retrain`, and the flow run that sent it."""
+
+
+class Block(NamedTuple):
+    """A block that sends notifications. id: its number in Prefect; kind: its type, such as `webhook`; name: its name."""
+
+    id: UUID
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+def take_setting() -> str | None:
+    """Remove the variable TRNFLOW_NOTIFY from the environment and return its value, or None if it is not set.
+
+    It is removed because it may hold a token, and the environment is passed on to Prefect's server.
+
+    Raises:
+        ConfigError: The value is neither an address, nor `TYPE/NAME`, nor `off`. The message does not show the value.
+    """
+    value = os.environ.pop(VARIABLE, "").strip()
+    if not value:
+        return None
+    if value != OFF and not _is_address(value) and not re.fullmatch(r"[a-z0-9-]+/[\w.-]+", value):
+        raise ConfigError(f"{VARIABLE} is neither an http(s) address nor TYPE/NAME of a block", FIX)
+    if _is_address(value):
+        know(value)
+        know(urlsplit(value).path)
+    return value
+
+
+def find_block(client: SyncPrefectClient, value: str) -> Block | None:
+    """Return the block that the value of TRNFLOW_NOTIFY names, or None for `off`. A block of an address is made or renewed.
+
+    Raises:
+        ConfigError: Prefect has no such block, or it can't send notifications.
+    """
+    if value == OFF:
+        return None
+    if _is_address(value):
+        return _keep_address(client, value)
+    from prefect.exceptions import ObjectNotFound
+
+    kind, _, name = value.partition("/")
+    try:
+        document = client.read_block_document_by_name(name, kind, include_secrets=False)
+    except ObjectNotFound as error:
+        raise ConfigError(
+            f"{VARIABLE}: Prefect has no block {value}", f"make it on Prefect's page; or {FIX}"
+        ) from error
+    if kind != WEBHOOK and not _notifies(document):
+        raise ConfigError(f"{VARIABLE}: the block {value} sends no notifications", FIX)
+    return Block(document.id, kind, name)
+
+
+def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
+    """Delete the blocks that were made of an address, except the one that is used."""
+    from prefect.exceptions import ObjectNotFound
+
+    for kind in (WEBHOOK, SLACK):
+        with suppress(ObjectNotFound):
+            document = client.read_block_document_by_name(BLOCK, kind, include_secrets=False)
+            if used is None or document.id != used.id:
+                client.delete_block_document(document.id)
+
+
+def retrain_message(block: Block) -> ActionTypes:
+    """Return the action that sends the message about a retraining that ended."""
+    rendered = "{% set text %}" + RETRAIN_TEXT + "{% endset %}"
+    document = rendered + "{{ {'text': text, 'event': event.event, 'retrain': event.payload} | tojson }}"
+    return _message(
+        block, "trnflow: {{ event.payload.recipe }} {{ event.event.split('.') | last }}", RETRAIN_TEXT, document
+    )
+
+
+def plain_message(block: Block, subject: str, text: str, **further: Any) -> ActionTypes:
+    """Return the action that sends a fixed text. further: what a webhook gets beside the text."""
+    document = json.dumps({"text": text, **further})
+    return _message(block, _literal(subject), _literal(text), _literal(document))
+
+
+def _message(block: Block, subject: str, text: str, document: str) -> ActionTypes:
+    """Return the action that calls a webhook with a JSON document, or sends a text to another kind of block. All are
+    templates."""
+    from prefect.events.actions import CallWebhook, SendNotification
+
+    if block.kind == WEBHOOK:
+        return CallWebhook(block_document_id=block.id, payload=document)
+    return SendNotification(block_document_id=block.id, subject=subject, body=text)
+
+
+def _literal(text: str) -> str:
+    """Return the template that gives this text."""
+    return "{{ " + json.dumps(text) + " }}"
+
+
+def _keep_address(client: SyncPrefectClient, address: str) -> Block:
+    from prefect.blocks.notifications import SlackWebhook
+    from prefect.blocks.webhook import Webhook
+    from pydantic import SecretStr
+
+    is_slack = urlsplit(address).hostname in SLACK_HOSTS
+    block: Any = (
+        SlackWebhook(url=SecretStr(address))
+        if is_slack
+        else Webhook.model_validate({"url": address, "headers": {"Content-Type": "application/json"}})
+    )
+    return Block(block.save(BLOCK, overwrite=True, _sync=True), SLACK if is_slack else WEBHOOK, BLOCK)
+
+
+def _is_address(value: str) -> bool:
+    return value.startswith(("http://", "https://")) and bool(urlsplit(value).hostname) and not re.search(r"\s", value)
+
+
+def _notifies(document: BlockDocument) -> bool:
+    return document.block_schema is not None and "notify" in document.block_schema.capabilities

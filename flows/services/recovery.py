@@ -1,0 +1,234 @@
+"""Give every flow run a true end, by automations of Prefect and by a look at what they missed.
+
+A worker reports how a flow's process ended. If the worker dies too, or the machine stops, nobody does. Prefect's server then
+sees that the run's heartbeats stop. The automations of this module mark such a run as crashed and schedule it again; the
+stages that it finished are cached, and training goes on from its newest checkpoint.
+
+A run is counted by its label `prefect.run-count`, the number of times that it began to run. A worker that is stopped with
+Ctrl-C leaves crashed runs too, which the next worker then takes up.
+
+Two things the automations miss. Prefect forgets their windows a minute after they end, so a run that stops together with
+the server would stay "Running". And on a busy machine SQLite refuses writes ("database is locked"); Prefect tries an event
+five times, then drops it. `tend_runs` makes up for both: when a worker starts, and in each run of the deployment `watch`.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from flows.services.events import send_events, unreachable
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.events import Event
+    from prefect.events.actions import ChangeFlowRunState
+    from prefect.events.schemas.automations import AutomationCore
+
+TAG = "trnflow"
+"""The tag of flow runs that the automations are about. `deploy` puts it on its deployments, and commands on their runs: a
+server may have flows of other teams with the same names, whose heartbeats come less often."""
+HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+"""The setting with which a flow run sends a heartbeat every 30 seconds. Prefect accepts no shorter interval."""
+PATIENT = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
+"""The setting with which Prefect's client asks again when the server answers 500, which it does while its PostgreSQL is away.
+When SQLite is locked the server answers 503, which is always asked again."""
+
+SILENT_SECONDS = 90.0
+PENDING_SECONDS = 300.0
+CANCELLING_SECONDS = 900.0
+LEFT_SECONDS = 120.0
+FORGOTTEN_SECONDS = 86400.0
+"""The age at which a crashed run is no longer scheduled again by `tend_runs`."""
+TIMES = 3
+AGAIN = "The run crashed, and was scheduled again. What it finished is not done again."
+
+FLOWS = ["finetune", "prepare", "retrain", "sweep", "watch"]
+SCHEDULED_AGAIN = ["finetune", "prepare", "retrain", "sweep"]
+"""The flows whose crashed runs are scheduled again. `watch` has a schedule with a run every few minutes."""
+
+TAGGED = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
+NEWEST_FIRST: Any = "START_TIME_DESC"
+ANY = "prefect.flow-run.*"
+IS_RUNNING = "trnflow.run.is-running"
+IS_CANCELLING = "trnflow.run.is-cancelling"
+ENDS = [f"prefect.flow-run.{name}" for name in ("Cancelled", "Completed", "Crashed", "Failed")]
+
+
+def recovery_automations(
+    silent: float = SILENT_SECONDS,
+    pending: float = PENDING_SECONDS,
+    cancelling: float = CANCELLING_SECONDS,
+    times: int = TIMES,
+) -> list[AutomationCore]:
+    """Return the automations that end lost flow runs and schedule crashed ones again.
+
+    Args:
+        silent: Seconds without a heartbeat after which a running flow run is marked as crashed; Prefect's least is 10.
+        pending: Seconds after which a flow run that a worker took, but that did not begin, is marked as crashed.
+        cancelling: Seconds after which a flow run that was asked to stop is marked as cancelled.
+        times: How often a crashed run of a deployment is scheduled again.
+    """
+    from prefect.client.schemas.objects import StateType
+
+    crashed = {"prefect.flow-run.Crashed"}
+    again = _to(StateType.SCHEDULED, AGAIN)
+    return [
+        _lost(
+            "trnflow: silent runs are crashed",
+            f"A flow run that sends no heartbeat for {silent:.0f} s is marked as crashed.",
+            {"prefect.flow-run.heartbeat", IS_RUNNING},
+            {ANY},
+            silent,
+            _to(StateType.CRASHED, f"No heartbeat for {silent:.0f} s: the run's process or machine is gone."),
+        ),
+        _lost(
+            "trnflow: runs that do not begin are crashed",
+            f"A flow run that is pending for {pending:.0f} s is marked as crashed.",
+            {f"prefect.flow-run.{name}" for name in ("Pending", "Submitting", "InfrastructurePending")},
+            {ANY},
+            pending,
+            _to(StateType.CRASHED, f"The run did not begin within {pending:.0f} s after a worker took it."),
+        ),
+        _lost(
+            "trnflow: runs that do not stop are cancelled",
+            f"A flow run that is being cancelled for {cancelling:.0f} s is marked as cancelled.",
+            {"prefect.flow-run.Cancelling", IS_CANCELLING},
+            {*ENDS},
+            cancelling,
+            _to(StateType.CANCELLED, f"The run did not report its end within {cancelling:.0f} s."),
+        ),
+        _again(
+            "trnflow: crashed runs are scheduled again",
+            f"A flow run of a deployment that crashed is scheduled again, at most {times} times.",
+            crashed,
+            [str(count) for count in range(1, times + 1)],
+            timedelta(0),
+            again,
+        ),
+        _again(
+            "trnflow: runs that crashed before they began are scheduled again",
+            "A flow run of a deployment that crashed before it began is scheduled again, once a day at most.",
+            crashed,
+            ["0"],
+            timedelta(days=1),
+            again,
+        ),
+    ]
+
+
+def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, times: int = TIMES) -> int:
+    """Do what the automations missed, and return the number of flow runs that needed it.
+
+    - For each flow run of a deployment that is running, being cancelled, or pending for `pending` seconds, an event is sent
+      that opens a window of an automation. A run that lives sends a heartbeat in it, and nothing happens; a run that does
+      not is marked as crashed or cancelled when the window ends.
+    - A flow run that crashed `left` seconds ago, and that began at most `times` times, is scheduled again.
+
+    Raises:
+        ConfigError: Prefect's server can't be reached.
+    """
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas import filters
+    from prefect.states import Scheduled
+
+    kinds = ["RUNNING", "CANCELLING", "PENDING", "CRASHED"]
+    wanted = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": kinds}}, "tags": {"all_": [TAG]}})
+    flows = filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
+    try:
+        with get_client(sync_client=True) as client:
+            names = {flow.id: flow.name for flow in client.read_flows(flow_filter=flows)}
+            found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
+            crashed = [run for run in found if _is_left(run, names[run.flow_id], left, times)]
+            for run in crashed:
+                client.set_flow_run_state(run.id, Scheduled(message=AGAIN))
+    except (HTTPError, RuntimeError) as error:
+        raise unreachable(error) from error
+    lost = [run for run in found if _is_unfinished(run, pending)]
+    send_events([_announcement(run, names[run.flow_id]) for run in lost])
+    return len(lost) + len(crashed)
+
+
+def _announcement(run: FlowRun, flow: str) -> Event:
+    """Return the event that opens a window for a flow run. flow: the name of its flow."""
+    from prefect.events import Event
+
+    is_cancelling = run.state is not None and run.state.is_cancelling()
+    return Event.model_validate(
+        {
+            "event": IS_CANCELLING if is_cancelling else IS_RUNNING,
+            "resource": {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name},
+            "related": [
+                {
+                    "prefect.resource.id": f"prefect.flow.{run.flow_id}", "prefect.resource.role": "flow",
+                    "prefect.resource.name": flow,
+                },
+                {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"},
+            ],
+        }
+    )  # fmt: skip
+
+
+def _is_unfinished(run: FlowRun, pending: float) -> bool:
+    """Return whether a flow run of a deployment, other than the present one, should have ended or begun."""
+    if run.deployment_id is None or run.state is None or str(run.id) == os.environ.get("PREFECT__FLOW_RUN_ID"):
+        return False
+    return run.state.is_running() or run.state.is_cancelling() or (run.state.is_pending() and _age(run) > pending)
+
+
+def _is_left(run: FlowRun, flow: str, left: float, times: int) -> bool:
+    """Return whether a crashed flow run should have been scheduled again."""
+    is_ours = run.deployment_id is not None and flow in SCHEDULED_AGAIN and 1 <= run.run_count <= times
+    return is_ours and run.state is not None and run.state.is_crashed() and left < _age(run) < FORGOTTEN_SECONDS
+
+
+def _age(run: FlowRun) -> float:
+    """Return the seconds since a flow run took on its state."""
+    assert run.state is not None
+    return (datetime.now(UTC) - run.state.timestamp).total_seconds()
+
+
+def _to(state: Any, message: str) -> ChangeFlowRunState:
+    from prefect.events.actions import ChangeFlowRunState
+
+    return ChangeFlowRunState(name=None, state=state, message=message, force=False)
+
+
+def _lost(
+    name: str, description: str, after: set[str], expect: set[str], seconds: float, action: ChangeFlowRunState
+) -> AutomationCore:
+    """Return an automation that acts on a flow run for which, after one of the events `after`, none of `expect` comes for so
+    many seconds."""
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    trigger = EventTrigger.model_validate(
+        {
+            "after": after, "expect": expect, "match": {"prefect.resource.id": ANY}, "match_related": [_flow(FLOWS), TAGGED],
+            "for_each": {"prefect.resource.id"}, "posture": Posture.Proactive, "threshold": 1,
+            "within": timedelta(seconds=seconds),
+        }
+    )  # fmt: skip
+    return AutomationCore(name=name, description=description, trigger=trigger, actions=[action])
+
+
+def _again(
+    name: str, description: str, expect: set[str], counts: list[str], within: timedelta, action: ChangeFlowRunState
+) -> AutomationCore:
+    """Return an automation that acts on an event of a deployment's flow run that began to run so many times; for a run at
+    most once in the time `within`."""
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    trigger = EventTrigger.model_validate(
+        {
+            "expect": expect, "match": {"prefect.resource.id": ANY, "prefect.run-count": counts},
+            "match_related": [_flow(SCHEDULED_AGAIN), TAGGED, {"prefect.resource.role": "deployment"}],
+            "for_each": {"prefect.resource.id"}, "posture": Posture.Reactive, "threshold": 1, "within": within,
+        }
+    )  # fmt: skip
+    return AutomationCore(name=name, description=description, trigger=trigger, actions=[action])
+
+
+def _flow(names: list[str]) -> dict[str, Any]:
+    return {"prefect.resource.role": "flow", "prefect.resource.name": names}

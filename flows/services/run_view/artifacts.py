@@ -1,0 +1,124 @@
+"""The artifacts (tables and links) that Prefect shows on the page of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from prefect import get_run_logger
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import PrefectHTTPStatusError
+
+from flows.display import report
+from flows.runner.call import Outcome
+from flows.runner.run import Result
+from tasks.artifact import Artifact, Meta
+from tasks.system.redaction import scrub
+
+HEALTH_SECONDS = 10.0
+"""Timeout of the request that asks whether Prefect's server is healthy."""
+
+
+class Page:
+    """Add artifacts (tables and links) to the page that Prefect shows of a run.
+
+    The run goes on if Prefect's server does not answer: then no more artifacts are sent, and `lost` is True.
+    """
+
+    def __init__(self) -> None:
+        self.lost = False
+
+    def show(self, create: Callable[..., Any], *, is_vital: bool = True, **arguments: Any) -> Any:
+        """Call `create`, one of Prefect's functions that create an artifact, with these arguments, if the server answers.
+
+        Return what it returns, or None. An error is logged as a warning, not raised. is_vital: see `answers`.
+        """
+        if not self.answers(is_vital=is_vital):
+            return None
+        try:
+            return create(**arguments)
+        except (httpx.HTTPError, PrefectHTTPStatusError) as error:
+            self.lost = self.lost or (is_vital and _is_of_server(error))
+            get_run_logger().warning("Prefect's server refused an artifact: %s", error)
+            return None
+
+    def answers(self, *, is_vital: bool = True) -> bool:
+        """Ask the server whether it is ready, its database too, and return the answer. After the first failure of a vital
+        question, return False without asking.
+
+        is_vital: Whether the page is lost if the server does not answer. An update of the progress is not: another follows.
+        """
+        if self.lost:
+            return False
+        with get_client(sync_client=True, httpx_settings={"timeout": HEALTH_SECONDS}) as client:
+            there = _is_ready(client)
+        self.lost = is_vital and not there
+        return there
+
+
+def _is_ready(client: SyncPrefectClient) -> bool:
+    """Ask a server once. Prefect's own client would ask again for seconds, in which the run would wait."""
+    connection = client._client
+    try:
+        answer = httpx.Client.send(connection, connection.build_request("GET", "/ready"))
+    except (httpx.HTTPError, OSError):
+        return False
+    return answer.status_code < 500
+
+
+def _is_of_server(error: Exception) -> bool:
+    """Return whether a request failed by the server's fault: its database is away, for example."""
+    return isinstance(error, PrefectHTTPStatusError) and error.response.status_code >= 500
+
+
+def describe(outcome: Outcome, artifact: Artifact, manifest: str) -> str:
+    """Return a stage's artifact as a Markdown table: key, digest, size, metrics and figures.
+
+    manifest: the URL of its manifest. It is shown as text, because browsers open no `file://` or `s3://` link.
+    """
+    rows = {
+        "action": outcome.action, "key": outcome.key, "artifact": artifact.digest, "kind": artifact.kind,
+        "manifest": f"`{scrub(manifest.removeprefix('file://'))}`",
+        "files": len(artifact.files), "bytes": artifact.size, **outcome.metrics, **outcome.figures,
+    }  # fmt: skip
+    body = "\n".join(f"| {name} | {report.number(value)} |" for name, value in rows.items())
+    return f"| {outcome.stage} | |\n|---|---|\n{body}\n"
+
+
+def run_table(result: Result) -> str:
+    """Return the stages of a run as a Markdown table: action, seconds and key figures."""
+    rows = [
+        f"| {o.stage} | {o.action} | {report.seconds(o.seconds)} | {report.highlights(o)} |" for o in result.outcomes
+    ]
+    return "\n".join(["| stage | action | seconds | key figures |", "|---|---|---|---|", *rows, ""])
+
+
+def where_pages(result: Result, mlflow: str | None) -> str:
+    """Say where the run's page and its evaluation are. A browser opens no local file from Prefect's page, so the address is
+    MLflow's, which has the evaluation of the run that made it. mlflow: the line that names the address; None when the run is
+    not recorded there."""
+    made = any(outcome.stage == "evaluate_model" and outcome.action == "ran" for outcome in result.outcomes)
+    there = f", and the run in MLflow has the evaluation's `report.html` ({mlflow})" if made and mlflow else ""
+    return f"\n`trnflow report {result.run}` writes the page of this run{there}.\n"
+
+
+def retrain_table(document: Meta) -> str:
+    """Return the result of a retraining as Markdown. document: the JSON of `trnflow retrain`."""
+    found = document["metrics"]
+    rows = {name: f"`{document[name]}`" for name in ("champion", "challenger", "frozen") if document[name]}
+    if found is not None:
+        low, high = map(report.number, found["interval"])
+        rows |= {
+            f"{found['name']} of the challenger": report.number(found["challenger"]),
+            f"{found['name']} of the champion before": report.number(found["champion"]),
+            "difference": f"{report.number(found['difference'])} [{low}, {high}]",
+            "margin": report.number(found["margin"]),
+        }
+    for check in document.get("checks", ()):
+        value = "?" if check["value"] is None else report.number(check["value"])
+        name = f"check {check['what']}" + (f" of {check['column']}" if check.get("column") else "")
+        rows[name] = f"{check['result']}: {value}, limit {report.number(check['limit'])}"
+    body = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    said = f"`{document['report']}` writes the page of the run.\n" if document["report"] else ""
+    return f"{document['why']}\n\n| result | |\n|---|---|\n{body}\n\n{said}"

@@ -1,0 +1,121 @@
+"""What Prefect shows of a run before and while it works: its plan as a table, its progress in percent, and its name."""
+
+from __future__ import annotations
+
+import time
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+
+from flows.display import report
+from flows.display.progress import StageProgress
+from flows.runner.call import Call, Outcome
+from flows.runner.executor import Listener
+from flows.runner.planning.forecast import ANYWAY, dollars, total
+from flows.services.run_view.artifacts import Page
+from tasks.artifact import Meta
+from tasks.system.redaction import scrub
+
+UPDATE_SECONDS = 10.0
+"""The shortest time between two updates of the progress."""
+
+NAME_LENGTH = 80
+"""The most characters of a flow run's name; Prefect's page cuts longer ones."""
+
+
+class PlanPage(Listener):
+    """Show a run's plan and its progress on Prefect's page. A run in which nothing has to run shows neither.
+
+    The progress is the share of the run's expected time. A stage that never ran counts as much as the mean of the others.
+    """
+
+    def __init__(self, page: Page, price_per_hour: float) -> None:
+        self.page, self._price = page, price_per_hour
+        self._weights: dict[str, float] = {}
+        self._ended: set[str] = set()
+        self._at = StageProgress("")
+        self._bar: UUID | None = None
+        self._last = 0.0
+
+    def planned(self, outcomes: list[Outcome]) -> None:
+        due = [outcome for outcome in outcomes if outcome.action not in ANYWAY]
+        if not due:
+            return
+        rows = plan_rows(outcomes, self._price)
+        self.page.show(create_table_artifact, table=rows, key="plan", description=plan_summary(outcomes, self._price))
+        known = [outcome.seconds for outcome in due if outcome.seconds]
+        self._weights = dict.fromkeys((one.stage for one in due), sum(known) / len(known) if known else 1.0)
+        self._weights |= {one.stage: one.seconds for one in due if one.seconds}
+        self._bar = self.page.show(create_progress_artifact, progress=0.0, key="progress", description="the whole run")
+        self._last = time.monotonic()
+
+    def stage_started(self, call: Call, key: str) -> None:
+        self._at = StageProgress(call.name)
+
+    def event(self, stage: str, event: Meta) -> None:
+        self._at.take(event)
+        if time.monotonic() - self._last > UPDATE_SECONDS:
+            self._update()
+
+    def stage_ended(self, outcome: Outcome) -> None:
+        self._ended.add(outcome.stage)
+        self._at = StageProgress("")
+        if self._weights.keys() <= self._ended or time.monotonic() - self._last > UPDATE_SECONDS:
+            self._update()
+
+    @property
+    def percent(self) -> float:
+        """The share of the expected time that has passed, 0 to 100."""
+        share = min(self._at.done / self._at.total, 1.0) if self._at.total else 0.0
+        passed = sum(seconds for stage, seconds in self._weights.items() if stage in self._ended)
+        passed += share * self._weights.get(self._at.stage, 0.0)
+        return 100.0 * passed / sum(self._weights.values())
+
+    def _update(self) -> None:
+        if self._bar is not None:
+            self._last = time.monotonic()
+            share = round(self.percent, 1)
+            self.page.show(update_progress_artifact, is_vital=False, artifact_id=self._bar, progress=share)
+
+
+class RunName(Listener):
+    """Name the flow run after the recipe and what changed, such as `demo: the data changed`."""
+
+    def __init__(self, page: Page, recipe: str) -> None:
+        self.page, self._recipe = page, recipe
+
+    def retrain_begins(self, why: str) -> None:
+        self.say(why.partition(" (")[0].replace(f" of {self._recipe}", ""))
+
+    def say(self, text: str) -> None:
+        """Let the name be the recipe's name and this text."""
+        self.page.show(_rename, name=scrub(f"{self._recipe}: {text}")[:NAME_LENGTH])
+
+
+def plan_rows(outcomes: list[Outcome], price_per_hour: float) -> list[Meta]:
+    """Return the table of a plan: for each stage what a run does with it, the expected seconds and dollars, and why."""
+    rows = []
+    for outcome in outcomes:
+        costs = outcome.action not in ANYWAY
+        row = {"stage": outcome.stage, "action": outcome.action}
+        row["expected seconds"] = report.seconds(outcome.seconds) if costs else ""
+        if price_per_hour:
+            known = outcome.seconds is not None and costs
+            row["expected dollars"] = f"{dollars(outcome.seconds or 0.0, price_per_hour):.2f}" if known else ""
+        rows.append({**row, "why": scrub(outcome.why)})
+    return rows
+
+
+def plan_summary(outcomes: list[Outcome], price_per_hour: float) -> str:
+    """Return in one line what a run is expected to take."""
+    expected = total(outcomes, price_per_hour)
+    cost = f", {expected['dollars']:.2f} dollars" if price_per_hour else ""
+    unknown = f"; unknown: {', '.join(expected['unknown'])}" if expected["unknown"] else ""
+    return f"Expected: {report.seconds(expected['seconds'])} seconds{cost}{unknown}"
+
+
+def _rename(name: str) -> None:
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, name=name)

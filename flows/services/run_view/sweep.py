@@ -1,0 +1,79 @@
+"""What Prefect shows of a sweep: one table of its trials, which is replaced after each trial."""
+
+from __future__ import annotations
+
+import json
+from contextvars import copy_context
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.artifacts import create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
+
+from flows.display import report
+from flows.services.run_view.artifacts import Page
+from tasks.artifact import Meta
+from tasks.system.redaction import hide, scrub, scrub_all
+
+COUNTED = ("completed", "pruned", "failed")
+"""The states of trials that have ended and are not repeated."""
+
+
+class SweepPage:
+    """Show a sweep in the flow run that makes it: a line in its log for each trial that ends, and a table of all trials.
+
+    Made in the flow's thread. Trials that run at the same time call it from threads that know no flow run, so each call runs
+    in a copy of the context in which the object was made.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self._context = copy_context()
+        self._table: UUID | None = None
+
+    def say(self, line: str) -> None:
+        """Write a line to the log of the flow run."""
+        self._context.copy().run(lambda: get_run_logger().info(scrub(line)))
+
+    def show(self, content: Meta) -> None:
+        """Create the table of the trials, or replace its rows. content: that of sweep.json."""
+        self._context.copy().run(self._show, scrub_all(hide(content)))
+
+    def _show(self, content: Meta) -> None:
+        shown = {"table": trial_rows(content), "description": sweep_summary(content)}
+        if self._table is None:
+            self._table = self.page.show(create_table_artifact, is_vital=False, key="sweep", **shown)
+        else:
+            self.page.show(_replace, is_vital=False, number=self._table, **shown)
+
+
+def trial_rows(content: Meta) -> list[Meta]:
+    """Return the table of a sweep: for each trial its number, state, metric, settings, run and error. content: that of
+    sweep.json."""
+    names = list(dict.fromkeys(name for trial in content["trials"] for name in trial["settings"]))
+    return [
+        {
+            "trial": trial["number"],
+            "state": trial["state"],
+            content["metric"]: "" if trial["value"] is None else report.number(trial["value"]),
+            **{name: report.number(trial["settings"].get(name, "")) for name in names},
+            "run": trial["run"] or "",
+            "error": trial["error"] or "",
+        }
+        for trial in content["trials"]
+    ]
+
+
+def sweep_summary(content: Meta) -> str:
+    """Return in one line how many trials have ended and which is the best. content: that of sweep.json."""
+    ended = sum(trial["state"] in COUNTED for trial in content["trials"])
+    best = content["best"]
+    found = f"; the best is trial {best['number']}: {content['metric']} {report.number(best['value'])}" if best else ""
+    winner = f"; its whole run is {content['winner']['run']}" if content["winner"] else ""
+    return f"Sweep {content['study']}: {ended} trials ended{found}{winner}"
+
+
+def _replace(number: UUID, table: list[Meta], description: str) -> None:
+    with get_client(sync_client=True) as client:
+        client.update_artifact(number, ArtifactUpdate(data=json.dumps(table), description=description))

@@ -1,0 +1,166 @@
+"""The program of the local Prefect server's process: serve, and end when nothing has used the server for a while.
+
+    python server_process.py DESCRIPTOR SECONDS     in the folder `<home>/prefect`
+
+A run, a worker and an open page send requests or hold a connection (a websocket), which uvicorn counts. So no process has to be
+watched, and a killed run that the database shows as running does not keep the server. After SECONDS without a request and a
+connection the server asks its own API for active schedules. If there is none, it ends.
+
+No run loses its server at that moment: whoever needs the server takes `server.lock` first, and touches the file (`start_server`).
+The server takes the same lock, stays if the file was touched since its last look, else removes `server.json` and keeps the lock
+until its process has ended. A run that waits for the lock then starts a new server. A server that `trnflow up` asked for has
+`stays` in `server.json`, and does not end by itself. Neither does one whose API can't be asked.
+
+This does what `prefect server start` does, without loading Prefect's command line (1.5 s).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import http.client
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
+
+    import uvicorn
+
+LOCK, STATE = Path("server.lock"), Path("server.json")
+"""The lock of those who start the server, and its record. Both are in the working directory."""
+LOOK_SECONDS = 10.0
+"""The longest pause between two looks at what uses the server."""
+END_SECONDS = 20.0
+"""The longest time for an orderly end; then the process exits."""
+PAGE = 200
+"""How many deployments Prefect returns at once."""
+
+
+class Idleness:
+    """Measures how long nothing has used a server.
+
+    Args:
+        server: The server, which counts requests and connections.
+        seconds: The time without use after which it may end.
+    """
+
+    def __init__(self, server: uvicorn.Server, seconds: float) -> None:
+        self._server, self._seconds = server, seconds
+        self._seen: tuple[int, int] = (-1, -1)
+        self._since = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Look once; return whether nothing used the server since SECONDS."""
+        seen = (self._server.server_state.total_requests, touched())
+        if seen != self._seen or self._server.server_state.connections:
+            self.begin_anew()
+            self._seen = seen
+        return time.monotonic() - self._since >= self._seconds
+
+    @property
+    def was_touched(self) -> bool:
+        """Return whether somebody took the lock since the last look."""
+        return touched() != self._seen[1]
+
+    def begin_anew(self) -> None:
+        """Count from now on."""
+        self._since = time.monotonic()
+
+
+def touched() -> int:
+    """Return when the lock was touched last, in nanoseconds."""
+    try:
+        return LOCK.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def main() -> None:
+    """Serve Prefect's API and page on a listening socket until the server is stopped or ends by itself."""
+    gc.disable()  # during the imports, which makes them faster
+    import socket
+
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    server = uvicorn.Server(uvicorn.Config(create_app(final=True), log_level="warning"))
+    gc.freeze()
+    gc.enable()
+    watch = threading.Thread(target=end_when_idle, args=(server, listener, float(sys.argv[2])), daemon=True)
+    watch.start()
+    server.run(sockets=[listener])
+
+
+def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: float) -> None:
+    """Wait until nothing has used the server for `seconds` since it answers, then end it."""
+    while not server.started:
+        time.sleep(0.1)
+    port = listener.getsockname()[1]
+    idleness = Idleness(server, seconds)
+    while True:
+        time.sleep(min(LOOK_SECONDS, seconds / 4))
+        if not idleness.is_over:
+            continue
+        if is_scheduled(port) or not _ended(server, idleness):
+            idleness.begin_anew()
+            continue
+        sys.stdout.write(f"ended by itself: no run, worker, page or active schedule used it for {seconds:.0f} s\n")
+        sys.stdout.flush()
+        time.sleep(END_SECONDS)
+        os._exit(0)
+
+
+def is_scheduled(port: int) -> bool:
+    """Ask the server on a port of this machine whether a deployment that is not paused has an active schedule. True also if
+    it can't be asked."""
+    wanted: dict[str, Any] = {"deployments": {"paused": {"eq_": False}}, "limit": PAGE, "offset": 0}
+    while True:
+        try:
+            found = _ask(port, "/api/deployments/filter", wanted)
+        except (OSError, http.client.HTTPException, ValueError):
+            return True
+        if any(schedule["active"] for deployment in found for schedule in deployment["schedules"]):
+            return True
+        if len(found) < PAGE:
+            return False
+        wanted["offset"] += PAGE
+
+
+def _ask(port: int, path: str, body: dict[str, Any]) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60.0)
+    with contextlib.closing(connection):
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read()
+    if answer.status != 200:
+        raise OSError(f"the server answers {answer.status}")
+    return json.loads(content)
+
+
+def _ended(server: uvicorn.Server, idleness: Idleness) -> bool:
+    """Begin to end the server, and keep the lock until the process has ended. Return False if the server has to stay."""
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        state = json.loads(STATE.read_text(encoding="utf-8"))
+        if not idleness.was_touched and state["pid"] == os.getpid() and not state.get("stays"):
+            STATE.unlink()
+            server.should_exit = True
+            return True
+    except (OSError, ValueError, KeyError):  # another process starts or stops the server now
+        pass
+    os.close(lock)
+    return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Write the results of a sweep: `sweep.json`, and `best.yaml`, a recipe with the best settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.recipes import recipe as settings
+from flows.recipes.recipe import Recipe
+from flows.sweeps.plan import Plan
+from flows.sweeps.study import Tried
+from tasks.artifact import Json, Meta
+from tasks.errors import ConfigError
+from tasks.system.redaction import hide
+
+PATHS = ("source", "root", "uri")
+"""The last names of settings that may be paths, also in entries of `splits`."""
+PRIVATE = "launch"
+"""A section whose values may be secrets: they are not copied from the command line into a file."""
+
+
+def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta | None) -> Meta:
+    """Return the content of sweep.json."""
+    sweep = plan.recipe.sweep
+    return {
+        "schema": 1,
+        "study": plan.name,
+        "recipe": plan.recipe.name,
+        "metric": sweep.metric,
+        "direction": "max" if sweep.is_maximised else "min",
+        "trials": [trial._asdict() for trial in trials],
+        "best": best._asdict() if best else None,
+        "winner": winner if winner and best and winner["settings"] == best.settings else None,
+        "shared_seconds": round(sum(trial.shared_seconds for trial in trials), 3),
+    }
+
+
+def write_json(folder: Path, content: Meta) -> None:
+    """Write sweep.json."""
+    write_text(folder / "sweep.json", f"{json.dumps(hide(content), indent=1)}\n")
+
+
+def write_best(folder: Path, plan: Plan, best: Tried) -> None:
+    """Write best.yaml: a recipe that extends the sweep's recipe and names every setting in which the best trial differs."""
+    found = plan.best_recipe(best.settings)
+    after = found.model_dump(mode="json")
+    try:
+        before = settings.load(plan.named).model_dump(mode="json")
+    except ConfigError:  # the recipe is complete only with the overrides: write all settings
+        before = {name: {} for name, section in after.items() if isinstance(section, dict)}
+    tree = _changes(before, after, found)
+    extends = str(Path(plan.named).expanduser().absolute()) if plan.named.endswith((".yaml", ".yml")) else plan.named
+    about = (
+        f"# Trial {best.number} of the sweep {plan.name}: {plan.recipe.sweep.metric} {best.value:.6g} on validation.\n"
+    )
+    content = {"extends": extends, "name": plan.recipe.name, **tree}
+    write_text(folder / "best.yaml", about + yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file at once: a reader, or a kill, finds the old text or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(file)
+
+
+def _changes(before: Meta, after: Meta, recipe: Recipe, above: tuple[str, ...] = ()) -> Meta:
+    """Return the settings of `after` that differ from `before`. An entry that is gone is null, which removes it."""
+    found: Meta = {}
+    for name in [*before, *(name for name in after if name not in before)]:
+        path = (*above, name)
+        old, new = before.get(name), after.get(name)
+        if old == new or path == ("sweep",) or path[0] in (PRIVATE, "name", "description"):
+            continue
+        if isinstance(old, Mapping) and isinstance(new, dict) and new:
+            found[name] = _changes(dict(old), new, recipe, path)
+        elif hide(new) == new:
+            found[name] = _absolute(new, path, recipe)
+    return found
+
+
+def _absolute(value: Any, path: tuple[str, ...], recipe: Recipe) -> Json:
+    """Make a relative path of the command line absolute, because the file lies in another folder."""
+    if isinstance(value, dict):
+        return {name: _absolute(inner, (*path, name), recipe) for name, inner in value.items()}
+    named = path[-1] in PATHS or "splits" in path
+    if not (named and isinstance(value, str)) or "://" in value:
+        return value
+    place = recipe.folder(".".join(path)) / Path(value).expanduser()
+    return str(place) if place.exists() else value

@@ -1,0 +1,111 @@
+"""Make sweep.html: one file that loads nothing from elsewhere and runs no script. Texts are escaped by the template's engine."""
+
+from __future__ import annotations
+
+import base64
+import io
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Meta
+from tasks.evaluation.report_page import number, table
+from tasks.system.redaction import scrub
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+PLOTS = {
+    "plot_optimization_history": "The metric of each trial, and the best so far",
+    "plot_param_importances": "How much of the metric's variance each setting explains (fANOVA)",
+    "plot_parallel_coordinate": "Settings and metric of each trial, one line a trial",
+}
+"""Function of `optuna.visualization.matplotlib` -> what its plot shows."""
+
+
+def sweep_page(content: Meta, study: Study) -> str:
+    """Return the page as HTML. content: that of sweep.json; study: for the plots."""
+    from jinja2 import Environment, StrictUndefined
+
+    source = Path(__file__).with_name("sweep.html.jinja").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
+    trials, best, winner, metric = content["trials"], content["best"], content["winner"], content["metric"]
+    states = [trial["state"] for trial in trials]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    shared = f"{content['shared_seconds']:.0f} s of stages shared between trials"
+    return template.render(
+        title=f"Sweep {content['study']}",
+        subtitle=f"{content['recipe']}, {metric} ({content['direction']}): {counts or 'no trial yet'}; {shared}",
+        best=_best(best) if best else None,
+        about_best=f"Trial {best['number']}: {metric} {number(best['value'])} on validation. best.yaml has these settings."
+        if best
+        else "",
+        winner=_winner(winner) if winner else [],
+        plots=list(_plots(study, metric)) if best else [],
+        trials=_trials(trials, metric, best),
+        errors=_errors(trials),
+    )
+
+
+def _best(best: Meta) -> Meta:
+    return table(("setting", "value"), ((name, number(value)) for name, value in best["settings"].items())) | {
+        "best": None
+    }
+
+
+def _winner(winner: Meta) -> list[Meta]:
+    """Return a table of the metrics on the test split, and one of those of training. One without metrics is left out."""
+    test = winner.get("test", {})  # sweeps of an earlier version did not tell them apart
+    training = {name: value for name, value in winner["metrics"].items() if name not in test}
+    tables = {"Its whole run, on the test split": test, "Its training: train and validation splits": training}
+    return [
+        {"title": title, "best": None}
+        | table(("metric", "value"), ((name, number(value)) for name, value in sorted(metrics.items())))
+        for title, metrics in tables.items()
+        if metrics
+    ]
+
+
+def _trials(trials: list[Meta], metric: str, best: Meta | None) -> Meta:
+    settings = list(dict.fromkeys(name for trial in trials for name in trial["settings"]))
+    rows = [
+        (
+            trial["number"], trial["state"], "" if trial["value"] is None else number(trial["value"]),
+            *(number(trial["settings"].get(name, "")) for name in settings), trial["run"] or "",
+        )
+        for trial in trials
+    ]  # fmt: skip
+    columns = ("trial", "state", metric, *settings, "run")
+    return table(columns, rows, ("trial", metric, *settings)) | {"best": best["number"] if best else None}
+
+
+def _errors(trials: list[Meta]) -> Meta | None:
+    rows = [(trial["number"], scrub(trial["error"])) for trial in trials if trial["error"]]
+    return table(("trial", "error"), rows, ("trial",)) | {"best": None} if rows else None
+
+
+def _plots(study: Study, metric: str) -> Iterator[Meta]:
+    """Yield Optuna's plots as data images. A plot that needs more trials than there are is left out."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import optuna.visualization.matplotlib as visualization
+
+    for name, caption in PLOTS.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna calls these plots experimental
+            try:
+                axes = getattr(visualization, name)(study, target_name=metric)
+            except (ValueError, RuntimeError):  # such as the importances of a single trial
+                plt.close("all")
+                continue
+            yield {"caption": caption, "data": _image(axes)}
+        plt.close("all")
+
+
+def _image(axes: Any) -> str:
+    drawn = io.BytesIO()
+    axes.figure.savefig(drawn, format="png", bbox_inches="tight", dpi=110, metadata={"Software": None})
+    return f"data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}"

@@ -1,0 +1,162 @@
+"""Read what a sweep is to do: the recipe, the settings that vary, and what identifies its study."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from flows.recipes import recipe as settings
+from flows.recipes.files import recipe_names
+from flows.recipes.recipe import Recipe
+from flows.sweeps.space import FORM, Dimension, combinations, override, parse, separate
+from tasks.artifact import Meta
+from tasks.errors import ConfigError
+from tasks.store import Store
+from tasks.system.databases import fill_address
+from tasks.system.private_files import lookup_name
+from tasks.system.redaction import hide, hide_override
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+AROUND = (
+    "description",
+    "checks",
+    "hardware",
+    "store",
+    "launch",
+    "task_runner",
+    "tracking",
+    "sweep",
+    "promote",
+    "export",
+    "evaluate",
+)
+"""Sections without influence on the metrics of training: a resumed sweep may change them."""
+SUFFIX = ".sweep"
+"""Ends the recipe's name in runs of trials, so that they are not counted as runs of the recipe."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep that was checked.
+
+    Attributes:
+        named: The recipe's name or file, as the user gave it.
+        overrides: Overrides that all trials have in common.
+        recipe: The recipe with these overrides.
+        space: The settings that vary.
+    """
+
+    named: str
+    overrides: tuple[str, ...]
+    recipe: Recipe
+    space: tuple[Dimension, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the study and of its folder."""
+        return self.recipe.sweep.name or self.recipe.name
+
+    def folder(self, home: Path) -> Path:
+        """Return the folder of the sweep's results."""
+        return home / "sweeps" / self.name
+
+    def database(self, home: Path) -> str:
+        """Return the SQLAlchemy URL of Optuna's database."""
+        written = self.recipe.sweep.database
+        return fill_address(written, "sweep.database") if written else f"sqlite:///{home.absolute() / 'optuna.db'}"
+
+    def store_id(self, store: Store) -> str:
+        """Return what tells the store from others whose sweeps share `sweep.database`; empty for the home's own database.
+
+        A local store is told apart by the home too: another machine may have another store under the same path."""
+        if not self.recipe.sweep.database:
+            return ""
+        root = str(hide(store.root))
+        return lookup_name(store.home, root) if store.is_local else sha256(root.encode()).hexdigest()
+
+    def trial_recipe(self, values: Meta) -> Recipe:
+        """Return the recipe of a trial. values: {setting: value}. ConfigError if the recipe does not take them together."""
+        varied = [override(setting, value) for setting, value in values.items()]
+        return settings.load(self.named, [*self.overrides, *varied, f"name={self.recipe.name}{SUFFIX}"])
+
+    def best_recipe(self, values: Meta) -> Recipe:
+        """Return the recipe with the settings of the best trial, under its own name."""
+        return settings.load(self.named, [*self.overrides, *(override(*one) for one in values.items())])
+
+    def refuse_changed(self) -> None:
+        """Raise ConfigError if the recipe's file changed since the sweep began: trials and the winner read it again."""
+        now = replace(self, recipe=settings.load(self.named, self.overrides))
+        if now.definition() != self.definition():
+            raise ConfigError(
+                f"the recipe {self.named} changed while its sweep ran",
+                "undo the change, or begin another sweep: --name NAME",
+            )
+
+    def definition(self) -> Meta:
+        """Return what must be equal when a sweep is resumed: the recipe without the settings that vary, the space and the
+        metric."""
+        common = {name: value for name, value in self.recipe.to_json().items() if name not in AROUND}
+        for dimension in self.space:
+            _remove(common, dimension.setting.split("."))
+        sweep = self.recipe.sweep
+        direction = "max" if sweep.is_maximised else "min"
+        space = {one.setting: one.to_json() for one in self.space}
+        return {"recipe": common, "space": space, "metric": sweep.metric, "direction": direction}
+
+
+def read_plan(named: str, texts: Sequence[str]) -> Plan:
+    """Read a recipe and check the sweep that is described by its section `sweep` and by the command line.
+
+    Args:
+        named: The recipe's name or file.
+        texts: `section.setting=value` texts; those with a range or choices add to `sweep.settings` or replace its entries.
+
+    Raises:
+        ConfigError: A setting, range, choice or option is wrong, or nothing varies.
+    """
+    varied, fixed = separate(texts)
+    recipe = settings.load(named, fixed)
+    written: dict[str, Any] = {**recipe.sweep.settings, **varied}
+    for text in fixed:
+        written.pop(text.partition("=")[0], None)  # a value on the command line ends the variation in the recipe
+
+    def refuse(setting: str, value: Any) -> None:
+        try:
+            settings.load(named, [*fixed, override(setting, value)])
+        except ConfigError as error:
+            if setting in varied:
+                raise
+            said = error.message.removeprefix(f"override {setting}: ")
+            raise ConfigError(f"sweep.settings of {name}: {said}", error.fix) from error
+
+    name = named if named in recipe_names() else Path(named).name
+    if not written:
+        raise ConfigError(
+            f"the sweep of {name} varies nothing",
+            "give a range or choices, such as train.learning_rate=1e-5..1e-4:log, or write a section sweep",
+        )
+    plan = Plan(named, tuple(fixed), recipe, parse(written, refuse))
+    if not NAME.fullmatch(plan.name):
+        raise ConfigError(f"a sweep can't be named {plan.name}", "letters, digits, points and hyphens: --name NAME")
+    if recipe.sweep.sampler == "grid":
+        combinations(plan.space)
+    return plan
+
+
+def refuse_fixed(texts: Sequence[str]) -> None:
+    """Raise ConfigError if one of these `section.setting=value` texts names a single value instead of a range or choices."""
+    fixed = separate(texts)[1]
+    if fixed:
+        raise ConfigError(
+            f"{hide_override(fixed[0])} is neither a range nor choices", f"{FORM}; a fixed value is an override"
+        )
+
+
+def _remove(tree: Meta, path: list[str]) -> None:
+    for name in path[:-1]:
+        tree = tree.get(name) or {}
+    tree.pop(path[-1], None)

@@ -1,0 +1,113 @@
+"""The devices of a sweep: how many trials fit on them at a time, and the leases that keep other sweeps away."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from flows.recipes.recipe import Recipe
+from flows.runner.devices import VISIBLE, device_key, device_names, gpu_names, visible_gpus
+from flows.runner.executor import filled_environment
+from flows.runner.run import new_run_id
+from tasks.errors import ConfigError
+from tasks.keys.canonical_json import digest_of
+from tasks.store import Store
+
+
+def check_fit(recipe: Recipe) -> None:
+    """Raise ConfigError if the devices of this machine are too few for `sweep.parallel` trials at a time."""
+    wanted, each = recipe.sweep.parallel, recipe.train.devices
+    if wanted == 1:
+        return
+    kind = recipe.train.device
+    if kind == "neuron":
+        raise ConfigError("sweep.parallel is 1 on Neuron: one process drives the cores", "leave out --parallel")
+    there = len(_gpus(recipe)) if kind == "cuda" else _count(kind)
+    if wanted * each > there:
+        word = "cores" if kind == "cpu" else "GPUs"
+        raise ConfigError(
+            f"{wanted} trials at a time with train.devices={each} need {wanted * each} {word}, and this machine has {there}",
+            f"--parallel {there // each}" if there >= each else "lower train.devices",
+        )
+
+
+def on_slot(recipe: Recipe, slot: int) -> Recipe:
+    """Return the recipe of a trial that runs beside others: on GPUs it sees those of its slot only. slot: from 0."""
+    if recipe.train.device != "cuda" or recipe.sweep.parallel == 1:
+        return recipe
+    each = recipe.train.devices
+    mine = _gpus(recipe)[slot * each : (slot + 1) * each]
+    environment = {**recipe.launch.environment, VISIBLE: ",".join(mine)}
+    moved = recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"environment": environment})})
+    moved._folders = recipe._folders
+    return moved
+
+
+@dataclass(frozen=True)
+class Leases:
+    """The leases of a sweep. They end when the process dies.
+
+    Attributes:
+        study: The name of the study.
+        say: Gets a line that names the holder before this process waits for it.
+        wait: Whether to wait while another sweep or a training has a lease; otherwise that is an error.
+    """
+
+    recipe: Recipe
+    store: Store
+    study: str
+    say: Callable[[str], None]
+    wait: bool = False
+
+    @contextmanager
+    def hold_study(self) -> Iterator[None]:
+        """Hold the lease of the study, so that no other process runs its trials. ConfigError if another sweep has it."""
+        key = digest_of({"sweep": f"the study {self.study}"}).removeprefix("sha256:")
+        with self._held(key, f"another sweep has the study {self.study}"):
+            yield
+
+    @contextmanager
+    def hold_devices(self) -> Iterator[None]:
+        """Hold the leases of the devices, so that no other sweep and no training uses them. On the CPU they keep other sweeps
+        away. ConfigError if another sweep or a training has one of them."""
+        names = device_names(self.recipe, filled_environment(self.recipe.launch), self.recipe.sweep.parallel) or (
+            "cpu",
+        )
+        with ExitStack() as held:
+            for name in names:
+                where = f"the {name} devices of {socket.gethostname()}"
+                held.enter_context(self._held(device_key(name), f"another sweep or training has {where}"))
+            yield
+
+    @contextmanager
+    def _held(self, key: str, error: str) -> Iterator[None]:
+        run, ttl = new_run_id(), self.recipe.store.lease_ttl_seconds
+        waiter = self.store.waiter(key, run=f"{run} of {self.recipe.name}, a sweep", attempt=run, ttl=ttl)
+        lease = waiter.take()
+        if lease is None:
+            holder = waiter.holder
+            if self.wait or (holder and holder.seems_silent):
+                self.say(f"waits: {error}: {holder or 'another process'}")
+            lease = waiter.take_watching(wait=self.wait)
+        if lease is None:
+            raise ConfigError(f"{error}: {waiter.holder or 'another process'}", "wait until that one ends, or stop it")
+        with lease:
+            yield
+
+
+def _gpus(recipe: Recipe) -> list[str]:
+    """Return the GPUs that a recipe may use, as CUDA_VISIBLE_DEVICES names them: those of `launch.environment`, else those
+    of this process, of which there may be fewer."""
+    return gpu_names(filled_environment(recipe.launch)) or visible_gpus({}, _count("cuda"))
+
+
+def _count(device: str) -> int:
+    """Return the devices of this machine: CPU cores that this process may use, or GPUs."""
+    if device == "cpu":
+        return len(os.sched_getaffinity(0))
+    import torch
+
+    return int(torch.cuda.device_count())

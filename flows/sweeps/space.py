@@ -1,0 +1,219 @@
+"""Parse the settings that a sweep varies, and check each against the recipe's config classes.
+
+A setting varies over a range (`1e-5..1e-4`, `1e-5..1e-4:log`, `16..64:16` with a step) or over choices (`4,8,16`). Both ends
+of a range and every choice are tried on the recipe before the first trial, so a wrong name, type or bound is found at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from flows.recipes import recipe as settings
+from flows.recipes.schema import annotation_at, cut, kinds_of
+from flows.recipes.yaml_tree import OVERRIDE, read_value
+from tasks.artifact import Json
+from tasks.errors import ConfigError
+from tasks.system.redaction import hide
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+SECTIONS = ("data", "format", "model", "tokenize", "pack", "train")
+"""The sections of a recipe on which the metrics of training depend."""
+FORM = "a range is low..high, low..high:log or low..high:step, and choices are a,b,c"
+RANGE = re.compile(r"([^\s,\[\]{}'\"]*?)\.\.([^\s,:\[\]{}'\"]*)(?::(\S*))?")
+"""low..high, with :log or :step."""
+CHOICES = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^,"'\[\]{}]*)(?:,|$)""")
+"""One choice and the comma after it. A text with a comma is written in quotes."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One setting that varies: over `values` if there are any, else from `low` to `high`.
+
+    Attributes:
+        setting: Its dotted name.
+        log: Whether values are drawn evenly on a logarithmic scale.
+        step: The distance of two values; None for any value (of whole numbers: 1).
+        whole: Whether the values are whole numbers.
+    """
+
+    setting: str
+    values: tuple[Any, ...] = ()
+    low: float = 0
+    high: float = 0
+    log: bool = False
+    step: float | None = None
+    whole: bool = False
+
+    def to_json(self) -> Json:
+        """Return the dimension as the user writes it; a list for choices."""
+        if self.values:
+            return list(self.values)
+        ending = ":log" if self.log else f":{self.step:g}" if self.step else ""
+        return f"{self.low!r}..{self.high!r}{ending}"
+
+    def ends(self) -> tuple[Any, ...]:
+        """Return the values that show whether the recipe takes the dimension: all choices, or both ends of the range."""
+        return self.values or (self.low, self.high)
+
+    def grid(self) -> tuple[Any, ...]:
+        """Return all values. ConfigError for a range that has no steps."""
+        if self.values:
+            return self.values
+        step = self.step or (1 if self.whole and not self.log else None)
+        if step is None:
+            raise ConfigError(
+                f"{self.setting}: a grid needs a list of values, and {self.to_json()} is a range without steps",
+                "write choices (a,b,c) or a step (low..high:step), or take the sampler tpe or random",
+            )
+        count = math.floor((self.high - self.low) / step + 1e-9) + 1
+        return tuple(self.low + number * step for number in range(count))
+
+    def distribution(self) -> BaseDistribution:
+        """Return the dimension as Optuna's samplers need it."""
+        from optuna import distributions
+
+        if self.values:
+            return distributions.CategoricalDistribution(self.values)
+        if self.whole:
+            return distributions.IntDistribution(int(self.low), int(self.high), log=self.log, step=int(self.step or 1))
+        return distributions.FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+
+
+def combinations(space: Iterable[Dimension]) -> list[dict[str, Any]]:
+    """Return every combination of the values of all dimensions, as {setting: value}."""
+    dimensions = list(space)
+    values = product(*(dimension.grid() for dimension in dimensions))
+    return [{one.setting: value for one, value in zip(dimensions, some, strict=True)} for some in values]
+
+
+def separate(texts: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Split `setting=value` texts of a command line into {setting: its range or choices} and ordinary overrides."""
+    varied, fixed = {}, []
+    for text in texts:
+        name, _, value = text.partition("=")
+        is_setting = name.split(".")[0] not in ("on", "sweep")
+        if is_setting and (_is_range(name, value) or len(_choices(value)) > 1):
+            varied[name] = value
+        else:
+            fixed.append(text)
+    return varied, fixed
+
+
+def parse(written: dict[str, Any], refuse: Callable[[str, Any], None]) -> tuple[Dimension, ...]:
+    """Return the dimensions of a sweep.
+
+    Args:
+        written: {dotted setting: a range as text, or choices as text or list}.
+        refuse: Called with (setting, value) for each end of a range and each choice; raises ConfigError if the recipe does
+            not take the value.
+
+    Raises:
+        ConfigError: A setting does not exist or has no influence on training, a range is empty or malformed, or a value has
+            the wrong type.
+    """
+    dimensions = tuple(_dimension(name, value) for name, value in sorted(written.items()))
+    for dimension in dimensions:
+        for value in dimension.ends():
+            refuse(dimension.setting, value)
+    return dimensions
+
+
+def override(setting: str, value: Any) -> str:
+    """Return the override that gives a setting this value."""
+    return f"{setting}={json.dumps(value)}"
+
+
+def _dimension(name: str, written: Any) -> Dimension:
+    if name.split(".")[0] in settings.Recipe.model_fields and name.split(".")[0] not in SECTIONS:
+        raise ConfigError(
+            f"sweep: {name} has no influence on training, by whose metrics trials are compared",
+            f"vary settings of {', '.join(SECTIONS)}",
+        )
+    if isinstance(written, list):
+        return _of_choices(name, written)
+    if _is_range(name, written):
+        return _of_range(name, written)
+    return _of_choices(name, [read_value(text, f"{OVERRIDE}{name}") for text in _choices(written)])
+
+
+def _of_choices(name: str, values: list[Any]) -> Dimension:
+    if not values or any(value is None or value == "" for value in values):
+        raise ConfigError(f"sweep: a choice of {name} is empty", FORM)
+    wrong = next((value for value in values if not isinstance(value, str | int | float | bool)), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"sweep: a choice of {name} is a list or mapping", "choices are numbers, texts, true or false"
+        )
+    if any(hide(value) != value for value in values):
+        raise ConfigError(
+            f"sweep: a choice of {name} holds credentials, which would stand in the sweep's results",
+            "give the credentials in the environment",
+        )
+    return Dimension(name, tuple(dict.fromkeys(values)))
+
+
+def _is_range(name: str, text: str) -> bool:
+    """Whether a text is a range: `a..b` where the setting takes a number or where `a` and `b` are numbers. Else it may be a
+    path, such as `../rows`."""
+    found = RANGE.fullmatch(text.strip())
+    if found is None:
+        return False
+    return bool({int, float} & _kinds(name)) or None not in (_number(found[1]), _number(found[2]))
+
+
+def _of_range(name: str, text: str) -> Dimension:
+    found = RANGE.fullmatch(text.strip())
+    assert found is not None
+    low, high = _number(found[1]), _number(found[2])
+    kinds = _kinds(name)
+    if kinds and not {int, float} & kinds:
+        raise ConfigError(f"sweep: {name} takes no number, so it has no range {cut(text)}", "give choices: a,b,c")
+    if low is None or high is None:
+        raise ConfigError(f"sweep: the range {cut(text)} of {name} has an end that is no number", FORM)
+    if not low < high:
+        raise ConfigError(f"sweep: the range {cut(text)} of {name} is empty", "write the lower end first")
+    log, step = found[3] == "log", _number(found[3] or "")
+    if found[3] is not None and not log and not (step and step > 0):
+        raise ConfigError(f"sweep: {cut(found[3])} is neither log nor a step above 0 (the range of {name})", FORM)
+    if log and low <= 0:
+        raise ConfigError(f"sweep: the range {cut(text)} of {name} is logarithmic, so its ends are above 0", FORM)
+    whole = bool(kinds) and float not in kinds
+    if whole and any(end is not None and not float(end).is_integer() for end in (low, high, step)):
+        raise ConfigError(f"sweep: {name} takes whole numbers, and the range is {cut(text)}", "write whole numbers")
+    if whole:
+        low, high, step = int(low), int(high), int(step) if step else None
+    return Dimension(name, (), low, high, log, step, whole)
+
+
+def _kinds(name: str) -> set[Any]:
+    """The types that a setting takes; empty if there is no such setting."""
+    annotation = annotation_at(settings.Recipe, name.split("."))
+    return set(kinds_of(annotation)) - {type(None)} if annotation is not None else set()
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _choices(text: str) -> list[str]:
+    """Split a text at its commas; [text] if it is one value, such as a list in brackets."""
+    found, at = [], 0
+    while at < len(text):
+        one = CHOICES.match(text, at)
+        if one is None:
+            return [text]
+        found.append(one[1].strip())
+        at = one.end()
+    return [*found, ""] if text.endswith(",") else found

@@ -1,0 +1,347 @@
+"""The Optuna study of a sweep, in a database: it proposes the settings of each trial and keeps the results.
+
+With one trial at a time the proposals depend only on the seed and the results so far, so a sweep that was killed and resumed
+proposes what it would have proposed. If the database was lost this holds until the first trial that had been pruned: trials
+that the store has report no evaluations, so nothing is pruned by them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flows.recipes.sweep_settings import SweepConfig
+from flows.runner.run import new_run_id
+from flows.sweeps.space import Dimension, combinations
+from tasks.artifact import Meta
+from tasks.errors import ConfigError, MissingDependency, StoreError
+from tasks.system.databases import missing_driver
+from tasks.system.redaction import hide, scrub
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.samplers import BaseSampler
+    from optuna.storages import RDBStorage
+    from optuna.trial import FrozenTrial, Trial
+
+TRIALS = 20
+"""The number of trials where neither the recipe nor the command line says one."""
+RANDOM_TRIALS = 5
+"""Trials that the sampler tpe draws at random before it uses results."""
+DEFINITION, WINNER, STORE = "definition", "winner", "store"
+"""Names of the study's attributes in the database; RUN is one too. STORE: which store the sweep's trials are in."""
+AGAIN, RUN, ERROR, SHARED, STOPPED = "again", "run", "error", "shared_seconds", "stopped"
+"""Names of a trial's attributes in the database. AGAIN: the number of the trial that this one repeats. STOPPED: its run was
+interrupted, or ended by the machine or the store, and it was not the trial that killed the sweep."""
+MOST_KILLS = 3
+"""A trial is not repeated again if the sweep was killed so many times while it ran: it may be what kills the sweep."""
+STATES = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
+BUSY_SECONDS = 60
+
+
+class Tried(NamedTuple):
+    """A trial as the database has it.
+
+    Attributes:
+        number: Counts the trials of the study from 0.
+        settings: {dotted setting: value}.
+        value: The metric; None unless the trial completed.
+        state: completed, pruned, failed, running, waiting, or killed (a later trial repeats it).
+        run: The id of its run; None before the run began.
+        error: Why it failed, such as "killed 3 times"; None otherwise.
+        shared_seconds: What the stages before training took that the trial found in the store.
+    """
+
+    number: int
+    settings: Meta
+    value: float | None
+    state: str
+    run: str | None
+    error: str | None
+    shared_seconds: float
+
+
+class SweepStudy:
+    """A study that `open_study` opened. Several threads may use it. is_new: whether it had no trial
+    when `open_study` opened it."""
+
+    def __init__(
+        self, study: Study, config: SweepConfig, space: Sequence[Dimension], database: str, *, is_new: bool
+    ) -> None:
+        self.is_new = is_new
+        self._study, self._config, self._space, self._database = study, config, space, database
+        self._lock = threading.Lock()
+        self._grid = combinations(space) if config.sampler == "grid" else None
+
+    @property
+    def identity(self) -> str:
+        """The id of the sweep's own run in MLflow, made when the study was made."""
+        with self._access():
+            return str(self._study.user_attrs[RUN])
+
+    @property
+    def total(self) -> int:
+        """The number of trials that the sweep is to run."""
+        if self._grid is None:
+            return self._config.trials or TRIALS
+        return min(self._config.trials or len(self._grid), len(self._grid))
+
+    @property
+    def has_trials_left(self) -> bool:
+        """Whether trials are left to run. Asked after `queue_again`, when none runs."""
+        states = [trial.state for trial in self.trials()]
+        return "waiting" in states or len(states) - states.count("killed") < self.total
+
+    def trials(self) -> list[Tried]:
+        """Return all trials, by number."""
+        with self._access():
+            found = self._study.get_trials(deepcopy=False)
+        repeated = _repeated(found)
+        return [_tried(trial, trial.number in repeated, _kills(trial, found)) for trial in found]
+
+    def best(self) -> Tried | None:
+        """Return the completed trial with the best metric, of several the first; None if no trial completed."""
+        done = [trial for trial in self.trials() if trial.value is not None and trial.state == "completed"]
+        sign = -1 if self._config.is_maximised else 1
+        return min(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
+
+    def queue_again(self) -> list[int]:
+        """Queue the trials again that a killed sweep left running and, if no trial has a result, the failed ones. Return
+        their numbers. A trial that was killed MOST_KILLS times stays failed."""
+        from optuna.trial import TrialState
+
+        with self._access():
+            found = self._study.get_trials(deepcopy=False)
+            repeated, queued = _repeated(found), []
+            states = {TrialState.RUNNING}
+            if not {TrialState.COMPLETE, TrialState.PRUNED} & {trial.state for trial in found}:
+                states.add(TrialState.FAIL)
+            for trial in found:
+                is_open = trial.state in states and trial.number not in repeated
+                if is_open and _kills(trial, found) < MOST_KILLS:
+                    # queued first: a kill between the two calls loses no trial
+                    self._study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
+                    queued.append(trial.number)
+                if trial.state == TrialState.RUNNING:
+                    self._study.tell(trial.number, state=TrialState.FAIL)
+        return queued
+
+    def next(self) -> Trial | None:
+        """Begin the next trial and return it; None if the sweep has all its trials."""
+        from optuna.trial import TrialState
+
+        with self._access():
+            found = self._study.get_trials(deepcopy=False)
+            repeated = _repeated(found)
+            counted = [trial for trial in found if trial.number not in repeated]
+            if not any(trial.state == TrialState.WAITING for trial in found):
+                if len(counted) >= self.total:
+                    return None
+                if self._grid is not None:
+                    tried = [trial.params for trial in counted]
+                    self._study.enqueue_trial(next(some for some in self._grid if some not in tried))
+            begun = sum(trial.state != TrialState.WAITING for trial in counted)
+            self._study.sampler = self._sampler(self._config.seed + begun)
+            return self._study.ask({one.setting: one.distribution() for one in self._space})
+
+    def note_run(self, trial: Trial, run: str) -> None:
+        """Record the id of a trial's run."""
+        with self._access():
+            trial.set_user_attr(RUN, run)
+
+    def note_shared(self, trial: Trial, seconds: float) -> None:
+        """Record what the stages took that a trial found in the store. Called before the trial ends."""
+        with self._access():
+            trial.set_user_attr(SHARED, round(seconds, 3))
+
+    def note_stopped(self, trial: Trial) -> None:
+        """Record that a trial did not end, for a reason for which it is not to blame. The next sweep repeats it."""
+        with self._access():
+            trial.set_user_attr(STOPPED, True)
+
+    def report(self, trial: Trial, value: float, step: int) -> bool:
+        """Record a metric during training; return whether the trial is to be ended early."""
+        with self._access():
+            trial.report(value, step)
+            return bool(self._config.pruner == "median" and trial.should_prune())
+
+    def complete(self, trial: Trial, value: float) -> None:
+        """Record that a trial ended with this metric."""
+        with self._access():
+            self._study.tell(trial, value)
+
+    def prune(self, trial: Trial) -> None:
+        """Record that a trial was ended early."""
+        from optuna.trial import TrialState
+
+        with self._access():
+            self._study.tell(trial, state=TrialState.PRUNED)
+
+    def fail(self, trial: Trial, why: str) -> None:
+        """Record that a trial failed. why: the error's message."""
+        from optuna.trial import TrialState
+
+        with self._access():
+            trial.set_user_attr(ERROR, why)
+            self._study.tell(trial, state=TrialState.FAIL)
+
+    @property
+    def winner(self) -> Meta | None:
+        """What `set_winner` recorded last, or None."""
+        with self._access():
+            found: Meta | None = self._study.user_attrs.get(WINNER)
+        return found
+
+    def set_winner(self, document: Meta) -> None:
+        """Record the full run of the best trial."""
+        with self._access():
+            self._study.set_user_attr(WINNER, document)
+
+    def figure_source(self) -> Study:
+        """Return the study itself, for Optuna's plots."""
+        return self._study
+
+    def _sampler(self, seed: int) -> BaseSampler:
+        from optuna.samplers import RandomSampler, TPESampler
+
+        if self._config.sampler == "tpe":
+            return TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS, constant_liar=self._config.parallel > 1)
+        return RandomSampler(seed=seed)
+
+    @contextmanager
+    def _access(self) -> Iterator[None]:
+        with self._lock, database_errors(self._database):
+            yield
+
+
+def open_study(
+    name: str, config: SweepConfig, space: Sequence[Dimension], definition: Meta, database: str, store: str = ""
+) -> SweepStudy:
+    """Open the study of this name, or create it.
+
+    Args:
+        definition: What trials have in common: recipe, space, metric, direction. Kept with the study.
+        database: The SQLAlchemy URL of Optuna's database.
+        store: What tells the sweep's store from others that share the database; empty if none does.
+
+    Raises:
+        ConfigError: The study exists, has results, and was defined otherwise; or it is a sweep's of another store.
+        MissingDependency: Optuna is not installed.
+        StoreError: The database can't be used.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingDependency("`trnflow sweep` needs Optuna", "pip install 'trnflow[sweep]'") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with database_errors(database):
+        options = {"connect_args": {"timeout": BUSY_SECONDS}} if database.startswith("sqlite") else {}
+        storage = _storage(database, {**options, "pool_pre_ping": True})
+        study = _opened(storage, name, config)
+        if study.user_attrs.get(STORE, store) != store:
+            raise ConfigError(
+                f"the study {name} of this database belongs to a sweep of another store",
+                "give this sweep a name of its own: --name NAME",
+            )
+        if study.user_attrs.get(DEFINITION) not in (None, definition):
+            if any(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.get_trials(deepcopy=False)):
+                raise _other(name, study.user_attrs[DEFINITION], definition)
+            optuna.delete_study(study_name=name, storage=storage)  # it has no result
+            study = _opened(storage, name, config)
+        is_new = not study.get_trials(deepcopy=False)
+        if RUN not in study.user_attrs:
+            study.set_user_attr(RUN, new_run_id())
+        study.set_user_attr(DEFINITION, definition)
+        if store:
+            study.set_user_attr(STORE, store)
+    return SweepStudy(study, config, space, database, is_new=is_new)
+
+
+def _storage(database: str, options: dict[str, Any]) -> RDBStorage:
+    from optuna.storages import RDBStorage
+
+    try:  # Optuna calls `format` on the URL
+        return RDBStorage(database.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
+    except (
+        ImportError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # no driver; tables of another Optuna; a port that is no number
+        if install := missing_driver(error):
+            raise MissingDependency(f"the driver of the database {hide(database)} is not installed", install) from error
+        is_malformed = isinstance(error, ValueError)  # whose message may quote a part of the password
+        said = "its URL is malformed" if is_malformed else " ".join(str(error.__cause__ or error).split())
+        raise StoreError(
+            f"the database of the sweep, {hide(database)}, can't be used: {scrub(said)}",
+            "install its driver, or name another one: sweep.database=URL",
+        ) from error
+
+
+def _opened(storage: Any, name: str, config: SweepConfig) -> Study:
+    import optuna
+
+    direction = "maximize" if config.is_maximised else "minimize"
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=RANDOM_TRIALS)
+    try:
+        return optuna.create_study(
+            storage=storage, study_name=name, direction=direction, pruner=pruner, load_if_exists=True
+        )
+    except ValueError:  # the study exists with the other direction
+        return optuna.load_study(storage=storage, study_name=name, pruner=pruner)
+
+
+def _other(name: str, before: Meta, now: Meta) -> ConfigError:
+    """Return the error for a study that was defined otherwise."""
+    old, new = (dict(_leaves(document)) for document in (before, now))
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    shown = [f"{one} was {old.get(one)} and is {new.get(one)}" for one in names[:2]]
+    more = f", and {len(names) - 2} more" if len(names) > 2 else ""
+    return ConfigError(
+        scrub(f"the study {name} belongs to another sweep: {'; '.join(shown)}{more}"),
+        "give this sweep a name of its own: --name NAME",
+    )
+
+
+def _leaves(value: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield above, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(inner, f"{above}.{name}" if above else name)
+
+
+def _repeated(trials: Sequence[FrozenTrial]) -> set[int]:
+    return {trial.user_attrs[AGAIN] for trial in trials if AGAIN in trial.user_attrs}
+
+
+def _kills(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
+    """Return how many times a trial, or one that it repeats, ended without a word. trials: all of the study, by number."""
+    before = trial.user_attrs.get(AGAIN)
+    return (not {ERROR, STOPPED} & trial.user_attrs.keys()) + (0 if before is None else _kills(trials[before], trials))
+
+
+def _tried(trial: FrozenTrial, is_repeated: bool, kills: int) -> Tried:
+    state = "killed" if is_repeated else STATES[trial.state.name]
+    value = trial.values[0] if trial.values and state == "completed" else None
+    settings = trial.params or dict(trial.system_attrs.get("fixed_params", {}))
+    told = trial.user_attrs
+    error = told.get(ERROR) or (f"killed {kills} times" if state == "failed" else None)
+    return Tried(trial.number, settings, value, state, told.get(RUN), error, told.get(SHARED, 0.0))
+
+
+@contextmanager
+def database_errors(database: str) -> Iterator[None]:
+    """Turn errors of Optuna's database into a StoreError. database: its URL."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError, KeyError, ModuleNotFoundError) as error:
+        said = " ".join(str(error.__cause__ or error).split("\n")[0].split())
+        raise StoreError(
+            f"the database of the sweep, {hide(database)}, can't be used: {scrub(said)}",
+            "finished trials stay in the store: mend the database or remove it, and run the same command again",
+        ) from error

@@ -1,0 +1,247 @@
+"""Run the trials of a sweep, then the whole pipeline with the settings of the best one.
+
+Trials are ordinary runs that end after training. They share data stages and compiled graphs through the store. The same
+command resumes a sweep that was interrupted or killed: finished trials are kept, and those that were running are repeated
+with the same settings, from the state that training had saved.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flows.runner.run import Options, Result, new_run_id, open_store
+from flows.sweeps.files import document, write_best, write_json, write_text
+from flows.sweeps.page import sweep_page
+from flows.sweeps.plan import SUFFIX, Plan
+from flows.sweeps.pool import Leases, check_fit, on_slot
+from flows.sweeps.study import SweepStudy, database_errors, open_study
+from flows.sweeps.trial import SWEEP, TESTED, Run, run_trial
+from tasks.artifact import Meta
+from tasks.errors import ConfigError, TrnflowError
+from tasks.store import Store
+from tasks.system.redaction import hide, scrub
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+HOPELESS = 3
+"""The sweep ends if so many trials failed and none has ended well."""
+POLL_SECONDS = 0.5
+PAGE_SECONDS = 60.0
+"""The page is drawn again after a trial if it is older than this, and when the sweep ends."""
+
+
+@dataclass
+class Sweep:
+    """A sweep that runs.
+
+    Attributes:
+        run: Runs one trial or the winner; `run_directly` outside tests.
+        say: Gets one line for each trial that ends, and for each other run that a trial waits for.
+        show: Gets the content of sweep.json after each trial, and when the sweep ends.
+        drawn: When the page was last drawn, by the monotonic clock.
+    """
+
+    plan: Plan
+    store: Store
+    study: SweepStudy
+    run: Run
+    say: Callable[[str], None]
+    offline: bool = False
+    show: Callable[[Meta], None] = lambda content: None
+    errors: list[TrnflowError] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    writing: threading.Lock = field(default_factory=threading.Lock)
+    drawn: float = field(default_factory=time.monotonic)
+
+    def run_trials(self) -> None:
+        """Run all trials that are left.
+
+        Raises:
+            TrnflowError: All of the first trials failed, or the sweep can't go on.
+        """
+        parallel = self.plan.recipe.sweep.parallel
+        if parallel == 1:
+            self._work(0)
+            return
+        pool = ThreadPoolExecutor(parallel, "sweep")
+        try:
+            workers = [pool.submit(self._work, slot) for slot in range(parallel)]
+            _await(workers)
+        finally:
+            self.stopping.set()
+            pool.shutdown(wait=True)
+
+    def write(self) -> Meta:
+        """Write sweep.json and best.yaml as they are now, and return the content of sweep.json."""
+        folder, best = self.plan.folder(self.store.home), self.study.best()
+        content = document(self.plan, self.study.trials(), best, self.study.winner)
+        if best is not None:
+            write_best(folder, self.plan, best)
+        write_json(folder, content)
+        return content
+
+    def write_page(self, content: Meta) -> None:
+        """Write sweep.html. content: that of sweep.json."""
+        with database_errors(self.plan.database(self.store.home)):
+            page = sweep_page(hide(content), self.study.figure_source())
+        write_text(self.plan.folder(self.store.home) / "sweep.html", page)
+
+    def _work(self, slot: int) -> None:
+        while not self.stopping.is_set():
+            self._refuse_hopeless()
+            self.plan.refuse_changed()
+            trial = self.study.next()
+            if trial is None:
+                return
+            self._try(trial, slot)
+
+    def _try(self, trial: Trial, slot: int) -> None:
+        store = open_store(self.plan.recipe)
+        try:
+            recipe = on_slot(self.plan.trial_recipe(trial.params), slot)
+        except ConfigError as error:
+            self.study.fail(trial, error.message)
+            self.errors.append(error)
+        else:
+            result = run_trial(
+                self.study, trial, recipe, store, self.run, offline=self.offline, stopping=self.stopping, say=self.say
+            )
+            if result.error is not None:
+                self.errors.append(result.error)
+        with self.writing:
+            content = self.write()
+            self.show(content)
+            if time.monotonic() - self.drawn > PAGE_SECONDS:
+                self.write_page(content)
+                self.drawn = time.monotonic()
+        self.say(self._line(trial.number))
+
+    def _line(self, number: int) -> str:
+        trials = self.study.trials()
+        one, best = trials[number], self.study.best()
+        done = sum(trial.state in ("completed", "pruned", "failed") for trial in trials)
+        said = f"{self.plan.recipe.sweep.metric} {one.value:.4g}" if one.value is not None else one.state
+        known = f" (best {best.value:.4g}, trial {best.number})" if best and best.value is not None else ""
+        why = f": {scrub(one.error)}" if one.error else ""
+        return f"trial {number} ({done} of {self.study.total}): {shown(one.settings)}: {said}{why}{known}"
+
+    def _refuse_hopeless(self) -> None:
+        """Raise the first cause if all of the first trials failed."""
+        trials = self.study.trials()
+        bad = [trial for trial in trials if trial.state == "failed"]
+        good = any(trial.state in ("completed", "pruned") for trial in trials)
+        if good or len(bad) < min(HOPELESS, self.study.total):
+            return
+        first = bad[0]
+        fix = self.errors[0].fix if self.errors else "correct the recipe, or vary other settings"
+        kind = type(self.errors[0]) if self.errors else TrnflowError
+        raise kind(
+            f"all {len(bad)} trials failed; the first (trial {first.number}, {shown(first.settings)}): {first.error}",
+            fix,
+        )
+
+
+def sweep(
+    plan: Plan,
+    run: Run,
+    run_winner: Run,
+    say: Callable[[str], None],
+    *,
+    offline: bool = False,
+    wait: bool = False,
+    show: Callable[[Meta], None] = lambda content: None,
+) -> tuple[Meta, Result | None]:
+    """Run a sweep, or what is left of it, then the winner.
+
+    Args:
+        run: Runs a trial.
+        run_winner: Runs the pipeline with the best settings, to the evaluation on the test split.
+        say: Gets one line for each trial that ends, and for each other run that is waited for.
+        offline: Whether to make no requests to a hub.
+        wait: Whether to wait while another sweep has the study, or another sweep or training the devices; otherwise that is
+            a ConfigError.
+        show: Gets the content of sweep.json after each trial, and when the sweep ends.
+
+    Returns:
+        The content of sweep.json, and the result of the winner's run; None if it ran before.
+    """
+    check_fit(plan.recipe)
+    store = open_store(plan.recipe)
+    store.prepare()
+    leases = Leases(plan.recipe, store, plan.name, say, wait)
+    with leases.hold_study():
+        database = plan.database(store.home)
+        study = open_study(plan.name, plan.recipe.sweep, plan.space, plan.definition(), database, plan.store_id(store))
+        going = Sweep(plan, store, study, run, say, offline, show)
+        again = study.queue_again()
+        if again:
+            say(f"repeats the trials that did not end: {', '.join(map(str, again))}")
+        with leases.hold_devices() if study.has_trials_left else nullcontext(), _own_run(plan, store, study):
+            going.run_trials()
+            going._refuse_hopeless()
+            result = _winner(going, run_winner)
+            content = going.write()
+            show(content)
+            going.write_page(content)
+            return content, result
+
+
+@contextmanager
+def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
+    """Record the sweep's own run in MLflow, in which its trials are nested. A sweep that is resumed has one already."""
+    from flows.services.mlflow_listener import new_tracker
+
+    recipe = plan.recipe.model_copy(update={"name": f"{plan.recipe.name}{SUFFIX}"})
+    tags = {"trnflow.study": plan.name}
+    tracker = new_tracker(recipe, store.home, study.identity, tags) if study.is_new else None
+    if tracker is None:
+        yield
+        return
+    with tracker:
+        yield
+        tracker.finish("FINISHED")
+
+
+def _winner(going: Sweep, run: Run) -> Result | None:
+    """Run the whole pipeline with the best settings, unless that was done with the same export and evaluation."""
+    best, before = going.study.best(), going.study.winner or {}
+    if best is None:
+        return None
+    sections = going.plan.recipe.to_json()
+    around = {name: sections[name] for name in ("export", "evaluate")}
+    if (before.get("settings"), before.get("around")) == (best.settings, around):
+        return None
+    going.plan.refuse_changed()
+    recipe = going.plan.best_recipe(best.settings)
+    result = run(recipe, Options(offline=going.offline), new_run_id(), (), {SWEEP: going.study.identity})
+    if result.error is None:
+        metrics = {name: value for outcome in result.outcomes for name, value in outcome.metrics.items()}
+        test = next((outcome.metrics for outcome in result.outcomes if outcome.stage == TESTED), {})
+        found = {"trial": best.number, "settings": best.settings, "run": result.run, "metrics": metrics, "test": test}
+        going.study.set_winner({**found, "around": around})
+    return result
+
+
+def shown(values: Meta) -> str:
+    """Return the settings of a trial as text for the user, numbers with four digits."""
+    return " ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
+    )
+
+
+def _await(workers: list[Future[None]]) -> None:
+    """Wait until all threads have ended, and raise the first error that one of them raised.
+
+    Each wait is short, because Python raises KeyboardInterrupt only between two waits."""
+    left = set(workers)
+    while left:
+        done, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
+        for worker in done:
+            worker.result()

@@ -1,0 +1,211 @@
+"""Run one trial of a sweep: an ordinary run of the recipe, with its settings, that ends after training."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flows.finetune import FINETUNE
+from flows.recipes.recipe import Recipe
+from flows.runner.call import Call, Outcome
+from flows.runner.executor import Listener
+from flows.runner.run import Options, Result, execute, new_run_id, open_store
+from flows.runner.single_flight import WAITS
+from flows.sweeps.study import SweepStudy
+from tasks.artifact import Meta
+from tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
+from tasks.store import Store
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+LAST = "train"
+"""The stage whose metrics compare trials. Trials stop after it, so none looks at the test split."""
+TESTED = "evaluate_model"
+"""The stage that looks at the test split, in the winner's run alone."""
+NOT_THE_SETTINGS = (StoreError, MachineError, MissingDependency)
+"""Errors for which the settings of a trial are not to blame. They end the sweep, and the trial is repeated."""
+
+Run = Callable[[Recipe, Options, str, tuple[Listener, ...], dict[str, str]], Result]
+"""Runs a recipe's pipeline: (recipe, options, id of the run, listeners, tags of the run in MLflow) -> result."""
+SWEEP = "trnflow.sweep"
+"""The tag that nests a run in the sweep's own run in MLflow."""
+
+
+class Pruned(Interrupted):
+    """Raised in the run of a trial to end its training early."""
+
+
+@dataclass
+class Watch(Listener):
+    """Listener of a trial's run: reports evaluations to the study, and ends the run when the study or the user says so.
+
+    Attributes:
+        stopping: Set when the sweep was interrupted.
+        say: Gets a line for each other run that the trial waits for.
+        key: The key of the training; None until training begins.
+        pruned: Whether the run was ended early.
+        lost: The error that ends the sweep, if there was one: of the study's database, or that training reports no such
+            metric.
+    """
+
+    study: SweepStudy
+    trial: Trial
+    metric: str
+    stopping: threading.Event
+    say: Callable[[str], None] = lambda line: None
+    key: str | None = None
+    pruned: bool = False
+    lost: TrnflowError | None = field(default=None)
+
+    def stage_started(self, call: Call, key: str) -> None:
+        self._heed()
+        if call.name == LAST:
+            self.key = key
+
+    def waits(self, stage: str) -> None:
+        self._heed()
+
+    def event(self, stage: str, event: Meta) -> None:
+        self._heed()
+        if str(event.get("info", "")).startswith(WAITS):
+            self.say(f"trial {self.trial.number}: {stage} {event['info']}")
+        metrics = event.get("metrics")
+        if stage != LAST or metrics is None:
+            return
+        self._refuse_unreported(metrics["values"])
+        if self.metric not in metrics["values"] or metrics["step"] < 1:
+            return
+        value = float(metrics["values"][self.metric])
+        try:
+            self.pruned = math.isfinite(value) and self.study.report(self.trial, value, metrics["step"])
+        except StoreError as error:
+            self.lost = error
+            raise
+        if self.pruned:
+            raise Pruned(f"the trial was ended at step {metrics['step']}: its {self.metric} is worse than the median")
+
+    def stage_ended(self, outcome: Outcome) -> None:
+        self._heed()
+
+    def _refuse_unreported(self, values: Meta) -> None:
+        """Raise ConfigError at an evaluation if training will report no such metric. The first evaluation comes before the
+        first step. values: {metric: number} of an event."""
+        if "eval_loss" not in values:
+            return
+        known = {"train_loss", *values, *(f"{name}_before" for name in values)}
+        if self.metric not in known:
+            self.lost = unreported(self.metric, known)
+            raise self.lost
+
+    def _heed(self) -> None:
+        if self.stopping.is_set():
+            raise Interrupted("the sweep was interrupted", "run the same command again to go on")
+
+
+def run_trial(
+    study: SweepStudy,
+    trial: Trial,
+    recipe: Recipe,
+    store: Store,
+    run: Run,
+    *,
+    offline: bool,
+    stopping: threading.Event,
+    say: Callable[[str], None],
+) -> Result:
+    """Run a trial and record in the study how it ended.
+
+    Args:
+        recipe: The recipe with the trial's settings.
+        run: Runs the recipe.
+        stopping: Set to end the trial; the same command repeats it.
+        say: Gets a line for each other run that the trial waits for.
+
+    Raises:
+        TrnflowError: The trial was interrupted, or failed for a reason for which its settings are not to blame. It stays
+            unfinished in the study.
+        ConfigError: Training reports no such metric.
+    """
+    metric = recipe.sweep.metric
+    watch, identity = Watch(study, trial, metric, stopping, say), new_run_id()
+    study.note_run(trial, identity)
+    try:
+        result = run(recipe, Options(until=LAST, offline=offline), identity, (watch,), {SWEEP: study.identity})
+    except BaseException:  # such as Prefect's TerminationSignal when the flow run is cancelled
+        _note_stopped(study, trial)
+        raise
+    error = watch.lost or result.error
+    study.note_shared(trial, sum(_seconds_of(store, outcome) for outcome in result.outcomes))
+    if watch.pruned:
+        if watch.key is not None:
+            _remove_partial(store, watch.key, identity, recipe.store.lease_ttl_seconds)
+        study.prune(trial)
+    elif isinstance(error, (Interrupted, *NOT_THE_SETTINGS)):
+        _note_stopped(study, trial)
+        raise error
+    elif watch.lost is not None:
+        study.fail(trial, watch.lost.message)
+        raise watch.lost
+    elif error is not None:
+        study.fail(trial, error.message)
+    else:
+        _record_value(study, trial, metric, result)
+    return result
+
+
+def unreported(metric: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for a metric that training does not report. known: the metrics that it reports."""
+    return ConfigError(
+        f"training reports no metric {metric}: it reports {', '.join(sorted(known)) or 'nothing'}",
+        "name one of these: --metric NAME",
+    )
+
+
+def _note_stopped(study: SweepStudy, trial: Trial) -> None:
+    with contextlib.suppress(StoreError):  # of the study's database: the first cause is the one to show
+        study.note_stopped(trial)
+
+
+def _record_value(study: SweepStudy, trial: Trial, metric: str, result: Result) -> None:
+    metrics = next((outcome.metrics for outcome in result.outcomes if outcome.stage == LAST), {})
+    value = metrics.get(metric)
+    if not isinstance(value, int | float):
+        error = unreported(metric, metrics)
+        study.fail(trial, error.message)
+        raise error
+    if math.isfinite(value):
+        study.complete(trial, float(value))
+    else:
+        study.fail(trial, f"{metric} is {value}")
+
+
+def _remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
+    """Remove the training state of a trial that was ended early, unless another run trains with the same key."""
+    lease = store.waiter(key, run=run, attempt=run, ttl=ttl).take()
+    if lease is not None:
+        with lease:
+            store.partial(key).prune(0)
+
+
+def _seconds_of(store: Store, outcome: Outcome) -> float:
+    """Return how long the attempt took whose artifact a stage before training found in the store; 0 for a stage that ran."""
+    if outcome.action != "hit" or outcome.key is None or outcome.stage == LAST:
+        return 0.0
+    record = store.record(outcome.stage, outcome.key) or {}
+    return float(store.attempt(outcome.key, str(record.get("attempt", ""))).get("seconds") or 0.0)
+
+
+def run_directly(
+    recipe: Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
+) -> Result:
+    """Run a recipe's pipeline in this process, recorded in MLflow if the recipe says so. A `Run`."""
+    from flows.services.mlflow_listener import Tracking
+
+    store = open_store(recipe)
+    with Tracking(recipe, store.home, run, tags) as tracking:
+        return tracking.finish(execute(recipe, store, what, FINETUNE, run=run, listeners=(*listeners, tracking)))

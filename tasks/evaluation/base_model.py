@@ -1,0 +1,63 @@
+"""Load the language model that training started from, in the architecture and the dtype of the trained one.
+
+Its settings of generation are those of the trained model, so that texts of the two differ by their weights alone. The
+tokenizer is the trained model's: training never adds embeddings (rows with a larger vocabulary than the model's are refused),
+so each of its ids has an embedding in the base model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Input, Source
+from tasks.errors import ModelError
+from tasks.sources.model_source import model_folder
+from tasks.training.checkpoint.warm_start import load_start, starting_from
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load_base_model(source: Source, warm_start: Input | None, trained: Path) -> PreTrainedModel:
+    """Return the model that training started from, on the CPU and in inference mode.
+
+    source: from `model_source`; warm_start: the artifact whose weights replaced those of `source`, or None; trained: the
+    trained model's Hugging Face folder. Raises ModelError when the weights can't be loaded."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(trained, local_files_only=True)
+    start = starting_from(source, warm_start)
+    try:
+        model = _from_checkpoint(start, config) if start.identity["weights"] is None else _from_folder(start, config)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            f"the model that training started from can't be loaded: {error}",
+            "check model.source and train.warm_start_from, or set evaluate.generation.before=false",
+        ) from error
+    model.generation_config = _generation_settings(trained, config)
+    return model.eval()
+
+
+def _from_folder(source: Source, config: Any) -> Any:
+    from transformers.models.auto import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        model_folder(source), config=config, dtype=config.dtype, use_safetensors=True, local_files_only=True
+    )
+
+
+def _from_checkpoint(source: Source, config: Any) -> Any:
+    from transformers.models.auto import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
+    load_start(source, model)
+    return model
+
+
+def _generation_settings(folder: Path, config: Any) -> Any:
+    from transformers import GenerationConfig
+
+    if (folder / "generation_config.json").exists():
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return GenerationConfig.from_model_config(config)

@@ -1,0 +1,88 @@
+"""Make the lines of generations.jsonl: for each prompt the trained model's texts, and beside them those of the model that
+training started from."""
+
+from __future__ import annotations
+
+import gc
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.artifact import Input, Meta, Source
+from tasks.data.tokenization.tokenizer import read_tokenizer
+from tasks.evaluation.base_model import load_base_model
+from tasks.evaluation.generation import GenerationConfig, Prompt, generate, prompt_encoder
+from tasks.evaluation.models import longest_sequence
+from tasks.stage import Workdir
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BEFORE = {
+    "generated": "before",
+    "ended": "before_ended",
+    "sampled": "before_sampled",
+    "sampled_ended": "before_sampled_ended",
+}
+"""The fields of a line that exist for the model before training too, and their names for that model."""
+
+
+@dataclass(frozen=True)
+class Generations:
+    """The prompts of an evaluation, and how a model continues them.
+
+    Attributes:
+        folder: The trained model's Hugging Face folder, whose tokenizer is used for both models.
+        texts: Metadata of the artifact of format_prompts.
+    """
+
+    prompts: list[Prompt]
+    config: GenerationConfig
+    folder: Path
+    texts: Meta
+
+    def of(self, model: PreTrainedModel, out: Workdir, unit: str) -> list[Meta]:
+        """Return a mapping for each prompt: the greedy text, and a sampled one. unit: the name of the progress bar."""
+        tokenizer, positions = read_tokenizer(self.folder), longest_sequence(model)
+        encoder = prompt_encoder(tokenizer, self.texts)
+        ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
+        stops = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
+        made = []
+        for done, prompt in enumerate(self.prompts, 1):
+            greedy, sampled = (
+                generate(model, tokenizer, encoder, prompt, self.config, positions=positions, ends=stops, sample=sample)
+                for sample in (False, True)
+            )
+            made.append({**greedy, "sampled": sampled["generated"], "sampled_ended": sampled["ended"]})
+            out.progress(done, len(self.prompts), unit)
+        return made
+
+    def before(self, base: Source, warm_start: Input | None, device: str, out: Workdir) -> list[Meta]:
+        """Return `of` the model that training started from; [] without prompts. The model's memory is free again afterwards.
+
+        base: from `model_source`; warm_start: the artifact whose weights replaced those of `base`, or None; device: "cpu" or
+        "cuda"."""
+        if not self.prompts:
+            return []
+        model = load_base_model(base, warm_start, self.folder)
+        made = self.of(model.to(device), out, "generations before training")
+        del model
+        gc.collect()
+        if device == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+        return made
+
+
+def write_rows(after: list[Meta], before: list[Meta], file: Path) -> list[Meta]:
+    """Write one JSON object a line, with sorted keys, and return the objects: those of the trained model, with the texts of
+    the model before training as `BEFORE` names them.
+
+    before: of the same prompts; empty where training started from no model."""
+    earlier = [{name: one[field] for field, name in BEFORE.items()} for one in before] or [{}] * len(after)
+    rows = [{**one, **other} for one, other in zip(after, earlier, strict=True)]
+    lines = [f"{json.dumps(one, ensure_ascii=False, sort_keys=True)}\n" for one in rows]
+    file.write_text("".join(lines), encoding="utf-8")
+    return rows

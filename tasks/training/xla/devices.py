@@ -1,0 +1,46 @@
+"""The devices of engine xla: how they are started, and how often XLA compiled for them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tasks.errors import ModelError
+from tasks.training.config import TrainConfig
+
+
+def start_devices(config: TrainConfig) -> tuple[Any, Any]:
+    """Start XLA's devices. Return (the torch device, the device mesh under SPMD over several devices, else None).
+
+    No backward pass may run in the process before this call, not even on "meta", because autograd counts the devices
+    only once. Raise ModelError when XLA finds another number of devices than `config` asks for."""
+    import numpy as np
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+
+    alone = config.xla_processes == "one"
+    if alone and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ModelError(
+            "engine xla drives all devices from one process, and WORLD_SIZE says there are several",
+            "start one process (not torchrun) and set train.devices",
+        )
+    if alone and config.devices > 1:
+        xr.use_spmd()
+    found = xr.global_runtime_device_count()
+    if found != config.devices:
+        raise ModelError(
+            f"train.devices is {config.devices}, and XLA has {found} on {config.device}",
+            "lower train.devices",
+        )
+    device = torch_xla.device()
+    if config.devices == 1 or not alone:
+        return device, None
+    return device, xs.Mesh(np.arange(found), tuple(config.mesh), ("data", "model"))
+
+
+def compile_count() -> int:
+    """Return how many graphs XLA has compiled in this process."""
+    import torch_xla.debug.metrics as metrics
+
+    return metrics.counter_value("UncachedCompile") or 0

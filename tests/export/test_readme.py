@@ -1,0 +1,40 @@
+"""The script in an export's README, run by a stand-in of the loader; tests/clients/test_exports.py runs it by jax and IREE."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks.export.readme import write_readme
+from tasks.stage import write_json
+
+
+@pytest.mark.parametrize("length", [1, 3, 16])
+@pytest.mark.parametrize("padding", [None, 1])
+def test_the_script_fits_the_shortest_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, padding: int | None
+) -> None:
+    outputs = [{"name": "logits", "shape": [2, 3], "dtype": "float32"}]
+    function = {"bytecode": "x.mlirbc", "stablehlo": "1", "arguments": [], "outputs": outputs}
+    functions = {str(length): function, "32": function}
+    document = {"batch": 2, "inputs": ["input_ids", "attention_mask"], "functions": functions}
+    write_json(tmp_path / "export.json", document)
+    write_json(tmp_path / "config.json", {"model_type": "bert", "pad_token_id": padding})
+    write_readme(tmp_path, {"task": "classification", "dtype": "float32", "rows_compared": 2, "max_difference": 1e-7})
+    (script,) = re.findall("```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
+    given: dict[str, Any] = {}
+
+    def load(folder: str, asked: int) -> Any:
+        given["length"] = asked
+        return lambda **inputs: given.update(inputs) or [[0.0]]
+
+    monkeypatch.setitem(sys.modules, "load_jax", SimpleNamespace(load=load))
+    exec(script, {})
+    assert given["length"] == length and given["input_ids"].shape == (2, length)
+    tokens = given["input_ids"][0, : given["attention_mask"][0].sum()]
+    assert len(tokens) >= 1 and (padding or 0) not in tokens

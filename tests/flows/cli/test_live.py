@@ -1,0 +1,119 @@
+"""`trnflow status` and `trnflow logs` while a run is under way, and after it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.runner.progress.pace import Pace
+from flows.runner.runner import Runner
+from tasks.sources.resolver import Resolver
+from tasks.store import Store
+from tests.flows.cli.waiting_stage import WaitConfig, wait_for
+from tests.helpers.command_line import InProcessShell, Shell
+from tests.helpers.leases import AWAY, write_dead_lease
+
+RUN = "20260101T000000Z-abc123"
+PATIENCE = 120.0
+
+
+def awaited(look: Any) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+def test_a_run_is_watched_until_it_ends(tmp_path: Path) -> None:
+    shell = InProcessShell(tmp_path)
+    store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
+    store.prepare()
+    assert "nothing runs" in shell("status").stdout
+    runner = Runner(store, Resolver(store.home), run=RUN, recipe="toy", min_free_gb=0.0, lease_ttl=3.0)
+    work = threading.Thread(target=lambda: runner(wait_for, WaitConfig(path=str(tmp_path / "go"))))
+    work.start()
+    try:
+        (one,) = awaited(lambda: [run for run in shell.json("status")["runs"] if run["step"]])
+        assert one["step"] <= one["of"] == 100
+        assert (one["run"], one["recipe"], one["stage"], one["unit"]) == (RUN, "toy", "wait_for", "looks")
+        assert (one["host"], one["pid"]) == (socket.gethostname(), os.getpid())
+        assert set(one) == {"run", "recipe", "stage", "step", "of", "unit", "eta", "host", "pid", "since"}
+        awaited(lambda: "/100 looks" in shell("status").stdout)
+        (listed,) = shell.json("runs")["runs"]
+        assert listed["seconds"] > 0 and listed["step"] <= listed["of"] == 100
+        assert {name: listed[name] for name in listed.keys() - {"seconds", "step", "of", "eta"}} == {
+            "run": RUN, "recipe": "toy", "outcome": "running", "ended": None, "hit": None, "ran": None, "skip": None,
+            "metrics": {}, "stage": "wait_for", "unit": "looks",
+        }  # fmt: skip
+        assert "wait_for" in (line := shell("runs").stdout.splitlines()[-1]) and line.endswith("/100 looks")
+        awaited(lambda: "a line of the stage" in shell("logs", "2026").stdout)
+        following: list[str] = []
+        reader = threading.Thread(target=lambda: following.append(Shell(tmp_path)("logs", RUN, "--follow").stdout))
+        reader.start()
+    finally:
+        (tmp_path / "go").touch()
+        work.join()
+    store.write_run(RUN, {"run": RUN})
+    reader.join(PATIENCE)
+    assert following[0].splitlines() == ["== wait_for ==", "a line of the stage", "the last line"]
+    assert shell.json("status")["runs"] == []
+    assert [(one["run"], one["outcome"], one["stage"]) for one in shell.json("runs")["runs"]] == [(RUN, None, None)]
+    (log,) = shell.json("logs", "last")["logs"]
+    assert log == {"stage": "wait_for", "text": "a line of the stage\nthe last line\n"}
+    assert "there is no run" in shell.error("logs", "1999", code=2)
+    store.write_run("20270101T000000Z-000000", {"run": "20270101T000000Z-000000"})
+    assert "there is no log of the run" in shell.error("logs", "last", code=2)
+
+
+def test_a_preview_in_progress_has_a_status_and_a_log_and_is_no_run(tmp_path: Path) -> None:
+    shell = InProcessShell(tmp_path)
+    store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
+    store.prepare()
+    runner = Runner(store, Resolver(store.home), run=f"{RUN}-preview", recipe="toy", min_free_gb=0.0)
+    work = threading.Thread(target=lambda: runner(wait_for, WaitConfig(path=str(tmp_path / "go"))))
+    work.start()
+    try:
+        (one,) = awaited(lambda: shell.json("status")["runs"])
+        assert one["run"] == f"{RUN}-preview"
+        assert shell.json("runs")["runs"] == []
+    finally:
+        (tmp_path / "go").touch()
+        work.join()
+    assert "the last line" in shell("logs", "last").stdout
+
+
+@pytest.mark.parametrize(("first", "eta"), [(0, 18.0), (40, 10.0)])
+def test_the_time_that_is_left_follows_the_pace_since_the_first_count(first: int, eta: float) -> None:
+    now = [5.0]
+    pace = Pace(lambda: now[0])
+    assert pace.at({"done": first, "total": 100, "unit": "steps"})["eta"] is None
+    now[0] += 2.0
+    assert pace.at({"done": first + 10, "total": 100, "unit": "steps"}) == {
+        "step": first + 10, "of": 100, "unit": "steps", "eta": eta,
+    }  # fmt: skip
+    assert pace.at({"done": 1, "total": 5, "unit": "rows"})["eta"] is None
+
+
+def test_a_dead_run_of_another_machine_is_not_shown_as_running(tmp_path: Path) -> None:
+    shell = InProcessShell(tmp_path)
+    store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
+    store.prepare()
+    attempt = f"{RUN}-train-1"
+    store.write_attempt("1" * 64, attempt, {"stage": "train", "recipe": "toy"})
+    write_dead_lease(store, "1" * 64, RUN, attempt)
+    write_dead_lease(store, "2" * 64, "20270101T000000Z-abc123", "a retraining")  # newer, and no stage
+    log = tmp_path / ".trnflow/logs" / f"{AWAY.tag}~{attempt}.log"
+    log.parent.mkdir()
+    log.write_bytes(b"one line\nthe last words")
+    assert shell.json("status")["runs"] == []
+    assert shell("logs", "last", "--follow").stdout == "== train ==\none line\nthe last words\n"
+    assert shell.json("logs", "last") == {
+        "schema": 1, "run": RUN, "logs": [{"stage": "train", "text": "one line\nthe last words"}],
+    }  # fmt: skip

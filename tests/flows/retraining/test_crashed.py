@@ -1,0 +1,63 @@
+"""The report of a crashed retrain: it is on record only once its event was sent, and a retrain that lives is not reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from flows.recipes import recipe as settings
+from flows.recipes.recipe import Recipe
+from flows.retraining.crashed import report
+from flows.retraining.ended import newest_ended, write_ended
+from flows.retraining.lease import hold_lease
+from flows.retraining.outcome import Retrained
+from flows.runner.run import open_store
+from tasks.errors import ConfigError
+from tests.flows.champions.conftest import RECIPE, write_rows
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
+    """A recipe with an empty store, while Prefect's server can't be reached."""
+    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / ".trnflow"))
+    monkeypatch.delenv("TRNFLOW_STORE", raising=False)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    found = settings.load(str(tmp_path / "tiny.yaml"))
+    open_store(found).prepare()
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api", PREFECT_CLIENT_MAX_RETRIES: 0}):
+        yield found
+
+
+@pytest.fixture
+def crashed(tmp_path: Path, recipe: Recipe) -> FlowRun:
+    """A flow run of the recipe that crashed a minute ago for the fourth time."""
+    state = State(type=StateType.CRASHED, timestamp=datetime.now(UTC) - timedelta(minutes=1))
+    given = {"recipe": str(tmp_path / "tiny.yaml"), "overrides": []}
+    return FlowRun(flow_id=uuid4(), name="old-crow", run_count=4, parameters=given, state=state)
+
+
+def test_a_crash_whose_event_can_not_be_sent_is_not_on_record(recipe: Recipe, crashed: FlowRun) -> None:
+    store = open_store(recipe)
+    for _ in range(2):  # the lease is free again, and the crash is still to be reported
+        with pytest.raises(ConfigError, match="can't be reached"):
+            report(crashed)
+        assert newest_ended(store, recipe.name) is None
+    crashed.parameters["recipe"] = "none.yaml"
+    with pytest.raises(ConfigError, match="can't be reached"):
+        report(crashed)
+
+
+def test_a_retrain_that_is_under_way_again_or_ended_since_is_not_reported(recipe: Recipe, crashed: FlowRun) -> None:
+    store = open_store(recipe)
+    with hold_lease(recipe, store, wait=False):
+        assert not report(crashed)
+    assert newest_ended(store, recipe.name) is None
+    write_ended(store, Retrained(recipe.name, None, False, "said"), None)
+    assert not report(crashed)

@@ -1,0 +1,81 @@
+"""The record of how the newest retrain ended: what it counts, that it stays, and that it keeps nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.recipes import recipe as settings
+from flows.retraining.ended import newest_ended, present_data, write_ended
+from flows.retraining.outcome import Retrained
+from tasks.errors import DataError, Interrupted, StoreError
+from tasks.store import Store
+from tasks.store.garbage.collect import collect
+from tasks.store.garbage.roots import Policy
+from tasks.store.verify import verify
+from tests.flows.champions.conftest import RECIPE, write_rows
+
+FAILED = Retrained("tiny", None, False, "broken", error=DataError("broken", "mend it"))
+KEPT = Retrained("tiny", None, True, "not better")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    store.prepare()
+    return store
+
+
+def test_failures_on_one_data_count_and_leave_what_was_settled(store: Store) -> None:
+    assert newest_ended(store, "tiny") is None
+    found = []
+    for done, data in ((FAILED, "a"), (KEPT, "a"), (FAILED, "b"), (FAILED, "b"), (FAILED, "c"), (FAILED, None)):
+        write_ended(store, done, data)
+        ended = newest_ended(store, "tiny")
+        assert ended is not None and ended.data == data and ended.document["recipe"] == "tiny"
+        found.append((ended.outcome, ended.settled, ended.failures))
+    assert found == [
+        ("failed", None, 1), ("kept", "a", 0), ("failed", "a", 1), ("failed", "a", 2), ("failed", "a", 1), ("failed", "a", 1),
+    ]  # fmt: skip
+
+
+def test_an_interrupted_retrain_is_not_on_record(store: Store) -> None:
+    write_ended(store, KEPT, "a")
+    write_ended(store, Retrained("tiny", None, True, "", error=Interrupted("interrupted", "again")), "b")
+    ended = newest_ended(store, "tiny")
+    assert ended is not None and (ended.outcome, ended.data) == ("kept", "a")
+
+
+def test_gc_keeps_the_file_and_nothing_that_it_names(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/x").write_bytes(b"model")
+    model = store.ingest(tmp_path / "made", "model", {}).digest
+    write_ended(store, Retrained("../tiny", "gone", True, "", challenger=model), model)
+    assert verify(store.backend).problems == []
+    collect(store.backend, Policy(grace=0.0), yes=True)
+    assert newest_ended(store, "../tiny") is not None
+    assert store.backend.names("blobs") == []
+
+
+def test_a_damaged_file_is_one_clear_error_and_the_next_retrain_replaces_it(store: Store) -> None:
+    store.backend.replace("roots/retrained/tiny.json", b"{}")
+    with pytest.raises(StoreError, match=r"roots/retrained/tiny\.json can't be read"):
+        newest_ended(store, "tiny")
+    write_ended(store, FAILED, "a")
+    ended = newest_ended(store, "tiny")
+    assert ended is not None and ended.failures == 1
+
+
+def test_the_digest_of_data_goes_by_bytes_and_not_by_names_and_times(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    recipe = settings.load(str(tmp_path / "tiny.yaml"))
+    first = present_data(recipe, store)
+    (tmp_path / "rows/train.jsonl").touch()
+    (tmp_path / "rows/test.jsonl").rename(tmp_path / "rows/part-test.jsonl")
+    assert present_data(recipe, store) == first
+    with (tmp_path / "rows/train.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"text": "more", "label": "pos"}))
+    assert present_data(recipe, store) != first

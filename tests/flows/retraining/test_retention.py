@@ -1,0 +1,89 @@
+"""Retention: gc keeps the last judged models and the champion's with all that their runs made, and removes older ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.recipes import recipe as settings
+from flows.retraining.judgement import newest_judged, write_judged
+from tasks.artifact import Artifact
+from tasks.store import Store
+from tasks.store.garbage.collect import collect
+from tasks.store.garbage.roots import Policy
+from tasks.store.verify import verify
+from tests.flows.champions.conftest import RECIPE
+
+AT_ONCE = Policy(keep_last=0, grace=0.0)
+
+
+class Shelf:
+    """A store with a run, a model and its rows for each number."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        (folder / "tiny.yaml").write_text(RECIPE)
+        self.recipe = settings.load(str(folder / "tiny.yaml"), [f"promote.keep_models={keep}"])
+        self.store = Store(str(folder / "store"), folder / "home")
+        self.store.prepare()
+        self.folder = folder
+
+    def artifact(self, kind: str, number: int) -> Artifact:
+        made = self.folder / f"{kind} {number}"
+        made.mkdir()
+        (made / "x").write_text(f"{kind} {number}")
+        return self.store.ingest(made, kind, {"number": number})
+
+    def run(self, number: int) -> Artifact:
+        """Write the run of a model, and return the model."""
+        rows, model = self.artifact("rows", number), self.artifact("model", number)
+        made = {"load_data": rows, "consolidate": model}
+        stages = [{"stage": stage, "key": None, "artifact": one.digest} for stage, one in made.items()]
+        document = {"run": f"r{number}", "recipe": "tiny", "outcome": "completed", "resolved": {}, "stages": stages}
+        self.store.write_run(f"r{number}", document)
+        return model
+
+    def judge(self, number: int, model: Artifact, champion: Artifact) -> None:
+        write_judged(self.recipe, self.store, f"r{number}", {"challenger": model.digest, "champion": champion.digest})
+
+    def held(self) -> list[str]:
+        """The runs that are left after garbage collection; each has all its files."""
+        collect(self.store.backend, AT_ONCE, yes=True)
+        assert verify(self.store.backend).ok
+        names = {name.rsplit("/", 1)[1] for name in self.store.backend.names("blobs")}
+        runs = [name.removeprefix("runs/").removesuffix(".json") for name in self.store.backend.names("runs")]
+        for run in runs:
+            digests = [stage["artifact"] for stage in (self.store.run(run) or {})["stages"]]
+            files = [file.digest for digest in digests for file in self.store.artifact(digest).files]
+            assert {digest[7:] for digest in (*digests, *files)} <= names
+        return runs
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(1, ["r2", "r5"]), (2, ["r2", "r4", "r5"]), (9, ["r1", "r2", "r3", "r4", "r5"])]
+)
+def test_gc_keeps_the_last_models_and_the_champion_s(tmp_path: Path, keep: int, left: list[str]) -> None:
+    shelf = Shelf(tmp_path, keep)
+    models = {number: shelf.run(number) for number in range(1, 6)}
+    for number in models:
+        shelf.judge(number, models[number], champion=models[min(number, 2)])
+    assert shelf.held() == left
+
+
+def test_a_model_that_is_judged_again_counts_once(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, 2)
+    first, second = shelf.run(1), shelf.run(2)
+    for number, model in ((1, first), (2, second), (1, first), (2, second)):
+        shelf.judge(number, model, champion=first)
+    assert shelf.held() == ["r1", "r2"]
+
+
+def test_a_run_that_was_removed_by_hand_is_forgotten(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, 3)
+    first, second = shelf.run(1), shelf.run(2)
+    shelf.judge(1, first, champion=first)
+    shelf.store.backend.remove("runs/r1.json")
+    shelf.judge(2, second, champion=first)
+    judged = newest_judged(shelf.store, shelf.recipe)
+    assert judged is not None and judged["run"] == "r2" and judged["earlier"] == []
+    assert shelf.held() == ["r2"]

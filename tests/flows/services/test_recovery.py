@@ -1,0 +1,235 @@
+"""A run whose worker and process are killed: Prefect's server finds out, schedules it again, and training is resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.services.recovery import recovery_automations
+from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.prefect_api import PROJECT, Api
+
+SLOW = ["train.max_steps=300", "train.checkpoint_every=20", "train.learning_rate=1e-4"]
+
+
+@pytest.fixture(scope="module")
+def deployed(own_api: Api, tmp_path_factory: pytest.TempPathFactory) -> Api:
+    """A server with the deployments, and the recipe in a folder."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+    own_api.environ["RECIPE"] = str(folder / "tiny.yaml")
+    own_api.prefect("work-pool", "create", "local", "--type", "process", "--overwrite")
+    for name in ("finetune", "retrain"):
+        own_api.prefect("deploy", "--name", name)
+    return own_api
+
+
+@contextlib.contextmanager
+def worker(api: Api) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "flows", "worker"]
+    process = subprocess.Popen(command, cwd=PROJECT, env=api.environ, start_new_session=True)
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(30)
+
+
+def wait_for(found: Callable[[], Any], seconds: float = 400) -> None:
+    """Wait until `found` returns something true. A request that times out, as on a crowded machine, is made again."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(TimeoutError):
+            if found():
+                return
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.2)
+
+
+def children(parent: int) -> list[int]:
+    """The process ids of a process's children, from /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def state(api: Api, run: str) -> str:
+    return str(api.get(f"flow_runs/{run}")["state_name"])
+
+
+def states(api: Api, run: str) -> list[str]:
+    """The names of the states that a flow run has had, in their order."""
+    return [found["name"] for found in api.get(f"flow_run_states/?flow_run_id={run}")]
+
+
+def start(api: Api, flow: str, **parameters: Any) -> str:
+    deployment = api.get(f"deployments/name/{flow}/{flow}")["id"]
+    given = {"recipe": api.environ["RECIPE"], **parameters}
+    return str(api.post(f"deployments/{deployment}/create_flow_run", parameters=given)["id"])
+
+
+def automate(api: Api, **seconds: float) -> dict[str, str]:
+    """Create the automations, with other times than `deploy` does. Returns {name: id}."""
+    made = [
+        api.post("automations/", **automation.model_dump(mode="json")) for automation in recovery_automations(**seconds)
+    ]
+    return {automation["name"]: automation["id"] for automation in made}
+
+
+def events(api: Api, name: str, run: str) -> list[Any]:
+    wanted = {"event": {"name": [name]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
+    return list(api.post("events/filter", filter=wanted)["events"])
+
+
+def event(name: str, flow: str, *, deployed: bool = True, tag: str = "trnflow", **labels: str) -> Any:
+    """An event about a flow run with a tag, as Prefect's server gets it."""
+    from prefect.server.events.schemas.events import ReceivedEvent
+
+    related = [
+        {"prefect.resource.id": "prefect.flow.1", "prefect.resource.role": "flow", "prefect.resource.name": flow}
+    ]
+    related.append({"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"})
+    if deployed:
+        related.append({"prefect.resource.id": "prefect.deployment.2", "prefect.resource.role": "deployment"})
+    return ReceivedEvent.model_validate(
+        {
+            "id": uuid.uuid4(), "occurred": datetime.now(UTC), "event": name, "related": related,
+            "resource": {"prefect.resource.id": "prefect.flow-run.3", **labels},
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.slow  # imports the server
+def test_which_runs_the_automations_are_about() -> None:
+    from prefect.server.events.schemas.automations import Automation
+
+    made = [Automation.model_validate(one.model_dump(mode="json")) for one in recovery_automations()]
+    silent, pending, cancelling, again, unbegun = (one.trigger for one in made)
+    for flow in ("finetune", "retrain", "watch"):
+        assert silent.covers(event("prefect.flow-run.heartbeat", flow, deployed=False))
+    assert silent.starts_after("trnflow.run.is-running") and not silent.starts_after("prefect.flow-run.Running")
+    assert silent.expects("prefect.flow-run.Promoted") and pending.expects("prefect.flow-run.Running")
+    assert not cancelling.expects("prefect.flow-run.heartbeat")
+    assert not any(one.covers(event("prefect.flow-run.heartbeat", "other")) for one in (silent, pending, cancelling))
+    of_others = event("prefect.flow-run.heartbeat", "retrain", tag="theirs")  # a flow of this name on a shared server
+    assert not any(one.covers(of_others) for one in (silent, pending, cancelling))
+
+    def is_scheduled(count: int, flow: str = "retrain", *, deployed: bool = True) -> bool:
+        crash = event("prefect.flow-run.Crashed", flow, deployed=deployed, **{"prefect.run-count": str(count)})
+        return again.covers(crash) or unbegun.covers(crash)
+
+    assert [is_scheduled(count) for count in range(6)] == [True] * 4 + [False] * 2
+    assert not is_scheduled(1, "watch") and not is_scheduled(1, "other") and not is_scheduled(1, deployed=False)
+
+
+TEND = "import sys; from flows.services.recovery import tend_runs; print(tend_runs(left=float(sys.argv[1])))"
+
+
+@pytest.mark.slow
+def test_a_crashed_run_that_the_automations_missed_is_scheduled_three_times(deployed: Api) -> None:
+    run = start(deployed, "finetune")
+
+    def tend(left: float) -> str:
+        """The number of runs that needed it, and the state of the run afterwards."""
+        for kind in ("RUNNING", "CRASHED"):
+            deployed.post(f"flow_runs/{run}/set_state", state={"type": kind}, force=True)
+        command = [sys.executable, "-c", TEND, str(left)]
+        done = subprocess.run(command, cwd=PROJECT, env=deployed.environ, capture_output=True, text=True)
+        return f"{done.stdout.strip()} {state(deployed, run)}"
+
+    assert tend(60) == "0 Crashed"  # the automation may still do it
+    assert [tend(0), tend(0), tend(0)] == ["1 Scheduled", "1 Scheduled", "0 Crashed"]
+    deployed.delete(f"flow_runs/{run}")
+
+
+REPORT = "from flows.retraining.crashed import report_crashed; print(report_crashed())"
+
+
+@pytest.mark.slow
+def test_a_retrain_that_crashed_more_than_three_times_is_reported_once(deployed: Api) -> None:
+    run = start(deployed, "retrain")
+
+    def reported(times: int) -> str:
+        for _ in range(times):
+            for kind in ("RUNNING", "CRASHED"):
+                deployed.post(f"flow_runs/{run}/set_state", state={"type": kind}, force=True)
+        command = [sys.executable, "-c", REPORT]
+        return subprocess.run(command, cwd=PROJECT, env=deployed.environ, capture_output=True, text=True).stdout.strip()
+
+    def told() -> list[Any]:
+        wanted = {"event": {"name": ["trnflow.retrain.failed"]}, "resource": {"id": ["trnflow.recipe.tiny"]}}
+        return list(deployed.post("events/filter", filter=wanted)["events"])
+
+    assert [reported(3), reported(1)] == ["0", "1"]
+    wait_for(told, 60)  # the server writes events in batches
+    assert reported(0) == "0"
+    (event,) = told()
+    assert "the retrain crashed 4 times" in event["payload"]["why"]
+    assert event["payload"]["error"]["type"] == "ProcessFailed"
+    assert {one["prefect.resource.id"] for one in event["related"]} == {f"prefect.flow-run.{run}"}
+    record = json.loads((deployed.home / "store/roots/retrained/tiny.json").read_text())
+    assert (record["outcome"], record["failures"]) == ("failed", 1)
+    deployed.delete(f"flow_runs/{run}")
+
+
+def kill_and_resume(api: Api, run: str, ready: Callable[[], object]) -> None:
+    """Kill worker and flow process of a run once it is ready, let its heartbeats' end be noticed, and wait until it completed.
+
+    The window is shorter than the time between two heartbeats, so the automation exists only while no run lives."""
+    with worker(api) as first:
+        wait_for(ready)
+        assert state(api, run) == "Running"
+        flows = children(first.pid)
+        for process in (first.pid, *flows):
+            os.kill(process, signal.SIGKILL)
+        first.wait(30)
+    assert flows and state(api, run) == "Running"  # nobody is left who could say otherwise
+    api.prefect("work-pool", "pause", "local")
+    made = automate(api, silent=10.0)
+    with worker(api):
+        wait_for(lambda: state(api, run) in ("Scheduled", "Late"))
+        api.delete(f"automations/{made['trnflow: silent runs are crashed']}")
+        api.prefect("work-pool", "resume", "local")
+        wait_for(lambda: state(api, run) == "Completed")
+
+
+@pytest.mark.slow
+def test_a_run_whose_worker_and_process_are_killed_is_resumed(deployed: Api) -> None:
+    run = start(deployed, "finetune", overrides=SLOW, until="train")
+
+    def ready() -> bool:
+        saved = list((deployed.home / "store/partial").glob("*/step-*/COMMIT"))
+        return bool(saved and events(deployed, "prefect.flow-run.heartbeat", run))
+
+    kill_and_resume(deployed, run, ready)
+    waits = ["Scheduled", "Late", "Pending", "Submitting", "InfrastructurePending"]
+    passed = [name for name in states(deployed, run) if name not in waits]
+    assert passed == ["Running", "Crashed", "Running", "Completed"]
+    said = [log["message"] for log in deployed.post("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
+    assert any("resumes at step" in line for line in said)
+
+
+@pytest.mark.slow
+def test_of_late_runs_one_trains(deployed: Api) -> None:
+    runs = [start(deployed, "retrain") for _ in range(3)]
+    with worker(deployed):
+        wait_for(lambda: all(state(deployed, run) in ("Promoted", "Unchanged") for run in runs), 900)
+    assert sorted(state(deployed, run) for run in runs) == ["Promoted", "Unchanged", "Unchanged"]

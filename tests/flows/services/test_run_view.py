@@ -1,0 +1,93 @@
+"""What Prefect is given of a plan and its progress. tests/flows/services/test_automations.py sees it in Prefect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flows.runner.call import Outcome
+from flows.services.run_view.artifacts import retrain_table
+from flows.services.run_view.plan import PlanPage, plan_rows, plan_summary
+
+
+class Shown:
+    """Stands for `Page`: keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def show(self, create: Any, *, is_vital: bool = True, **arguments: Any) -> str:
+        self.sent.append((create.__name__, arguments))
+        return "id"
+
+
+def outcome(stage: str, action: str, seconds: float | None, why: str = "") -> Outcome:
+    made = Outcome(stage, action, why)
+    made.seconds = seconds
+    return made
+
+
+PLAN = [
+    outcome("load_data", "hit", 5.0, "made by run 1"),
+    outcome("train", "run", 30.0, "params.learning_rate: 1 -> 2"),
+    outcome("consolidate", "maybe", 10.0, "waits for train"),
+    outcome("evaluate_model", "maybe", None, "waits for consolidate"),
+]
+
+
+def test_a_plan_says_what_runs_why_and_what_that_is_expected_to_cost() -> None:
+    assert plan_rows(PLAN, 3600.0)[1] == {
+        "stage": "train", "action": "run", "expected seconds": "30", "expected dollars": "30.00",
+        "why": "params.learning_rate: 1 -> 2",
+    }  # fmt: skip
+    assert plan_rows(PLAN, 0.0)[0] == {
+        "stage": "load_data",
+        "action": "hit",
+        "expected seconds": "",
+        "why": "made by run 1",
+    }
+    assert plan_rows(PLAN, 0.0)[3]["expected seconds"] == "?"
+    assert plan_summary(PLAN, 3600.0) == "Expected: 40 seconds, 40.00 dollars; unknown: evaluate_model"
+
+
+def test_progress_is_the_share_of_the_expected_time() -> None:
+    page = Shown()
+    shown = PlanPage(page, 0.0)  # type: ignore[arg-type]
+    shown.planned(PLAN)
+    assert [name for name, _ in page.sent] == ["create_table_artifact", "create_progress_artifact"]
+    shown.stage_ended(PLAN[0])
+    assert shown.percent == 0.0
+    shown._at.stage = "train"
+    shown.event("train", {"progress": {"done": 1, "total": 2, "unit": "steps"}})
+    assert shown.percent == pytest.approx(100 * 15 / 60)  # evaluate_model counts as much as the mean of the others
+    for one in PLAN[1:]:
+        shown.stage_ended(one)
+    assert page.sent[-1] == ("update_progress_artifact", {"artifact_id": "id", "progress": 100.0})
+
+
+def test_a_run_in_which_nothing_has_to_run_shows_no_plan() -> None:
+    page = Shown()
+    shown = PlanPage(page, 0.0)  # type: ignore[arg-type]
+    shown.planned([outcome("load_data", "hit", 5.0), outcome("precompile", "skip", None)])
+    shown.stage_ended(PLAN[0])
+    assert page.sent == []
+
+
+def test_the_result_of_a_retrain_has_figures_checks_and_the_report() -> None:
+    document = {
+        "why": "better", "champion": "sha256:aa", "challenger": "sha256:bb", "frozen": None, "report": "trnflow report R",
+        "metrics": {"name": "accuracy", "champion": 0.8, "challenger": 0.91234, "difference": 0.11234,
+                    "interval": [0.05, 0.17], "margin": 0.01},
+        "checks": [{"what": "rows", "limit": 0.1, "value": 0.25, "result": "warned"},
+                   {"what": "lengths", "column": "a", "limit": 0.1, "value": 0.2, "result": "warned"},
+                   {"what": "lengths", "column": "b", "limit": 0.1, "value": 0.0, "result": "passed"},
+                   {"what": "leakage", "limit": 0.01, "value": None, "result": "not applied"}],
+    }  # fmt: skip
+    assert retrain_table(document).splitlines() == [
+        "better", "", "| result | |", "|---|---|", "| champion | `sha256:aa` |", "| challenger | `sha256:bb` |",
+        "| accuracy of the challenger | 0.9123 |", "| accuracy of the champion before | 0.8 |",
+        "| difference | 0.1123 [0.05, 0.17] |", "| margin | 0.01 |", "| check rows | warned: 0.25, limit 0.1 |",
+        "| check lengths of a | warned: 0.2, limit 0.1 |", "| check lengths of b | passed: 0, limit 0.1 |",
+        "| check leakage | not applied: ?, limit 0.01 |", "", "`trnflow report R` writes the page of the run.",
+    ]  # fmt: skip

@@ -1,0 +1,78 @@
+"""Two copies of the project on one Prefect server: the second does not overwrite what the first deployed, unless asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.services.checkouts import DIRECTORY
+from tests.conftest import PROJECT
+from tests.flows.prefect_api import Api, own_server
+
+pytestmark = pytest.mark.slow  # one costly fixture for the whole file
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    home = tmp_path_factory.mktemp("server") / ".trnflow"
+    with own_server(home) as url:
+        found = Api(home, url)
+        del found.environ["TRNFLOW_HOME"]  # each checkout has its own
+        yield found
+
+
+def checkout(folder: Path) -> Path:
+    for name in ("conf", "flows", "tasks"):
+        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("prefect.yaml", "pyproject.toml"):
+        shutil.copy(PROJECT / name, folder / name)
+    return folder
+
+
+def deploy(api: Api, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flows", "deploy", "--json", *arguments]
+    return subprocess.run(command, cwd=folder, env=api.environ, capture_output=True, text=True, timeout=400)
+
+
+def on_server(api: Api) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The deployments and the automations, by name."""
+    automations = {one["name"]: one for one in api.post("automations/filter")}
+    for automation in automations.values():
+        automation.pop("updated")
+    deployments = {
+        one["name"]: (one["id"], one["pull_steps"], one["schedules"]) for one in api.post("deployments/filter")
+    }
+    return deployments, automations
+
+
+def test_the_second_checkout_is_refused_and_takes_over_when_asked(api: Api, tmp_path: Path) -> None:
+    first, second = checkout(tmp_path / "first"), checkout(tmp_path / "second")
+    done = deploy(api, first)
+    assert done.returncode == 0, done.stderr
+    before = on_server(api)
+    assert {"finetune", "prepare", "retrain", "sweep", "watch"} == before[0].keys()
+
+    refused = deploy(api, second)
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    error = json.loads(refused.stdout)["error"]
+    assert f"has deployments of another checkout, {first}: finetune, prepare, retrain, sweep, watch" in error["message"]
+    assert "--replace" in error["fix"]
+    assert on_server(api) == before
+    again = deploy(api, first)
+    assert again.returncode == 0, again.stderr
+    assert on_server(api)[1] == before[1]
+
+    taken = deploy(api, second, "--replace")
+    assert taken.returncode == 0, taken.stderr
+    deployments, automations = on_server(api)
+    assert {steps[0][DIRECTORY]["directory"] for _, steps, _ in deployments.values()} == {str(second)}
+    (action,) = automations["trnflow: data changed"]["actions"]
+    assert action["deployment_id"] == deployments["retrain"][0]
+    assert f"another checkout, {second}:" in deploy(api, first).stderr

@@ -1,0 +1,23 @@
+"""A recipe in a folder, for sweeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.helpers.command_line import InProcessShell
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> InProcessShell:
+    """The command line in a folder with the recipe `tiny.yaml`, whose store is empty."""
+    return InProcessShell(write_tiny(tmp_path_factory.mktemp("tiny")))
+
+
+def write_tiny(folder: Path) -> Path:
+    """Write the recipe `tiny.yaml` and its rows into a folder; return the folder."""
+    (folder / "tiny.yaml").write_text(RECIPE)
+    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+    return folder

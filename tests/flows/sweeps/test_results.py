@@ -1,0 +1,131 @@
+"""What a sweep writes and runs at its end, with trials that take no time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.recipes import recipe as settings
+from flows.runner.call import Outcome
+from flows.runner.run import Result, open_store
+from flows.sweeps import sweep as sweeps
+from flows.sweeps.files import document, write_best
+from flows.sweeps.plan import Plan, read_plan
+from flows.sweeps.pool import Leases
+from flows.sweeps.study import Tried, open_study
+from flows.sweeps.sweep import Sweep
+from tasks.artifact import Artifact
+from tasks.errors import ConfigError, StoreError
+from tests.flows.sweeps.conftest import write_tiny
+
+RATE = "train.learning_rate=1e-5..1e-2:log"
+BEST = Tried(0, {"train.learning_rate": 1e-3}, 0.5, "completed", None, None, 0.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the recipe `tiny.yaml`."""
+    monkeypatch.chdir(write_tiny(tmp_path))
+    return tmp_path
+
+
+def trained(recipe: Any, options: Any, run: str, *_: Any) -> Result:
+    """A run whose training takes no time."""
+    meta = {"metrics": {"eval_loss": recipe.train.learning_rate}}
+    return Result(run, recipe.name, 0.0, [Outcome("train", "ran", artifact=Artifact("sha256:0", "model", meta, ()))])
+
+
+def going(plan: Plan, run: Any = trained) -> Sweep:
+    store = open_store(plan.recipe)
+    store.prepare()
+    study = open_study(plan.name, plan.recipe.sweep, plan.space, plan.definition(), plan.database(store.home))
+    return Sweep(plan, store, study, run, print)
+
+
+def test_best_yaml_of_a_recipe_that_is_complete_only_with_overrides(folder: Path) -> None:
+    text = (folder / "tiny.yaml").read_text()
+    (folder / "part.yaml").write_text(text.replace("source: rows, ", ""))
+    with pytest.raises(ConfigError):
+        settings.load("part.yaml")
+    write_best(folder / "there", read_plan("part.yaml", ["data.source=rows", RATE]), BEST)
+    recipe = settings.load(str(folder / "there/best.yaml"))
+    assert (recipe.train.learning_rate, recipe.data.source) == (1e-3, str(folder / "rows"))
+    assert recipe.to_json()["model"] == read_plan("tiny.yaml", [RATE]).recipe.to_json()["model"]
+
+
+def test_an_edit_of_the_recipe_ends_its_sweep(folder: Path) -> None:
+    def edits(*arguments: Any) -> Result:
+        text = (folder / "tiny.yaml").read_text()
+        (folder / "tiny.yaml").write_text(text.replace("global_batch: 32", "global_batch: 16"))
+        return trained(*arguments)
+
+    sweep = going(read_plan("tiny.yaml", [RATE, "sweep.trials=3"]), edits)
+    with pytest.raises(ConfigError, match=r"the recipe tiny.yaml changed while its sweep ran"):
+        sweep.run_trials()
+    assert len(sweep.study.trials()) == 1
+
+
+def test_the_winner_runs_again_for_another_best_trial_or_evaluation(folder: Path) -> None:
+    sweep = going(read_plan("tiny.yaml", [RATE, "sweep.trials=1"]))
+    sweep.run_trials()
+    assert sweeps._winner(sweep, trained) is not None
+    assert sweep.write()["winner"]["trial"] == 0
+    assert sweeps._winner(sweep, trained) is None
+    other = going(read_plan("tiny.yaml", [RATE, "sweep.trials=1", "evaluate.export_rows=4"]))
+    assert sweeps._winner(other, trained) is not None
+    better = BEST._replace(number=1, settings={"train.learning_rate": 1e-4})
+    assert document(sweep.plan, [BEST, better], better, sweep.study.winner)["winner"] is None
+
+
+def test_a_sweep_takes_devices_only_if_trials_are_left(folder: Path) -> None:
+    def again(trials: int) -> Any:
+        plan = read_plan("tiny.yaml", [RATE, f"sweep.trials={trials}", "tracking.enabled=false"])
+        return sweeps.sweep(plan, trained, trained, print)[0]
+
+    first = again(1)
+    recipe = settings.load("tiny.yaml")
+    with Leases(recipe, open_store(recipe), "another", print).hold_devices():
+        assert again(1) == first
+        with pytest.raises(ConfigError, match="another sweep or training has the cpu devices"):
+            again(2)
+    assert len(again(2)["trials"]) == 2
+
+
+def test_the_page_tells_metrics_on_the_test_split_from_those_of_training(folder: Path) -> None:
+    def tested(*arguments: Any) -> Result:
+        result = trained(*arguments)
+        report = Artifact("sha256:1", "report", {"metrics": {"accuracy": 0.75}}, ())
+        result.outcomes.append(Outcome("evaluate_model", "ran", artifact=report))
+        return result
+
+    sweep = going(read_plan("tiny.yaml", [RATE, "sweep.trials=1"]))
+    sweep.run_trials()
+    sweeps._winner(sweep, tested)
+    content = sweep.write()
+    assert content["winner"]["test"] == {"accuracy": 0.75}
+    assert content["winner"]["metrics"].keys() == {"accuracy", "eval_loss"}
+    sweep.write_page(content)
+    page = (sweep.plan.folder(sweep.store.home) / "sweep.html").read_text()
+    test, training = page.split("on the test split</h2>")[1].split("train and validation splits</h2>")
+    training = training.split("<h2>")[0]
+    assert ("0.75" in test, "eval_loss" in test) == (True, False)
+    assert ("0.75" in training, "eval_loss" in training) == (False, True)
+
+
+def test_the_page_shows_no_credentials_and_survives_no_database(folder: Path) -> None:
+    sweep = going(read_plan("tiny.yaml", [RATE, "sweep.trials=1"]))
+    sweep.run_trials()
+    content = sweep.write()
+    trial = content["trials"][0] | {"settings": {"data.source": "https://me:pass-word@host/rows"}}
+    sweep.write_page(content | {"trials": [trial], "best": None})
+    page = sweep.plan.folder(sweep.store.home) / "sweep.html"
+    assert "host/rows" in page.read_text()
+    assert "pass-word" not in page.read_text()
+    assert "Errors of trials" not in page.read_text()
+    sweep.write_page(content | {"trials": [trial | {"error": "<b>no memory</b>"}]})
+    assert '<td class="error">&lt;b&gt;no memory&lt;/b&gt;</td>' in page.read_text()
+    Path(sweep.plan.database(sweep.store.home).removeprefix("sqlite:///")).write_text("no database" * 2000)
+    with pytest.raises(StoreError, match="can't be used"):
+        sweep.write_page(content)

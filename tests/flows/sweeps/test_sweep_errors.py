@@ -1,0 +1,195 @@
+"""Errors in the middle of a sweep: each is one clear error, and the trials that finished are kept. Trials take no time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows.recipes import recipe as settings
+from flows.runner.call import Outcome
+from flows.runner.devices import device_key
+from flows.runner.planning.planner import Planner
+from flows.runner.run import Result, open_store
+from flows.runner.runner import Runner
+from flows.sweeps.plan import read_plan
+from flows.sweeps.study import open_study
+from flows.sweeps.sweep import Sweep
+from flows.sweeps.trial import Watch
+from tasks.artifact import Artifact
+from tasks.errors import ConfigError, Interrupted, MachineError, NonFiniteLoss, StoreError, TrnflowError
+from tasks.sources.resolver import Resolver
+from tasks.store import Store
+from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.sweeps.conftest import write_tiny
+from tests.helpers.leases import AWAY
+
+RATE = "train.learning_rate=1e-5..1e-2:log"
+Fault = Callable[[], TrnflowError | None]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the recipe `tiny.yaml`."""
+    monkeypatch.chdir(write_tiny(tmp_path))
+    return tmp_path
+
+
+def run(*overrides: str, recipe: str = "tiny.yaml", trials: int = 3, fault: Fault = lambda: None) -> Any:
+    """Run the trials of a sweep whose training takes no time, and return the content of sweep.json.
+
+    fault: called before each trial; returns its error."""
+
+    def trained(recipe: settings.Recipe, options: Any, run: str, *_: Any) -> Result:
+        error = fault()
+        meta = {"metrics": {"eval_loss": recipe.train.learning_rate}}
+        outcomes = [] if error else [Outcome("train", "ran", artifact=Artifact("sha256:0", "model", meta, ()))]
+        return Result(run, recipe.name, 0.0, outcomes, error=error)
+
+    plan = read_plan(recipe, [RATE, f"sweep.trials={trials}", *overrides])
+    store = open_store(plan.recipe)
+    store.prepare()
+    study = open_study(plan.name, plan.recipe.sweep, plan.space, plan.definition(), plan.database(store.home))
+    study.queue_again()
+    going = Sweep(plan, store, study, trained, print)
+    going.run_trials()
+    return going.write()
+
+
+def written(folder: Path) -> Any:
+    return json.loads((folder / ".trnflow/sweeps/tiny/sweep.json").read_text())
+
+
+def third(fault: Fault) -> Fault:
+    """Let the first two trials run, and the others have the fault."""
+    begun = [0]
+
+    def count() -> TrnflowError | None:
+        begun[0] += 1
+        return fault() if begun[0] > 2 else None
+
+    return count
+
+
+def test_a_study_of_another_recipe_under_the_same_name_is_refused(folder: Path) -> None:
+    before = run()
+    shutil.copy(folder / "tiny.yaml", folder / "other.yaml")
+    with pytest.raises(
+        ConfigError, match="the study tiny belongs to another sweep: recipe.name was tiny and is other"
+    ) as error:
+        run("sweep.name=tiny", recipe="other.yaml")
+    assert "--name" in error.value.fix
+    assert written(folder) == before == run()
+
+
+def test_a_database_that_goes_away_in_the_middle_keeps_the_finished_trials(folder: Path) -> None:
+    database = folder / ".trnflow/optuna.db"
+
+    def damage() -> None:
+        database.write_text("no database" * 1000)
+
+    with pytest.raises(StoreError, match=r"optuna.db, can't be used: .*not a database") as error:
+        run(fault=third(damage))
+    assert "\n" not in str(error.value)
+    assert "run the same command again" in error.value.fix
+    before = written(folder)["trials"]
+    assert [trial["state"] for trial in before] == ["completed", "completed"]
+    database.unlink()
+    assert [trial["value"] for trial in run()["trials"]][:2] == [trial["value"] for trial in before]
+
+
+def test_the_first_cause_is_shown_if_all_trials_fail(folder: Path) -> None:
+    causes = iter(["step 3 has loss nan", *["another"] * 9])
+    with pytest.raises(
+        NonFiniteLoss, match=r"all 3 trials failed; the first \(trial 0, .*\): step 3 has loss nan"
+    ) as error:
+        run(trials=9, fault=lambda: NonFiniteLoss(next(causes), "lower train.learning_rate"))
+    assert error.value.fix == "lower train.learning_rate"
+    assert [trial["state"] for trial in written(folder)["trials"]] == ["failed"] * 3
+    assert [trial["state"] for trial in run()["trials"]].count("completed") == 3
+
+
+def test_a_trial_that_fails_after_others_is_left_out(folder: Path) -> None:
+    found = run(fault=third(lambda: NonFiniteLoss("step 3 has loss nan")))
+    assert [trial["state"] for trial in found["trials"]] == ["completed", "completed", "failed"]
+    assert found["best"]["number"] in (0, 1)
+
+
+def test_a_full_disk_ends_the_sweep_and_the_trial_is_repeated(folder: Path) -> None:
+    with pytest.raises(MachineError, match="the disk is full"):
+        run(fault=third(lambda: MachineError("the disk is full")))
+    again = run()["trials"]
+    assert [trial["state"] for trial in again] == ["completed", "completed", "killed", "completed"]
+    assert again[3]["settings"] == again[2]["settings"]
+
+
+def test_a_trial_that_was_interrupted_four_times_is_repeated_and_ends(folder: Path) -> None:
+    def interrupt() -> TrnflowError:
+        return Interrupted("interrupted")
+
+    def terminate() -> TrnflowError:
+        raise SystemExit(143)
+
+    for fault, error in ((interrupt, Interrupted), (terminate, SystemExit)) * 2:
+        with pytest.raises(error):
+            run(trials=1, fault=fault)
+    assert [trial["state"] for trial in run(trials=1)["trials"]] == ["killed"] * 4 + ["completed"]
+
+
+def test_a_metric_that_nobody_reports_ends_the_sweep(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="training reports no metric eval_bleu: it reports eval_loss") as error:
+        run("sweep.metric=eval_bleu")
+    assert "--metric" in error.value.fix
+    assert [trial["state"] for trial in run()["trials"]] == ["completed"] * 3
+
+
+@pytest.mark.parametrize("metric", ["eval_loss", "eval_accuracy", "train_loss", "eval_loss_before"])
+def test_the_first_evaluation_shows_which_metrics_there_are(metric: str) -> None:
+    """So nobody waits for a training whose result has no such metric."""
+    first = {"metrics": {"step": 0, "values": {"eval_loss": 0.7, "eval_accuracy": 0.5}}}
+    Watch(None, None, metric, threading.Event()).event("train", first)
+    for other in (f"{metric}s", "loss"):
+        watch = Watch(None, None, other, threading.Event())
+        watch.event("train", {"metrics": {"step": 10, "values": {"grad_norm": 1.0}}})
+        with pytest.raises(ConfigError, match="it reports eval_accuracy, eval_accuracy_before, eval_loss"):
+            watch.event("train", first)
+
+
+@pytest.mark.parametrize("of", ["the stage", "the devices"])
+def test_a_trial_that_waits_for_another_run_says_so_and_ends_when_the_sweep_stops(folder: Path, of: str) -> None:
+    """The other run has the lease of the stage's key, or that of its devices, and does not end."""
+    (folder / "words.txt").write_text("a bb")
+    store = Store(str(folder / "store"), folder / "home")
+    store.prepare()
+    config = WordsConfig(path=str(folder / "words.txt"))
+    planner = Planner(store, Resolver(store.home, offline=True))
+    pipeline(config, CountConfig(), planner)
+    key = planner.outcomes["words"].key if of == "the stage" else device_key("pool")
+    other = store.waiter(key, run="other", attempt="other", ttl=1000.0).take()
+    assert other is not None
+    said: list[str] = []
+    stopping = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        stopping.set()  # Ctrl-C
+
+    watch = Watch(None, SimpleNamespace(number=3), "eval_loss", stopping, say)
+    devices = {"words": ("pool",)} if of == "the devices" else {}
+    watched = {"run": "r", "min_free_gb": 0.0, "devices": devices, "listeners": (watch,)}
+    with other:
+        if of == "the devices":  # whose leases are not waited for if this process has them
+            name = f"leases/{key}/1.json"
+            document = json.loads(store.backend.read(name))
+            store.backend.replace(name, json.dumps(document | {"process": AWAY._asdict()}).encode())
+        with pytest.raises(Interrupted, match="the sweep was interrupted"):
+            pipeline(config, CountConfig(), Runner(store, Resolver(store.home), **watched))
+    (line,) = said
+    assert line.startswith("trial 3: words waits for ")
+    assert "(run other, since " in line

@@ -1,0 +1,50 @@
+"""The check of a written model folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks.model_folder.check import check_folder
+from tasks.model_folder.published_weights import PublishedWeights, model_without_values
+from tasks.training.checkpoint.pretrained_weights import PretrainedWeights
+from tests.helpers import small_models
+
+
+class Stored(PretrainedWeights):
+    """The weights of a folder as what should be written into it."""
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        super().__init__(folder, model)
+        self.names = [name for name, _ in model.named_parameters()]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensor(name).shape)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_is_mapped_once_not_once_for_each_parameter(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    out = small_models.workdir(tmp_path / "model")
+    small_models.llama(out.path)
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    maps: list[int] = []
+
+    def count(*given: Any) -> None:
+        file = str(tmp_path / "model" / "model.safetensors")
+        maps.append(sum(file in line for line in Path("/proc/self/maps").read_text().splitlines()))
+
+    def from_config(*given: Any, **options: Any) -> Any:
+        model = AutoModelForCausalLM.from_config(*given, **options)
+        model.register_forward_pre_hook(count)
+        return model
+
+    empty = model_without_values("causal_lm", config)
+    weights = PublishedWeights(Stored(tmp_path / "model", empty), empty)
+    check_folder(out, SimpleNamespace(from_config=from_config), config, weights, "float32")
+    assert len(weights.names) > 10 and len(maps) == 1 and maps[0] <= 2
