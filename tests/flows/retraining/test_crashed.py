@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flows.recipes import recipe as settings
@@ -18,6 +18,7 @@ from flows.retraining.ended import newest_ended, write_ended
 from flows.retraining.lease import hold_lease
 from flows.retraining.outcome import Retrained
 from flows.runner.run import open_store
+from flows.services.crashed_runs import CrashedRun
 from tasks.errors import ConfigError
 from tests.flows.champions.conftest import RECIPE, write_rows
 
@@ -36,25 +37,23 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
 
 
 @pytest.fixture
-def crashed(tmp_path: Path, recipe: Recipe) -> FlowRun:
+def crashed(tmp_path: Path, recipe: Recipe) -> CrashedRun:
     """A flow run of the recipe that crashed a minute ago for the fourth time."""
-    state = State(type=StateType.CRASHED, timestamp=datetime.now(UTC) - timedelta(minutes=1))
-    given = {"recipe": str(tmp_path / "tiny.yaml"), "overrides": []}
-    return FlowRun(flow_id=uuid4(), name="old-crow", run_count=4, parameters=given, state=state)
+    minute_ago = datetime.now(UTC) - timedelta(minutes=1)
+    return CrashedRun(uuid4(), "old-crow", 4, minute_ago, str(tmp_path / "tiny.yaml"), [])
 
 
-def test_a_crash_whose_event_can_not_be_sent_is_not_on_record(recipe: Recipe, crashed: FlowRun) -> None:
+def test_a_crash_whose_event_can_not_be_sent_is_not_on_record(recipe: Recipe, crashed: CrashedRun) -> None:
     store = open_store(recipe)
     for _ in range(2):  # the lease is free again, and the crash is still to be reported
         with pytest.raises(ConfigError, match="can't be reached"):
             report(crashed)
         assert newest_ended(store, recipe.name) is None
-    crashed.parameters["recipe"] = "none.yaml"
     with pytest.raises(ConfigError, match="can't be reached"):
-        report(crashed)
+        report(replace(crashed, recipe="none.yaml"))
 
 
-def test_a_retrain_that_is_under_way_again_or_ended_since_is_not_reported(recipe: Recipe, crashed: FlowRun) -> None:
+def test_a_retrain_that_is_under_way_again_or_ended_since_is_not_reported(recipe: Recipe, crashed: CrashedRun) -> None:
     store = open_store(recipe)
     with hold_lease(recipe, store, wait=False):
         assert not report(crashed)

@@ -1,0 +1,106 @@
+"""Find the retrains whose flow run crashed so often that Prefect does not schedule it again, and send their report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from flows.services.events import send_events, unreachable
+from flows.services.recovery import FORGOTTEN_SECONDS, NEWEST_FIRST, TAG
+from tasks.artifact import Meta
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+FAILED = "trnflow.retrain.failed"
+
+
+@dataclass(frozen=True)
+class CrashedRun:
+    """A flow run of the deployment `retrain`, which crashed.
+
+    Attributes:
+        id, name: The flow run's, as Prefect shows them.
+        starts: How often it began.
+        crashed: When it crashed last.
+        recipe, overrides: Its parameters, as the user gave them.
+    """
+
+    id: UUID
+    name: str
+    starts: int
+    crashed: datetime
+    recipe: str
+    overrides: list[str]
+
+    @property
+    def event_id(self) -> UUID:
+        """The id of the event that reports the crash. It is the same each time, so that a crash is reported once."""
+        return uuid5(NAMESPACE_URL, f"trnflow crashed {self.id} {self.starts}")
+
+
+def unreported_crashes(times: int) -> list[CrashedRun]:
+    """Return the retrains that crashed more than `times` times, lastly within a day, and whose report was not sent.
+
+    Raises:
+        ConfigError: Prefect's server can't be reached.
+    """
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            found = [_crashed_run(run) for run in _crashed_retrains(client) if run.run_count > times]
+            return [run for run in found if _is_recent(run) and not _is_sent(client, run.event_id)]
+    except (HTTPError, RuntimeError) as error:
+        raise unreachable(error) from error
+
+
+def _crashed_retrains(client: SyncPrefectClient) -> list[FlowRun]:
+    from prefect.client.schemas import filters
+
+    wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [TAG]}}
+    found = client.read_flow_runs(
+        flow_filter=filters.FlowFilter(name=filters.FlowFilterName(any_=["retrain"])),
+        flow_run_filter=filters.FlowRunFilter.model_validate(wanted),
+        sort=NEWEST_FIRST,
+    )
+    return [run for run in found if run.deployment_id]
+
+
+def _crashed_run(run: FlowRun) -> CrashedRun:
+    assert run.state is not None
+    given = run.parameters
+    overrides = list(given.get("overrides") or [])
+    return CrashedRun(run.id, run.name, run.run_count, run.state.timestamp, str(given.get("recipe")), overrides)
+
+
+def _is_recent(run: CrashedRun) -> bool:
+    return (datetime.now(UTC) - run.crashed).total_seconds() < FORGOTTEN_SECONDS
+
+
+def _is_sent(client: SyncPrefectClient, event: UUID) -> bool:
+    answer = client.request("POST", "/events/filter", json={"filter": {"id": {"id": [str(event)]}}, "limit": 1})
+    return bool(answer.json()["events"])
+
+
+def send_report(run: CrashedRun, name: str, payload: Meta) -> None:
+    """Send the event `trnflow.retrain.failed` of a crashed retrain.
+
+    Args:
+        run: The flow run.
+        name: The recipe's own name.
+        payload: The JSON of the retrain's outcome, without secrets.
+
+    Raises:
+        ConfigError: Prefect's server can't be reached.
+    """
+    from prefect.events import Event
+
+    resource = {"prefect.resource.id": f"trnflow.recipe.{name}", "prefect.resource.name": name}
+    related = [{"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.role": "flow-run"}]
+    told = {"id": run.event_id, "event": FAILED, "payload": payload, "resource": resource, "related": related}
+    send_events([Event.model_validate(told)])
