@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,7 @@ from flows.runner.run import Options, Result, execute, new_run_id, open_store
 from flows.services.events import data_changed, send_events
 from flows.services.mlflow_listener import Tracking
 from flows.services.pages import pages
-from flows.services.recovery import tend_runs
+from flows.services.recovery import end_unbegun_runs, tend_runs
 from flows.services.run_view.artifacts import Page, retrain_table, run_table, where_pages
 from flows.services.run_view.plan import PlanPage, RunName
 from flows.services.run_view.stage_tasks import PrefectLog, PrefectRunner
@@ -47,7 +47,7 @@ from flows.sweeps import sweep as sweeping
 from flows.sweeps.plan import read_plan, refuse_fixed
 from flows.sweeps.trial import run_directly
 from tasks.artifact import Meta
-from tasks.errors import Interrupted, TrnflowError, unexpected
+from tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
 from tasks.store import Store
 from tasks.system.redaction import hide, raisable, scrub, scrub_all, scrub_logs, scrubbed
 
@@ -199,6 +199,8 @@ def _run_recipe(name: str, overrides: Iterable[str], options: Options) -> State[
 
 
 def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> State[Any] | None:
+    with suppress(ConfigError):  # a retrain goes on without Prefect's server
+        end_unbegun_runs()
     try:
         session, recipe, store = _opened(name, overrides)
     except TrnflowError as error:  # the recipe can't be read, so its name is that of the file

@@ -8,8 +8,9 @@ A run is counted by its label `prefect.run-count`, the number of times that it b
 Ctrl-C leaves crashed runs too, which the next worker then takes up.
 
 Two things the automations miss. Prefect forgets their windows a minute after they end, so a run that stops together with
-the server would stay "Running". And on a busy machine SQLite refuses writes ("database is locked"); Prefect tries an event
-five times, then drops it. `tend_runs` makes up for both: when a worker starts, and in each run of the deployment `watch`.
+the server would stay "Running". And events are lost: those that a killed server had not written yet, and, on a busy machine,
+those that SQLite refused five times ("database is locked"). `tend_runs` makes up for both: when a worker starts, and in each run
+of the deployment `watch`. Each retrain looks for the commonest case, a run that never began (`end_unbegun_runs`).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def recovery_automations(
             {f"prefect.flow-run.{name}" for name in ("Pending", "Submitting", "InfrastructurePending")},
             {ANY},
             pending,
-            _to(StateType.CRASHED, f"The run did not begin within {pending:.0f} s after a worker took it."),
+            _to(StateType.CRASHED, _unbegun(pending)),
         ),
         _lost(
             "trnflow: runs that do not stop are cancelled",
@@ -121,9 +122,10 @@ def recovery_automations(
 def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, times: int = TIMES) -> int:
     """Do what the automations missed, and return the number of flow runs that needed it.
 
-    - For each flow run of a deployment that is running, being cancelled, or pending for `pending` seconds, an event is sent
-      that opens a window of an automation. A run that lives sends a heartbeat in it, and nothing happens; a run that does
-      not is marked as crashed or cancelled when the window ends.
+    - Flow runs that did not begin within `pending` seconds are marked as crashed (`end_unbegun_runs`).
+    - For each flow run of a deployment that is running or being cancelled, an event is sent that opens a window of an
+      automation. A run that lives sends a heartbeat in it, and nothing happens; a run that does not is marked as crashed or
+      cancelled when the window ends.
     - A flow run that crashed `left` seconds ago, and that began at most `times` times, is scheduled again.
 
     Raises:
@@ -134,7 +136,8 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
     from prefect.client.schemas import filters
     from prefect.states import Scheduled
 
-    kinds = ["RUNNING", "CANCELLING", "PENDING", "CRASHED"]
+    unbegun = end_unbegun_runs(pending)
+    kinds = ["RUNNING", "CANCELLING", "CRASHED"]
     wanted = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": kinds}}, "tags": {"all_": [TAG]}})
     flows = filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
     try:
@@ -146,9 +149,38 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
                 client.set_flow_run_state(run.id, Scheduled(message=AGAIN))
     except (HTTPError, RuntimeError) as error:
         raise unreachable(error) from error
-    lost = [run for run in found if _is_unfinished(run, pending)]
+    lost = [run for run in found if _is_unfinished(run)]
     send_events([_announcement(run, names[run.flow_id]) for run in lost])
-    return len(lost) + len(crashed)
+    return unbegun + len(lost) + len(crashed)
+
+
+def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
+    """Mark the flow runs of deployments that a worker took, but that did not begin within `pending` seconds, as crashed; return
+    their number. An automation then schedules them again.
+
+    Raises:
+        ConfigError: Prefect's server can't be reached.
+    """
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas import filters
+    from prefect.states import Crashed
+
+    wanted = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING"]}}, "tags": {"all_": [TAG]}})
+    flows = filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
+    try:
+        with get_client(sync_client=True) as client:
+            found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
+            unbegun = [run for run in found if run.deployment_id is not None and _age(run) > pending]
+            for run in unbegun:
+                client.set_flow_run_state(run.id, Crashed(message=_unbegun(pending)))
+    except (HTTPError, RuntimeError) as error:
+        raise unreachable(error) from error
+    return len(unbegun)
+
+
+def _unbegun(pending: float) -> str:
+    return f"The run did not begin within {pending:.0f} s after a worker took it."
 
 
 def _announcement(run: FlowRun, flow: str) -> Event:
@@ -171,11 +203,11 @@ def _announcement(run: FlowRun, flow: str) -> Event:
     )  # fmt: skip
 
 
-def _is_unfinished(run: FlowRun, pending: float) -> bool:
-    """Return whether a flow run of a deployment, other than the present one, should have ended or begun."""
+def _is_unfinished(run: FlowRun) -> bool:
+    """Return whether a flow run of a deployment, other than the present one, should have ended."""
     if run.deployment_id is None or run.state is None or str(run.id) == os.environ.get("PREFECT__FLOW_RUN_ID"):
         return False
-    return run.state.is_running() or run.state.is_cancelling() or (run.state.is_pending() and _age(run) > pending)
+    return run.state.is_running() or run.state.is_cancelling()
 
 
 def _is_left(run: FlowRun, flow: str, left: float, times: int) -> bool:

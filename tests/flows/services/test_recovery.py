@@ -160,6 +160,27 @@ def test_a_crashed_run_that_the_automations_missed_is_scheduled_three_times(depl
     deployed.delete(f"flow_runs/{run}")
 
 
+UNBEGUN = (
+    "import sys; from flows.services.recovery import end_unbegun_runs; print(end_unbegun_runs(float(sys.argv[1])))"
+)
+
+
+@pytest.mark.slow
+def test_a_run_that_a_worker_took_and_left_is_ended(deployed: Api) -> None:
+    run = start(deployed, "retrain")
+    deployed.post(f"flow_runs/{run}/set_state", state={"type": "PENDING", "name": "Submitting"}, force=True)
+
+    def ended(pending: float) -> str:
+        """The number of runs that were ended, and the state of the run afterwards."""
+        command = [sys.executable, "-c", UNBEGUN, str(pending)]
+        done = subprocess.run(command, cwd=PROJECT, env=deployed.environ, capture_output=True, text=True)
+        return f"{done.stdout.strip()} {state(deployed, run)}"
+
+    assert [ended(60), ended(0), ended(0)] == ["0 Submitting", "1 Crashed", "0 Crashed"]
+    assert "did not begin within 0 s" in deployed.get(f"flow_runs/{run}")["state"]["message"]
+    deployed.delete(f"flow_runs/{run}")
+
+
 REPORT = "from flows.retraining.crashed import report_crashed; print(report_crashed())"
 
 
