@@ -251,15 +251,9 @@ def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, off
     page = Page()
     RunName(page, plan.recipe.name).say(f"sweep {plan.name}")
     shown = SweepPage(page)
-
-    def run_winner(
-        recipe: settings.Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
-    ) -> Result:
-        return run_directly(recipe, what, run, (*listeners, PrefectLog()), tags)
-
     try:
         content, result = sweeping.sweep(
-            plan, run_directly, run_winner, shown.say, offline=offline, wait=True, show=shown.show
+            plan, run_directly, shown.say, listeners=(PrefectLog(),), offline=offline, wait=True, show=shown.show
         )
     except Interrupted as error:
         return _ended(error)

@@ -34,11 +34,8 @@ def show_rows(options: Namespace) -> int:
     recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
     store.prepare()
-    progress = Progress()
-    try:
+    with Progress() as progress:
         result = execute(recipe, store, Options(until="tokenize_text", preview=True), FINETUNE, listeners=(progress,))
-    finally:
-        progress.close()
     if result.error is not None:
         raise result.error
     artifact = result.outcomes[-1].artifact

@@ -65,8 +65,7 @@ def run(options: Namespace) -> int:
 
 
 def _run_stages(options: Namespace, recipe: settings.Recipe, store: Store, what: Options) -> Result:
-    progress = Progress()
-    try:
+    with Progress() as progress:
         if options.direct:
             from flows.services.mlflow_listener import Tracking
 
@@ -79,8 +78,6 @@ def _run_stages(options: Namespace, recipe: settings.Recipe, store: Store, what:
         quiet()  # before the warm parents start, which compare the environment
         preload_for(recipe, store, what, FINETUNE)
         return run_here(options.recipe, options.overrides, what, (progress,), store.home)
-    finally:
-        progress.close()
 
 
 def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:

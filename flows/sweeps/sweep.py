@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from flows.runner.executor import Listener
 from flows.runner.run import Options, Result, new_run_id, open_store
 from flows.sweeps.files import document, write_best, write_json, write_text
 from flows.sweeps.page import sweep_page
@@ -151,9 +152,9 @@ class Sweep:
 def sweep(
     plan: Plan,
     run: Run,
-    run_winner: Run,
     say: Callable[[str], None],
     *,
+    listeners: tuple[Listener, ...] = (),
     offline: bool = False,
     wait: bool = False,
     show: Callable[[Meta], None] = lambda content: None,
@@ -161,9 +162,9 @@ def sweep(
     """Run a sweep, or what is left of it, then the winner.
 
     Args:
-        run: Runs a trial.
-        run_winner: Runs the pipeline with the best settings, to the evaluation on the test split.
+        run: Runs a trial, and the pipeline with the best settings, to the evaluation on the test split.
         say: Gets one line for each trial that ends, and for each other run that is waited for.
+        listeners: Called with the events of the run with the best settings.
         offline: Whether to make no requests to a hub.
         wait: Whether to wait while another sweep has the study, or another sweep or training the devices; otherwise that is
             a ConfigError.
@@ -186,7 +187,7 @@ def sweep(
         with leases.hold_devices() if study.has_trials_left else nullcontext(), _own_run(plan, store, study):
             going.run_trials()
             going._refuse_hopeless()
-            result = _winner(going, run_winner)
+            result = _winner(going, listeners)
             content = going.write()
             show(content)
             going.write_page(content)
@@ -209,7 +210,7 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
         tracker.finish("FINISHED")
 
 
-def _winner(going: Sweep, run: Run) -> Result | None:
+def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None:
     """Run the whole pipeline with the best settings, unless that was done with the same export and evaluation."""
     best, before = going.study.best(), going.study.winner or {}
     if best is None:
@@ -220,7 +221,8 @@ def _winner(going: Sweep, run: Run) -> Result | None:
         return None
     going.plan.refuse_changed()
     recipe = going.plan.best_recipe(best.settings)
-    result = run(recipe, Options(offline=going.offline), new_run_id(), (), {SWEEP: going.study.identity})
+    tags = {SWEEP: going.study.identity}
+    result = going.run(recipe, Options(offline=going.offline), new_run_id(), listeners, tags)
     if result.error is None:
         metrics = {name: value for outcome in result.outcomes for name, value in outcome.metrics.items()}
         test = next((outcome.metrics for outcome in result.outcomes if outcome.stage == TESTED), {})

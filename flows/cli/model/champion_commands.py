@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from flows.cli.history_commands import artifact_of, run_ids
@@ -54,7 +53,7 @@ def freeze(options: Namespace) -> int:
     from flows.champions.freeze import freeze as freeze_test_rows
 
     recipe, store = _opened(options)
-    with _progress() as progress:
+    with Progress() as progress:
         frozen = freeze_test_rows(recipe, store, (progress,), offline=options.offline)
     found = frozen.to_json()
     text = (
@@ -83,7 +82,7 @@ def promote(options: Namespace) -> int:
             return of_run(store, nearest_run(text, ids), recipe.name)
         return of_digest(store, artifact_of(text, store), recipe.name)
 
-    with _progress() as progress:
+    with Progress() as progress:
         found = promote_model(recipe, store, challenger(options.challenger), (progress,), offline=options.offline)
     lines = (
         [f"there were no frozen rows: froze the present test rows as number {found.frozen.number}"]
@@ -162,13 +161,3 @@ def _opened(options: Namespace) -> tuple[settings.Recipe, Store]:
     store = open_store(recipe)
     store.prepare()
     return recipe, store
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Show the progress of stages until the context ends."""
-    progress = Progress()
-    try:
-        yield progress
-    finally:
-        progress.close()

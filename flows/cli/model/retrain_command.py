@@ -82,8 +82,7 @@ def _dry_run(options: Namespace, change: Change, store: Store) -> int:
 
 def _retrained(options: Namespace, recipe: settings.Recipe, store: Store) -> tuple[Retrained, bool]:
     """Retrain, and return how it ended and whether Prefect's server went away meanwhile."""
-    progress = Progress()
-    try:
+    with Progress() as progress:
         if options.direct:
             return _directly(options, recipe, store, progress), False
         from flows.cli.prefect_run import retrain_here
@@ -93,8 +92,6 @@ def _retrained(options: Namespace, recipe: settings.Recipe, store: Store) -> tup
         )
         assert session.retrained is not None
         return session.retrained, session.result is not None and session.result.prefect_lost
-    finally:
-        progress.close()
 
 
 def _directly(options: Namespace, recipe: settings.Recipe, store: Store, progress: Progress) -> Retrained:
