@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from flows.services.events import send_events, unreachable
+from flows.services.events import connected, send_events
 from flows.services.recovery import FORGOTTEN_SECONDS, NEWEST_FIRST, TAG
 from tasks.artifact import Meta
 
@@ -48,15 +48,9 @@ def unreported_crashes(times: int) -> list[CrashedRun]:
     Raises:
         ConfigError: Prefect's server can't be reached.
     """
-    from httpx import HTTPError
-    from prefect.client.orchestration import get_client
-
-    try:
-        with get_client(sync_client=True) as client:
-            found = [_crashed_run(run) for run in _crashed_retrains(client) if run.run_count > times]
-            return [run for run in found if _is_recent(run) and not _is_sent(client, run.event_id)]
-    except (HTTPError, RuntimeError) as error:
-        raise unreachable(error) from error
+    with connected() as client:
+        found = [_crashed_run(run) for run in _crashed_retrains(client) if run.run_count > times]
+        return [run for run in found if _is_recent(run) and not _is_sent(client, run.event_id)]
 
 
 def _crashed_retrains(client: SyncPrefectClient) -> list[FlowRun]:

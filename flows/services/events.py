@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tasks.artifact import Meta
@@ -9,6 +11,7 @@ from tasks.errors import ConfigError
 from tasks.system.redaction import hide, hide_override, scrub
 
 if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
     from prefect.events import Event
 
 
@@ -43,16 +46,26 @@ def send_events(events: list[Event]) -> None:
     Raises:
         ConfigError: The server can't be reached, or refuses an event.
     """
-    from httpx import HTTPError
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import PrefectHTTPStatusError
-
     if not events:
         return
+    with connected() as client:
+        client.request("POST", "/events", json=[event.model_dump(mode="json") for event in events])
+
+
+@contextmanager
+def connected() -> Iterator[SyncPrefectClient]:
+    """Context with a client of the server of PREFECT_API_URL.
+
+    Raises:
+        ConfigError: A request failed: the server can't be reached, or refuses it.
+    """
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+
     try:
         with get_client(sync_client=True) as client:
-            client.request("POST", "/events", json=[event.model_dump(mode="json") for event in events])
-    except (HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
+            yield client
+    except (HTTPError, RuntimeError) as error:  # Prefect's client raises a RuntimeError for some
         raise unreachable(error) from error
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from flows.runner.executor import Listener
 from flows.runner.run import Options, Result, new_run_id, open_store
-from flows.sweeps.files import document, write_best, write_json, write_text
+from flows.sweeps.files import document, write_best, write_json
 from flows.sweeps.page import sweep_page
 from flows.sweeps.plan import SUFFIX, Plan
 from flows.sweeps.pool import Leases, check_fit, on_slot
@@ -27,6 +27,7 @@ from tasks.artifact import Meta
 from tasks.errors import ConfigError, TrnflowError
 from tasks.store import Store
 from tasks.system.redaction import hide, scrub
+from tasks.system.whole_file import write_whole
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -92,7 +93,7 @@ class Sweep:
         """Write sweep.html. content: that of sweep.json."""
         with database_errors(self.plan.database(self.store.home)):
             page = sweep_page(hide(content), self.study.figure_source())
-        write_text(self.plan.folder(self.store.home) / "sweep.html", page)
+        write_whole(self.plan.folder(self.store.home) / "sweep.html", page)
 
     def _work(self, slot: int) -> None:
         while not self.stopping.is_set():

@@ -8,7 +8,7 @@ from argparse import Namespace
 from contextlib import suppress
 from typing import Any
 
-from flows.cli.history_commands import artifact_of, run_ids
+from flows.cli.history_commands import artifact_of, named_run
 from flows.cli.output import emit
 from flows.display import report
 from flows.display.progress import Progress
@@ -16,7 +16,6 @@ from flows.recipes import recipe as settings
 from flows.runner.run import open_store
 from tasks.artifact import Meta
 from tasks.errors import TrnflowError
-from tasks.keys.lineage import nearest_run
 from tasks.promotion.settings import PromoteConfig
 from tasks.store import Store
 from tasks.store.location import default_root
@@ -56,10 +55,8 @@ def freeze(options: Namespace) -> int:
     with Progress() as progress:
         frozen = freeze_test_rows(recipe, store, (progress,), offline=options.offline)
     found = frozen.to_json()
-    text = (
-        f"froze {found['rows']} test rows of {recipe.name} as number {frozen.number} ({frozen.artifact.digest[:19]})\n"
-    )
-    emit(options, {"recipe": recipe.name, **found}, text)
+    where = f"{recipe.name} as number {frozen.number} ({frozen.artifact.digest[:19]})"
+    emit(options, {"recipe": recipe.name, **found}, f"froze {found['rows']} test rows of {where}")
     return 0
 
 
@@ -67,7 +64,6 @@ def promote(options: Namespace) -> int:
     """Compare a model with the champion and print which of them is the champion now; return exit code 0."""
     from flows.champions.contenders import Contender, nth_last_run, of_digest, of_recipe, of_run
     from flows.champions.mirror import mirror
-    from flows.champions.promote import champions_of
     from flows.champions.promote import promote as promote_model
 
     recipe, store = _opened(options)
@@ -77,9 +73,8 @@ def promote(options: Namespace) -> int:
             return of_recipe(recipe, store)
         if text.split("~")[0] == "last":
             return of_run(store, nth_last_run(store, text, recipe.name), recipe.name)
-        ids = run_ids(store)
-        if any(run.startswith(text) for run in ids):
-            return of_run(store, nearest_run(text, ids), recipe.name)
+        if (run := named_run(text, store)) is not None:
+            return of_run(store, run, recipe.name)
         return of_digest(store, artifact_of(text, store), recipe.name)
 
     with Progress() as progress:
@@ -91,25 +86,23 @@ def promote(options: Namespace) -> int:
     )
     verb = "is now champion" if found.promoted else "is not promoted; the champion stays"
     lines += [f"{found.challenger[:19]} {verb} {found.number} of {recipe.name}: {found.why}"]
-    lost = None if found.challenger == found.champion else found.challenger
-    note = mirror(recipe, store, champions_of(store, recipe.name), lost, found.comparison)
+    note = mirror(recipe, store, found)
     lines += [f"note: {note}"] if note else []
-    emit(options, {"recipe": recipe.name, **found.to_json()}, "".join(f"{line}\n" for line in lines))
+    emit(options, {"recipe": recipe.name, **found.to_json()}, *lines)
     return 0
 
 
 def rollback(options: Namespace) -> int:
     """Make the model that the present champion replaced the champion again; return exit code 0."""
     from flows.champions.mirror import mirror
-    from flows.champions.promote import champions_of
     from flows.champions.promote import rollback as roll_back
 
     recipe, store = _opened(options)
     found = roll_back(recipe, store)
-    note = mirror(recipe, store, champions_of(store, recipe.name), None, None)
-    text = f"{found.document['artifact'][:19]} is champion {found.number} of {recipe.name}: {found.document['why']}\n"
-    text += f"note: {note}\n" if note else ""
-    emit(options, {"recipe": recipe.name, **_brief(found.number, found.document)}, text)
+    note = mirror(recipe, store)
+    lines = [f"{found.document['artifact'][:19]} is champion {found.number} of {recipe.name}: {found.document['why']}"]
+    lines += [f"note: {note}"] if note else []
+    emit(options, {"recipe": recipe.name, **_brief(found.number, found.document)}, *lines)
     return 0
 
 
@@ -139,8 +132,8 @@ def champions(options: Namespace) -> int:
     none = f"{options.recipe} has no champion" if options.recipe else "no recipe has a champion"
     text = report.aligned(rows) if found else f"{none}: `trnflow promote RECIPE` makes the first"
     notes = [note for name in names if (note := old_frozen(store, name, days.get(name) or _frozen_days(name)))]
-    text += "".join(f"\nnote: {note}" for note in notes)
-    emit(options, {"store": store.root, "champions": found, "notes": notes}, f"{text}\n")
+    shown = {"store": store.root, "champions": found, "notes": notes}
+    emit(options, shown, text, *(f"note: {note}" for note in notes))
     return 0
 
 
