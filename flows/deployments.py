@@ -33,7 +33,7 @@ from flows.retraining.crashed import report_crashed
 from flows.retraining.outcome import Retrained
 from flows.runner.executor import Listener
 from flows.runner.pipeline import Pipeline
-from flows.runner.run import Options, Result, execute, new_run_id, open_store
+from flows.runner.run import Options, Result, execute, new_run_id, open_recipe
 from flows.services.events import data_changed, send_events
 from flows.services.mlflow_listener import Tracking
 from flows.services.pages import pages
@@ -280,10 +280,7 @@ def _opened(name: str, overrides: Iterable[str]) -> tuple[Session, settings.Reci
     session = SESSION.get(Session())
     if session.on_sigterm is not None:
         signal.signal(signal.SIGTERM, session.on_sigterm)
-    recipe = settings.load(name, overrides if session.overrides is None else session.overrides)
-    store = open_store(recipe)
-    store.prepare()
-    return session, recipe, store
+    return session, *open_recipe(name, overrides if session.overrides is None else session.overrides)
 
 
 def _ended(error: TrnflowError | None) -> State[Any] | None:

@@ -13,7 +13,7 @@ from flows.display.progress import Progress
 from flows.finetune import DATA_STAGES, FINETUNE
 from flows.recipes import recipe as settings
 from flows.recipes.suggested_command import complete
-from flows.runner.run import Options, Result, execute, new_run_id, nothing_to_do, open_store, preload_for
+from flows.runner.run import Options, Result, execute, new_run_id, nothing_to_do, open_recipe, preload_for
 from tasks.store import Store
 from tasks.system.home import home_folder
 from tasks.system.redaction import scrub
@@ -40,9 +40,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Run the stages of a recipe and print what was done for each. Return exit code 0, or that of the error when a stage
     failed."""
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
-    store.prepare()
+    recipe, store = open_recipe(options.recipe, options.overrides)
     what = Options(options.until, frozenset(options.force), options.offline)
     result = nothing_to_do(recipe, store, what, FINETUNE)
     idle = result is not None

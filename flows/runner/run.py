@@ -12,13 +12,13 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from flows.recipes.recipe import Recipe, store_root
+from flows.recipes.recipe import Recipe, load, store_root
 from flows.runner.attempts import PREVIEW
 from flows.runner.call import Call, Outcome, Stop
 from flows.runner.devices import devices_of_stages
@@ -133,6 +133,14 @@ def open_store(recipe: Recipe) -> Store:
     store = Store(store_root(recipe), open_home())
     store.is_made()
     return store
+
+
+def open_recipe(name: str, overrides: Iterable[str]) -> tuple[Recipe, Store]:
+    """Read a recipe as `flows.recipes.recipe.load` does, and open its store, which is created if there is none yet."""
+    recipe = load(name, overrides)
+    store = open_store(recipe)
+    store.prepare()
+    return recipe, store
 
 
 def look(recipe: Recipe, store: Store, pipeline: Pipeline, *, offline: bool = True) -> Planner:

@@ -13,7 +13,7 @@ from flows.cli.output import emit
 from flows.display import report
 from flows.display.progress import Progress
 from flows.recipes import recipe as settings
-from flows.runner.run import open_store
+from flows.runner.run import open_recipe
 from tasks.artifact import Meta
 from tasks.errors import TrnflowError
 from tasks.promotion.settings import PromoteConfig
@@ -51,7 +51,7 @@ def freeze(options: Namespace) -> int:
     """Freeze the test rows of a recipe's present data and print their number; return exit code 0."""
     from flows.champions.freeze import freeze as freeze_test_rows
 
-    recipe, store = _opened(options)
+    recipe, store = open_recipe(options.recipe, options.overrides)
     with Progress() as progress:
         frozen = freeze_test_rows(recipe, store, (progress,), offline=options.offline)
     found = frozen.to_json()
@@ -66,7 +66,7 @@ def promote(options: Namespace) -> int:
     from flows.champions.mirror import mirror
     from flows.champions.promote import promote as promote_model
 
-    recipe, store = _opened(options)
+    recipe, store = open_recipe(options.recipe, options.overrides)
 
     def challenger(text: str | None) -> Contender:
         if text is None:
@@ -97,7 +97,7 @@ def rollback(options: Namespace) -> int:
     from flows.champions.mirror import mirror
     from flows.champions.promote import rollback as roll_back
 
-    recipe, store = _opened(options)
+    recipe, store = open_recipe(options.recipe, options.overrides)
     found = roll_back(recipe, store)
     note = mirror(recipe, store)
     lines = [f"{found.document['artifact'][:19]} is champion {found.number} of {recipe.name}: {found.document['why']}"]
@@ -147,10 +147,3 @@ def _frozen_days(name: str) -> float:
     with suppress(TrnflowError):
         return settings.load(name, []).promote.frozen_days
     return PromoteConfig().frozen_days
-
-
-def _opened(options: Namespace) -> tuple[settings.Recipe, Store]:
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
-    store.prepare()
-    return recipe, store

@@ -11,7 +11,7 @@ from flows.cli.output import emit, emit_json, exit_at_once, say_error
 from flows.display.progress import Progress
 from flows.recipes import recipe as settings
 from flows.recipes.suggested_command import complete
-from flows.runner.run import Options, Result, execute, new_run_id, open_store
+from flows.runner.run import Options, Result, execute, new_run_id, open_recipe
 from tasks.errors import TrnflowError
 from tasks.store import Store
 from tasks.system.redaction import scrub
@@ -42,9 +42,7 @@ def retrain(options: Namespace) -> int:
     from flows.retraining.change import find_change
     from flows.retraining.retrain import record_failure, unchanged
 
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
-    store.prepare()
+    recipe, store = open_recipe(options.recipe, options.overrides)
     try:
         change = find_change(recipe, store, offline=options.offline)
     except TrnflowError as error:
