@@ -34,7 +34,7 @@ from flows.retraining.outcome import Retrained
 from flows.runner.executor import Listener
 from flows.runner.pipeline import Pipeline
 from flows.runner.run import Options, Result, execute, new_run_id, open_recipe
-from flows.services.events import data_changed, send_events
+from flows.services.events import RETRAINED, data_changed, recipe_resource, send_events
 from flows.services.mlflow_listener import Tracking
 from flows.services.pages import pages
 from flows.services.recovery import tend_runs
@@ -271,8 +271,7 @@ def _emit(name: str, done: Retrained) -> None:
     """Emit the event `trnflow.retrain.promoted`, `kept`, `stopped`, `failed` or `unchanged` about a recipe; none of a
     retraining that was interrupted. The payload is the JSON of `trnflow retrain`."""
     if not isinstance(done.error, Interrupted):
-        resource = {"prefect.resource.id": f"trnflow.recipe.{name}", "prefect.resource.name": name}
-        emit_event(f"trnflow.retrain.{done.outcome}", resource, payload=hide(done.to_json()))
+        emit_event(f"{RETRAINED}{done.outcome}", recipe_resource(name), payload=hide(done.to_json()))
 
 
 def _opened(name: str, overrides: Iterable[str]) -> tuple[Session, settings.Recipe, Store]:

@@ -7,15 +7,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from flows.services.events import connected, send_events
+from flows.services.events import RETRAINED, connected, recipe_resource, send_events
 from flows.services.recovery import FORGOTTEN_SECONDS, NEWEST_FIRST, TAG
 from tasks.artifact import Meta
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
-
-FAILED = "trnflow.retrain.failed"
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,6 @@ def send_report(run: CrashedRun, name: str, payload: Meta) -> None:
     """
     from prefect.events import Event
 
-    resource = {"prefect.resource.id": f"trnflow.recipe.{name}", "prefect.resource.name": name}
     related = [{"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.role": "flow-run"}]
-    told = {"id": run.event_id, "event": FAILED, "payload": payload, "resource": resource, "related": related}
-    send_events([Event.model_validate(told)])
+    told = {"id": run.event_id, "event": f"{RETRAINED}failed", "payload": payload, "related": related}
+    send_events([Event.model_validate({**told, "resource": recipe_resource(name)})])

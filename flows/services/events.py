@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 
 CHANGED = "trnflow.data.changed"
+RETRAINED = "trnflow.retrain."
+"""The events of a retraining: this, and how it ended."""
+RECIPE = "trnflow.recipe."
+"""The id of a recipe as Prefect's events name it: this, and the recipe's name."""
 
 
 def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
@@ -34,10 +38,14 @@ def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
         raise ConfigError("an override has a secret, which an event can't carry", fix)
     from prefect.events import Event
 
-    name = finding["recipe"]
-    resource = {"prefect.resource.id": f"trnflow.recipe.{name}", "prefect.resource.name": name}
     payload = {**hide(finding), "recipe": recipe, "overrides": overrides}
+    resource = recipe_resource(finding["recipe"])
     return Event.model_validate({"event": CHANGED, "resource": resource, "payload": payload})
+
+
+def recipe_resource(name: str) -> dict[str, str]:
+    """Return the resource of an event about a recipe. name: the recipe's own."""
+    return {"prefect.resource.id": f"{RECIPE}{name}", "prefect.resource.name": name}
 
 
 def send_events(events: list[Event]) -> None:
