@@ -61,11 +61,11 @@ def test_diff_names_the_setting_and_what_it_changed(past: Shell) -> None:
     assert not any(same[part] for part in ("settings", "data", "code", "artifacts", "metrics"))
 
 
-def test_diff_names_data_that_changed(trnflow: Shell) -> None:
-    with (trnflow.folder / "rows/train.jsonl").open("a") as handle:
+def test_diff_names_data_that_changed(own_past: Shell) -> None:
+    with (own_past.folder / "rows/train.jsonl").open("a") as handle:
         handle.write('\n{"text": "one more", "label": "pos"}')
-    trnflow.json("run", "mine.yaml", "--until", *DATA, "tokenize.max_length=16")
-    found = trnflow.json("diff", "last~1", "last")
+    own_past.json("run", "mine.yaml", "--until", *DATA, "tokenize.max_length=16")
+    found = own_past.json("diff", "last~1", "last")
     assert found["settings"] == []
     assert found["data"]
     assert {change["stage"] for change in found["artifacts"]} >= {"load_data", "format_prompts", "tokenize_text"}
@@ -129,26 +129,26 @@ def test_nothing_heavy_is_imported(past: Shell, arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_page_of_a_run_tells_its_stages_data_lineage_and_what_changed(trnflow: Shell) -> None:
-    newest, shorter, first = (run["run"] for run in trnflow.json("runs")["runs"])
-    found = trnflow.json("report", shorter)
-    path = trnflow.folder / ".trnflow/reports" / f"{shorter}.html"
+def test_the_page_of_a_run_tells_its_stages_data_lineage_and_what_changed(own_past: Shell) -> None:
+    newest, shorter, first = (run["run"] for run in own_past.json("runs")["runs"])
+    found = own_past.json("report", shorter)
+    path = own_past.folder / ".trnflow/reports" / f"{shorter}.html"
     assert found == {"schema": 1, "run": shorter, "path": str(path)}
     html = path.read_text()
     assert f"mine: run {shorter}" in html and f"Difference from {first}" in html
     assert "tokenize.max_length" in html and "2 stages ran, 2 were reused" in html
-    assert artifacts(trnflow, shorter)["pack_chunks"][:19] in html
+    assert artifacts(own_past, shorter)["pack_chunks"][:19] in html
     assert "<script" not in html and "http" not in html.replace("http-equiv", "")
-    assert trnflow("report", "--no-open").stdout == f"{path.with_name(f'{newest}.html')}\n"
+    assert own_past("report", "--no-open").stdout == f"{path.with_name(f'{newest}.html')}\n"
     assert "Nothing differs." in path.with_name(f"{newest}.html").read_text()
-    assert "first run on record" in Path(trnflow.json("report", first)["path"]).read_text()
+    assert "first run on record" in Path(own_past.json("report", first)["path"]).read_text()
     assert sorted(file.name for file in path.parent.iterdir()) == sorted(
         f"{run}.html" for run in (newest, shorter, first)
     )
-    trnflow.error("report", "2019", code=2)
+    own_past.error("report", "2019", code=2)
 
 
-def test_a_machine_without_a_browser_is_told(trnflow: Shell) -> None:
+def test_a_machine_without_a_browser_is_told(own_past: Shell) -> None:
     """A real terminal, and no program that could open the page: the page is there all the same."""
     import pty
 
@@ -156,10 +156,10 @@ def test_a_machine_without_a_browser_is_told(trnflow: Shell) -> None:
         "import sys, webbrowser; webbrowser.register_standard_browsers = lambda: None; webbrowser._tryorder = [];"
         "from flows.cli.main import main; sys.exit(main(['report']))"
     )
-    environ: dict[str, Any] = {**trnflow.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(PROJECT))}
+    environ: dict[str, Any] = {**own_past.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(PROJECT))}
     screen, terminal = pty.openpty()
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=trnflow.folder, env=environ, stdout=terminal, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=own_past.folder, env=environ, stdout=terminal, stderr=subprocess.PIPE, text=True)
     os.close(terminal)
     path = Path(os.read(screen, 65536).decode().strip())
     os.close(screen)
@@ -169,9 +169,9 @@ def test_a_machine_without_a_browser_is_told(trnflow: Shell) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_of_a_run_fits_the_screen(trnflow: Shell, tmp_path: Path, width: int) -> None:
+def test_the_page_of_a_run_fits_the_screen(own_past: Shell, tmp_path: Path, width: int) -> None:
     """In a browser of a phone's and of a desk's width: no table is cut, and nothing is asked for."""
-    with browser_at(Path(trnflow.json("report")["path"]).as_uri(), tmp_path) as page:
+    with browser_at(Path(own_past.json("report")["path"]).as_uri(), tmp_path) as page:
         page.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
         )
