@@ -33,8 +33,8 @@ from flows.retraining.crashed import report_crashed
 from flows.retraining.outcome import Retrained
 from flows.runner.executor import Listener
 from flows.runner.pipeline import Pipeline
-from flows.runner.run import Options, Result, execute, new_run_id, open_store
-from flows.services.events import data_changed, send_events
+from flows.runner.run import Options, Result, execute, new_run_id, open_recipe
+from flows.services.events import RETRAINED, data_changed, recipe_resource, send_events
 from flows.services.mlflow_listener import Tracking
 from flows.services.pages import pages
 from flows.services.recovery import end_unbegun_runs, tend_runs
@@ -253,15 +253,9 @@ def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, off
     page = Page()
     RunName(page, plan.recipe.name).say(f"sweep {plan.name}")
     shown = SweepPage(page)
-
-    def run_winner(
-        recipe: settings.Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
-    ) -> Result:
-        return run_directly(recipe, what, run, (*listeners, PrefectLog()), tags)
-
     try:
         content, result = sweeping.sweep(
-            plan, run_directly, run_winner, shown.say, offline=offline, wait=True, show=shown.show
+            plan, run_directly, shown.say, listeners=(PrefectLog(),), offline=offline, wait=True, show=shown.show
         )
     except Interrupted as error:
         return _ended(error)
@@ -279,8 +273,7 @@ def _emit(name: str, done: Retrained) -> None:
     """Emit the event `trnflow.retrain.promoted`, `kept`, `stopped`, `failed` or `unchanged` about a recipe; none of a
     retraining that was interrupted. The payload is the JSON of `trnflow retrain`."""
     if not isinstance(done.error, Interrupted):
-        resource = {"prefect.resource.id": f"trnflow.recipe.{name}", "prefect.resource.name": name}
-        emit_event(f"trnflow.retrain.{done.outcome}", resource, payload=hide(done.to_json()))
+        emit_event(f"{RETRAINED}{done.outcome}", recipe_resource(name), payload=hide(done.to_json()))
 
 
 def _opened(name: str, overrides: Iterable[str]) -> tuple[Session, settings.Recipe, Store]:
@@ -288,10 +281,7 @@ def _opened(name: str, overrides: Iterable[str]) -> tuple[Session, settings.Reci
     session = SESSION.get(Session())
     if session.on_sigterm is not None:
         signal.signal(signal.SIGTERM, session.on_sigterm)
-    recipe = settings.load(name, overrides if session.overrides is None else session.overrides)
-    store = open_store(recipe)
-    store.prepare()
-    return session, recipe, store
+    return session, *open_recipe(name, overrides if session.overrides is None else session.overrides)
 
 
 def _ended(error: TrnflowError | None) -> State[Any] | None:

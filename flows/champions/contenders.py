@@ -8,7 +8,7 @@ from itertools import islice
 from flows.champions.frozen_rows import look_at_retrain
 from flows.finetune import FINETUNE
 from flows.recipes.recipe import Recipe
-from flows.runner.run import look
+from flows.runner.run import artifact_in, look
 from tasks.artifact import Artifact, Meta
 from tasks.errors import BlobLost, ConfigError
 from tasks.store import Store
@@ -121,7 +121,7 @@ def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
 
 def model_in(run: Meta) -> str | None:
     """Return the digest of the model in the document of a run; None if the run made none."""
-    return next((stage["artifact"] for stage in run.get("stages", []) if stage["stage"] == "consolidate"), None)
+    return artifact_in(run, "consolidate")
 
 
 def run_of_model(store: Store, digest: str) -> Meta | None:

@@ -6,10 +6,9 @@ All models of a recipe are compared on the same frozen rows, whatever its data b
 from __future__ import annotations
 
 from flows.champions.frozen_rows import Frozen
-from flows.champions.scoring import new_runner
 from flows.recipes.recipe import Recipe
 from flows.runner.executor import Listener
-from flows.runner.run import heal
+from flows.runner.run import Options, heal, new_runner
 from flows.runner.runner import Runner
 from flows.runner.work_folders import clean
 from tasks.artifact import Artifact
@@ -30,7 +29,7 @@ def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, off
         DataError: The data has no test split.
     """
     clean(store)
-    runner = new_runner(recipe, store, listeners, offline=offline)
+    runner = new_runner(recipe, store, Options(offline=offline), listeners)
     heal(runner, lambda: _call_stages(runner, recipe))
     store.memo.save()
     made = runner.outcomes["freeze_rows"]

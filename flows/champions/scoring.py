@@ -11,7 +11,7 @@ from typing import NamedTuple
 from flows.champions.contenders import Contender
 from flows.recipes.recipe import Recipe
 from flows.runner.executor import Listener
-from flows.runner.run import heal, new_run_id
+from flows.runner.run import Options, heal, new_runner
 from flows.runner.runner import Runner
 from flows.runner.work_folders import workplace
 from tasks.artifact import Artifact, Source
@@ -21,7 +21,6 @@ from tasks.format_prompts import format_prompts
 from tasks.promotion.number_labels import NumberLabelsConfig, number_labels
 from tasks.promotion.score_rows import ScoreConfig, score_rows
 from tasks.sources.model_source import TOKENIZER_FILES
-from tasks.sources.resolver import Resolver
 from tasks.store import Store
 from tasks.tokenize_text import TokenizeConfig, tokenize_text
 
@@ -34,15 +33,6 @@ class Scored(NamedTuple):
 
     artifact: Artifact
     key: str
-
-
-def new_runner(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, offline: bool = False) -> Runner:
-    """Return a runner for a few stages with the recipe's settings of store and processes. No run record is written."""
-    resolver = Resolver(store.home, offline=offline, memo=store.memo, folders=recipe.folders)
-    return Runner(
-        store, resolver, run=new_run_id(), listeners=listeners, launch=recipe.launch,
-        min_free_gb=recipe.store.min_free_gb, lease_ttl=recipe.store.lease_ttl_seconds, threads=recipe.task_runner.count,
-    )  # fmt: skip
 
 
 def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, listeners: tuple[Listener, ...]) -> Scored:
@@ -59,7 +49,7 @@ def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, list
     missing = store.missing(model.artifact)
     if missing is not None:
         raise BlobLost(f"the store has lost {missing.path} of the model {model.artifact.digest[:19]}")
-    runner = new_runner(recipe, store, listeners)
+    runner = new_runner(recipe, store, Options(), listeners)
     with workplace(store.home, f"{runner.executor.run}.scoring") as work:
         tokenizer = _tokenizer(store, model.artifact, work)
         heal(runner, lambda: _call_stages(runner, recipe, model, frozen, tokenizer))

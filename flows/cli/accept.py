@@ -60,12 +60,12 @@ def accept(options: Namespace) -> int:
         "artifact": past[0]["artifact"] if past else outcome.artifact and outcome.artifact.digest,
         "changes": [change._asdict() for change in past[1]] if past else [],
     }
-    text = f"{stage} is cached already: {outcome.why}\n"
+    lines = [f"{stage} is cached already: {outcome.why}"]
     if past is not None:
         made = f"{done['artifact'][:19]}, made {past[0]['created']}"
-        text = f"{stage}: {made}, is now also the result of key {done['key'][:12]}\n"
-        text += "".join(f"  {change}\n" for change in past[1])
-    emit(options, done, text)
+        lines = [f"{stage}: {made}, is now also the result of key {done['key'][:12]}"]
+        lines += [f"  {change}" for change in past[1]]
+    emit(options, done, *lines)
     return 0
 
 

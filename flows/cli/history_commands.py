@@ -8,15 +8,13 @@ start fast.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import webbrowser
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.output import emit, emit_json
+from flows.cli.output import emit
 from flows.display import report
 from tasks.artifact import Meta
 from tasks.errors import BlobLost, StoreError
@@ -26,6 +24,7 @@ from tasks.store.layout import SHARD, newest_runs, read_manifest
 from tasks.store.location import default_root
 from tasks.system.home import home_folder
 from tasks.system.redaction import hide
+from tasks.system.whole_file import write_whole
 
 if TYPE_CHECKING:
     from flows.display.run_page import Previous
@@ -83,6 +82,14 @@ def run_ids(store: Store) -> list[str]:
     return newest_runs(store.backend.entries("runs"))
 
 
+def named_run(text: str, store: Store) -> str | None:
+    """Return the id of the run that a text names, as `nearest_run` does; None for a text that names none, such as the digest of
+    an artifact."""
+    ids = run_ids(store)
+    is_run = text.split("~")[0] == "last" or any(run.startswith(text) for run in ids)
+    return nearest_run(text, ids) if is_run else None
+
+
 def brief(run: str, document: Meta) -> Meta:
     """Return {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics} of a past run. run: its id; document: its
     record."""
@@ -105,14 +112,15 @@ def lineage(options: Namespace) -> int:
     except BlobLost:
         kind = None
     up, down = family.up(artifact), family.down(artifact)
-    if options.json:
-        emit_json({"schema": 1, "artifact": artifact, "kind": kind, "up": up, "down": down, "runs": in_runs})
-        return 0
-    sys.stdout.write(f"{artifact}: {kind or 'its manifest is gone'}\n")
-    sys.stdout.write("".join(f"{line}\n" for line in _up_lines(up, "")))
-    sys.stdout.write("made of it:\n" if down else "nothing was made of it\n")
-    sys.stdout.write("".join(f"{line}\n" for line in _down_lines(down, "  ")))
-    sys.stdout.write(f"runs: {', '.join(in_runs) or 'none'}\n")
+    emit(
+        options,
+        {"artifact": artifact, "kind": kind, "up": up, "down": down, "runs": in_runs},
+        f"{artifact}: {kind or 'its manifest is gone'}",
+        *_up_lines(up, ""),
+        "made of it:" if down else "nothing was made of it",
+        *_down_lines(down, "  "),
+        f"runs: {', '.join(in_runs) or 'none'}",
+    )
     return 0
 
 
@@ -188,15 +196,15 @@ def diff(options: Namespace) -> int:
     before, after = (hide(store.run(run) or {}) for run in sides)  # earlier versions recorded secrets
     found = compare(before, after, (_documents(store, before), _documents(store, after)))
     heads = [brief(run, document) for run, document in zip(sides, (before, after), strict=True)]
-    if options.json:
-        emit_json({"schema": 1, "before": heads[0], "after": heads[1], **found})
-        return 0
-    for sign, head in zip("-+", heads, strict=True):
-        sys.stdout.write(f"{sign} {head['run']} {head['recipe']} {head['outcome']} {head['ended']}\n")
+    lines = [
+        f"{sign} {head['run']} {head['recipe']} {head['outcome']} {head['ended']}"
+        for sign, head in zip("-+", heads, strict=True)
+    ]
     for part in ("settings", "data", "code", "env", "artifacts", "metrics"):
-        sys.stdout.write("".join(f"{line}\n" for line in _diff_lines(part, found[part])))
+        lines += _diff_lines(part, found[part])
     if found["unknown"]:
-        sys.stdout.write(f"not in both runs, or no longer on record: {', '.join(found['unknown'])}\n")
+        lines.append(f"not in both runs, or no longer on record: {', '.join(found['unknown'])}")
+    emit(options, {"before": heads[0], "after": heads[1], **found}, *lines)
     return 0
 
 
@@ -214,23 +222,12 @@ def write_report(options: Namespace) -> int:
     last = next((digest for digest in reversed(_artifacts(document)) if digest), None)
     lineage = Family(all_records(store)).up(last) if last else None
     html = run_page(store, run, document, _previous(store, run, document, ids), lineage)
-    path = _written(html, store.home / "reports" / f"{run}.html")
-    emit(options, {"run": run, "path": str(path)}, f"{path}\n")
+    path = store.home / "reports" / f"{run}.html"
+    write_whole(path, html)
+    emit(options, {"run": run, "path": str(path)}, path)
     if not options.json and not options.no_open and sys.stdout.isatty() and not webbrowser.open(path.as_uri()):
         sys.stderr.write("no browser was found: open the file in one\n")
     return 0
-
-
-def _written(html: str, path: Path) -> Path:
-    """Write a page under another name, then rename it: a reader sees all of it or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(html, encoding="utf-8")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return path
 
 
 def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> Previous | None:
@@ -255,11 +252,6 @@ def _documents(store: Store, run: Meta) -> dict[str, Meta]:
 def _diff_lines(part: str, changes: list[Meta]) -> Iterator[str]:
     yield f"{part}:" if changes else f"{part}: the same"
     for change in changes:
-        name = " ".join(str(change[label]) for label in ("stage", "name") if label in change)
+        name, before, after = report.change_cells(change)
         where = f"  ({', '.join(change['stages'])})" if change.get("stages") else ""
-        yield f"  {name}: {_brief_value(change['before'])} -> {_brief_value(change['after'])}{where}"
-
-
-def _brief_value(value: Any) -> str:
-    text = "nothing" if value is None else report.number(value)
-    return text[:19] if text.startswith("sha256:") else text[:60]
+        yield f"  {name}: {before} -> {after}{where}"

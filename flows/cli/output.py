@@ -14,12 +14,12 @@ from tasks.system.log_lines import LogLines
 from tasks.system.redaction import hide, scrub
 
 
-def emit(options: Namespace, document: Meta, text: str) -> None:
-    """Print the result of a command on stdout: `document` as JSON when the option --json is given, else `text`."""
+def emit(options: Namespace, document: Meta, *lines: object) -> None:
+    """Print the result of a command on stdout: `document` as JSON when the option --json is given, else the lines."""
     if options.json:
         emit_json({"schema": 1, **document})
     else:
-        sys.stdout.write(text)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def emit_json(document: Json) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from flows.champions.frozen_rows import other_model
-from flows.cli.model.named_model import of_retrain
+from flows.cli.model.named_model import made_by
 from flows.cli.output import emit, say_error
 from flows.display import report
 from flows.finetune import FINETUNE
@@ -23,7 +23,7 @@ from flows.runner.planning.memory_check import report_memory
 from flows.runner.planning.planner import Planner
 from flows.runner.run import look, open_store
 from flows.runner.vocabulary import refuse_unknown_vocabulary
-from tasks.artifact import Artifact, Meta
+from tasks.artifact import Meta
 from tasks.errors import BlobLost, ConfigError
 from tasks.keys.explain import nearest_record
 from tasks.store import Store
@@ -57,24 +57,21 @@ def plan(options: Namespace) -> int:
     store = open_store(recipe)
     planner = look(recipe, store, FINETUNE)
     refuse_unknown_vocabulary(recipe, planner.outcomes)
-    outcomes, memory = (
-        list(planner.outcomes.values()),
-        report_memory(recipe, planner, trace_in_process if options.trace else None),
-    )
+    outcomes = list(planner.outcomes.values())
+    memory = report_memory(recipe, planner, trace_in_process if options.trace else None)
     if memory.error is not None:
         complete(memory.error, options)
     price = recipe.price_per_hour
-    remarks = _notes(recipe, store, planner)
+    notes = _notes(recipe, store, planner)
     document = {
         "recipe": recipe.name,
         "stages": [_plan_json(outcome, price) for outcome in outcomes],
         "expected": total(outcomes, price),
         "memory": memory.to_json(),
-        "notes": remarks,
+        "notes": notes,
         **({"error": memory.error.to_json()} if memory.error else {}),
     }
-    notes = "".join(f"note: {note}\n" for note in remarks)
-    emit(options, document, f"{report.plan_table(outcomes, price)}\n{memory}\n{notes}")
+    emit(options, document, report.plan_table(outcomes, price), memory, *(f"note: {note}" for note in notes))
     if memory.error is not None:
         say_error(memory.error)
         return memory.error.exit_code
@@ -117,7 +114,7 @@ def explain(options: Namespace) -> int:
     notes = _notes(recipe, store, planner)
     lines += [f"note: {note}" for note in notes]
     listed = {"changes": [change._asdict() for change in changes], "document": document, "notes": notes}
-    emit(options, _plan_json(outcome, recipe.price_per_hour) | listed, "".join(f"{line}\n" for line in lines))
+    emit(options, _plan_json(outcome, recipe.price_per_hour) | listed, *lines)
     return 0
 
 
@@ -128,9 +125,9 @@ def show(options: Namespace) -> int:
     if options.stage is None:
         outcomes = list(look(recipe, store, FINETUNE).outcomes.values())
         stages = [_plan_json(o, recipe.price_per_hour) | {"metrics": o.metrics} for o in outcomes]
-        emit(options, {"recipe": recipe.name, "stages": stages}, f"{report.table(outcomes)}\n")
+        emit(options, {"recipe": recipe.name, "stages": stages}, report.table(outcomes))
         return 0
-    outcome, artifact = _made(recipe, store, FINETUNE.stage(options.stage))
+    outcome, artifact = made_by(recipe, store, FINETUNE.stage(options.stage))
     described = {
         "schema": 1,
         "stage": options.stage,
@@ -143,7 +140,7 @@ def show(options: Namespace) -> int:
         "figures": outcome.figures,
         "files": [list(file) for file in artifact.files],
     }
-    emit(options, described, yaml.safe_dump(described, sort_keys=False, width=120))
+    emit(options, described, yaml.safe_dump(described, sort_keys=False, width=120).rstrip("\n"))
     return 0
 
 
@@ -154,7 +151,7 @@ def get(options: Namespace) -> int:
     destination = Path(options.dest).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"{destination} exists and is not an empty folder", "name a new folder")
-    outcome, artifact = _made(recipe, store, FINETUNE.stage(options.stage))
+    outcome, artifact = made_by(recipe, store, FINETUNE.stage(options.stage))
     aside = destination.with_name(f".{destination.name}.partial")
     try:
         store.copy_out(artifact, aside)
@@ -165,18 +162,5 @@ def get(options: Namespace) -> int:
         destination.rmdir()
     aside.rename(destination)
     document = {"stage": options.stage, "artifact": artifact.digest, "path": str(destination)}
-    emit(options, document, f"{len(artifact.files)} files, {artifact.size / 1e6:.1f} MB, in {destination}\n")
+    emit(options, document, f"{len(artifact.files)} files, {artifact.size / 1e6:.1f} MB, in {destination}")
     return 0
-
-
-def _made(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Outcome, Artifact]:
-    """The cached outcome of a stage, of a run or else of a retrain, and its artifact. ConfigError when there is none."""
-    outcome = look(recipe, store, FINETUNE).outcomes[stage]
-    if outcome.artifact is None:
-        outcome = of_retrain(recipe, store, stage) or outcome
-    if outcome.artifact is None:
-        raise ConfigError(
-            f"{stage} of {recipe.name} has no artifact for these settings: {outcome.why}",
-            f"`trnflow run --until {stage}` makes it",
-        )
-    return outcome, outcome.artifact

@@ -11,8 +11,7 @@ from typing import TextIO
 
 from flows.display.progress import Progress
 from flows.finetune import FINETUNE
-from flows.recipes import recipe as settings
-from flows.runner.run import Options, execute, open_store
+from flows.runner.run import Options, execute, open_recipe
 from tasks.artifact import Input
 from tasks.data.format.preview import Row, preview
 
@@ -31,14 +30,9 @@ def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser)
 def show_rows(options: Namespace) -> int:
     """Run the stages up to `tokenize_text`, then print the first rows of a split, decoded from their tokens; return exit
     code 0."""
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
-    store.prepare()
-    progress = Progress()
-    try:
+    recipe, store = open_recipe(options.recipe, options.overrides)
+    with Progress() as progress:
         result = execute(recipe, store, Options(until="tokenize_text", preview=True), FINETUNE, listeners=(progress,))
-    finally:
-        progress.close()
     if result.error is not None:
         raise result.error
     artifact = result.outcomes[-1].artifact

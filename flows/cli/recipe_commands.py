@@ -44,7 +44,7 @@ def describe_settings(options: Namespace) -> int:
         sys.stdout.write(markdown(settings.Recipe))
         return 0
     found = _named(options.name)
-    emit(options, {"settings": [one._asdict() for one in found]}, "\n".join(map(_described, found)))
+    emit(options, {"settings": [one._asdict() for one in found]}, "\n\n".join(map(_described, found)))
     return 0
 
 
@@ -66,7 +66,7 @@ def _named(name: str | None) -> list[Setting]:
 
 def _described(one: Setting) -> str:
     parts = (("", one.meaning), ("takes: ", one.takes), ("default: ", one.default))
-    return "".join([f"{one.name}\n", *(f"    {label}{text}\n" for label, text in parts if text)])
+    return "\n".join([one.name, *(f"    {label}{text}" for label, text in parts if text)])
 
 
 def print_schema(options: Namespace) -> int:
@@ -89,5 +89,5 @@ def recipes(options: Namespace) -> int:
     """Print the shipped recipes, one line each."""
     found = {name: str(read_recipe(name)[0].get("description", "")) for name in recipe_names()}
     document = {"recipes": [{"name": name, "description": text} for name, text in found.items()]}
-    emit(options, document, "".join(f"{name:<24} {text}\n" for name, text in found.items()))
+    emit(options, document, *(f"{name:<24} {text}" for name, text in found.items()))
     return 0

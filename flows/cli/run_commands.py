@@ -13,7 +13,7 @@ from flows.display.progress import Progress
 from flows.finetune import DATA_STAGES, FINETUNE
 from flows.recipes import recipe as settings
 from flows.recipes.suggested_command import complete
-from flows.runner.run import Options, Result, execute, new_run_id, nothing_to_do, open_store, preload_for
+from flows.runner.run import Options, Result, execute, new_run_id, nothing_to_do, open_recipe, preload_for
 from tasks.store import Store
 from tasks.system.home import home_folder
 from tasks.system.redaction import scrub
@@ -40,9 +40,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Run the stages of a recipe and print what was done for each. Return exit code 0, or that of the error when a stage
     failed."""
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
-    store.prepare()
+    recipe, store = open_recipe(options.recipe, options.overrides)
     what = Options(options.until, frozenset(options.force), options.offline)
     result = nothing_to_do(recipe, store, what, FINETUNE)
     idle = result is not None
@@ -65,8 +63,7 @@ def run(options: Namespace) -> int:
 
 
 def _run_stages(options: Namespace, recipe: settings.Recipe, store: Store, what: Options) -> Result:
-    progress = Progress()
-    try:
+    with Progress() as progress:
         if options.direct:
             from flows.services.mlflow_listener import Tracking
 
@@ -79,8 +76,6 @@ def _run_stages(options: Namespace, recipe: settings.Recipe, store: Store, what:
         quiet()  # before the warm parents start, which compare the environment
         preload_for(recipe, store, what, FINETUNE)
         return run_here(options.recipe, options.overrides, what, (progress,), store.home)
-    finally:
-        progress.close()
 
 
 def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:

@@ -40,7 +40,7 @@ def doctor(options: Namespace) -> int:
 
     checks = checkup(open_home())
     document = {"checks": [check._asdict() for check in checks]}
-    emit(options, document, "".join(f"{check}\n" for check in checks))
+    emit(options, document, *checks)
     return 0 if all(check.ok for check in checks) else 1
 
 
@@ -49,7 +49,7 @@ def up(options: Namespace) -> int:
     from flows.services.prefect_server import ensure_server
 
     url = ensure_server(open_home(), stays=True)
-    emit(options, {"url": url}, f"Prefect: {hide(url.removesuffix('/api'))}\n")
+    emit(options, {"url": url}, f"Prefect: {hide(url.removesuffix('/api'))}")
     return 0
 
 
@@ -59,7 +59,7 @@ def down(options: Namespace) -> int:
 
     stopped = stop_server(home_folder())
     text = "stopped the local Prefect server" if stopped else "no local Prefect server was running"
-    emit(options, {"stopped": bool(stopped)}, f"{text}\n")
+    emit(options, {"stopped": bool(stopped)}, text)
     return 0
 
 
@@ -72,8 +72,8 @@ def deploy(options: Namespace) -> int:
     done = deploy(open_home(), Path.cwd(), replace=options.replace)
     document = {"deployments": done.names, "automations": done.automations, "notify": done.notified}
     notified = f"go to {done.notified}" if done.notified else f"are off; {VARIABLE} turns them on"
-    text = f"deployed {', '.join(done.names)}; `trnflow worker` runs them\nnotifications {notified}\n"
-    emit(options, document, text)
+    deployed = f"deployed {', '.join(done.names)}; `trnflow worker` runs them"
+    emit(options, document, deployed, f"notifications {notified}")
     return 0
 
 
@@ -90,5 +90,5 @@ def ui(options: Namespace) -> int:
     from flows.services.pages import pages
 
     lines = pages(home_folder(), settings.TrackingConfig())
-    emit(options, {"pages": lines}, "".join(f"{line}\n" for line in lines))
+    emit(options, {"pages": lines}, *lines)
     return 0

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from argparse import Namespace
 from typing import Any
 
-from flows.cli.history_commands import all_records, artifact_of, run_ids, store_of
-from flows.cli.output import emit, emit_json
+from flows.cli.history_commands import all_records, artifact_of, named_run, store_of
+from flows.cli.output import emit
 from flows.display import report
 from flows.finetune import KINDS
 from tasks.artifact import Meta
 from tasks.errors import ConfigError
-from tasks.keys.lineage import nearest_run
 from tasks.store import Store
 from tasks.store.garbage.pins import add_pin, pin_names, remove_pin
 from tasks.store.garbage.roots import Policy
@@ -73,20 +71,19 @@ def verify(options: Namespace) -> int:
     kinds = KINDS | {f"{stage}{SHARD}": f"{kind}{SHARD}" for stage, kind in KINDS.items()}
     cache = None if store.is_local else store.cache
     found = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds)
-    if options.json:
-        emit_json({"schema": 1, "store": store.root, **found.to_json()})
-        return 0 if found.ok else 1
     counts = ", ".join(f"{count} {kind}" for kind, count in found.checked.items())
-    sys.stdout.write(f"{hide(store.root)}: {counts}; {found.bytes / 1e6:.1f} MB hashed\n")
+    lines = [f"{hide(store.root)}: {counts}; {found.bytes / 1e6:.1f} MB hashed"]
     for problem in found.problems:
         done = " (repaired)" if problem.repaired else ""
-        sys.stdout.write(f"{problem.what} {problem.name}: {problem.detail}{done}\n")
+        lines.append(f"{problem.what} {problem.name}: {problem.detail}{done}")
     if found.unreferenced:
         spare = f"{found.unreferenced} blobs ({found.unreferenced_bytes / 1e6:.1f} MB)"
-        sys.stdout.write(f"{spare} belong to no record: `trnflow gc` collects them\n")
+        lines.append(f"{spare} belong to no record: `trnflow gc` collects them")
     if not found.ok and not options.repair:
-        sys.stdout.write("`trnflow verify --repair` moves it to quarantine, and the next run makes it again\n")
-    sys.stdout.write("everything is sound\n" if not found.problems else "")
+        lines.append("`trnflow verify --repair` moves it to quarantine, and the next run makes it again")
+    if not found.problems:
+        lines.append("everything is sound")
+    emit(options, {"store": store.root, **found.to_json()}, *lines)
     return 0 if found.ok else 1
 
 
@@ -97,20 +94,18 @@ def gc(options: Namespace) -> int:
     store = store_of(options)
     policy = Policy(options.keep_last, options.keep_days, options.grace)
     done = collect(store.backend, policy, yes=options.yes)
-    if options.json:
-        emit_json({"schema": 1, "store": store.root, "policy": vars(policy), **done.to_json()})
-        return 0
     rows = [("", "", "files", "MB")]
     parts = (("kept for", done.kept), ("to the trash", done.swept), ("for good", done.purged))
     for part, tally in parts:
         rows += [(part, kind, str(tally.files[kind]), f"{tally.bytes[kind] / 1e6:.1f}") for kind in sorted(tally.files)]
-    sys.stdout.write(f"{report.aligned(rows)}\n")
+    lines = [report.aligned(rows)]
     if done.restored:
-        sys.stdout.write(f"{len(done.restored)} files came back from the trash: something needs them again\n")
+        lines.append(f"{len(done.restored)} files came back from the trash: something needs them again")
     if done.dry_run:
-        sys.stdout.write("nothing was removed: `--yes` removes it\n")
+        lines.append("nothing was removed: `--yes` removes it")
     elif done.swept.files:
-        sys.stdout.write(f"the next `trnflow gc --yes` after {policy.grace:.0f} s frees what is in the trash\n")
+        lines.append(f"the next `trnflow gc --yes` after {policy.grace:.0f} s frees what is in the trash")
+    emit(options, {"store": store.root, "policy": vars(policy), **done.to_json()}, *lines)
     return 0
 
 
@@ -129,7 +124,7 @@ def pin(options: Namespace) -> int:
         raise ConfigError(
             f"the pin {name} exists and holds {other}", f"`trnflow unpin {name}` first, or give another --name"
         )
-    emit(options, {"name": name, **target}, f"pinned {kind} {value} as {name}\n")
+    emit(options, {"name": name, **target}, f"pinned {kind} {value} as {name}")
     return 0
 
 
@@ -140,16 +135,15 @@ def unpin(options: Namespace) -> int:
     if not remove_pin(store.backend, options.name):
         pins = ", ".join(pin_names(store.backend)) or "none"
         raise ConfigError(f"there is no pin {options.name}", f"pins: {pins}")
-    emit(options, {"name": options.name, "unpinned": True}, f"unpinned {options.name}\n")
+    emit(options, {"name": options.name, "unpinned": True}, f"unpinned {options.name}")
     return 0
 
 
 def _target(text: str, store: Store) -> Meta:
     """Return what the pin keeps: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}] of the records that
     made it}."""
-    ids = run_ids(store)
-    if text.split("~")[0] == "last" or any(run.startswith(text) for run in ids):
-        return {"run": nearest_run(text, ids)}
+    if (run := named_run(text, store)) is not None:
+        return {"run": run}
     artifact = artifact_of(text, store)
     makers = [record for record in all_records(store) if record["artifact"] == artifact]
     return {"artifact": artifact, "records": [{"stage": record["stage"], "key": record["key"]} for record in makers]}

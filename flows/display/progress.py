@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from flows.display.report import MARKS, number, seconds
 from flows.runner.call import Call, Outcome
 from flows.runner.executor import Listener
+from flows.runner.progress.stage_progress import Clock, StageProgress
 from tasks.artifact import Meta
 from tasks.errors import is_interruption
 from tasks.system.log_lines import LogLines
@@ -34,59 +35,6 @@ REFRESHES = 4
 
 BAR = 20
 """The width of the progress bar in columns, on terminals that are wide enough."""
-
-Clock = Callable[[], float]
-
-
-class StageProgress:
-    """The progress of one stage, updated from its events.
-
-    done, total: how much of the work is done, in units of `unit` (such as `steps`); total is 0 until the stage reports one.
-    values: the last value of each metric, by name. clock: a monotonic clock in seconds.
-    """
-
-    def __init__(self, stage: str, clock: Clock = time.monotonic) -> None:
-        self.stage, self._clock, self._begun = stage, clock, clock()
-        self.done, self.total, self.unit = 0, 0, ""
-        self.values: dict[str, float] = {}
-        self._first = self._last = (0.0, 0)
-
-    def take(self, event: Meta) -> None:
-        """Update the progress from an event of the stage, which may have `progress` (done, total, unit) and `metrics`."""
-        if "metrics" in event:
-            self.values |= event["metrics"]["values"]
-        progress = event.get("progress")
-        if progress:
-            self._count(progress["done"], progress["total"], progress["unit"])
-            self.values |= {k: v for k, v in progress.items() if k not in ("done", "total", "unit")}
-
-    def _count(self, done: int, total: int, unit: str) -> None:
-        now = self._clock()
-        if (total, unit) != (self.total, self.unit):  # the stage begins to count something else
-            self._first = (now, done)
-        self.done, self.total, self.unit, self._last = done, total, unit, (now, done)
-
-    @property
-    def elapsed(self) -> float:
-        """The seconds since the stage began."""
-        return self._clock() - self._begun
-
-    @property
-    def eta(self) -> float | None:
-        """The expected seconds until the work is done, at the mean speed so far. None before the stage has reported
-        progress twice."""
-        (begun, first), (last, done) = self._first, self._last
-        if done <= first:
-            return None
-        return max((self.total - done) * (last - begun) / (done - first) - (self._clock() - last), 0.0)
-
-    @property
-    def figures(self) -> Meta:
-        """What is known, by name: `step` of `of` in `unit` (once the stage counts), `eta` in seconds (None until it is
-        known), `elapsed` in seconds, and the last value of each metric."""
-        counted = {"step": self.done, "of": self.total, "unit": self.unit} if self.total else {}
-        eta = None if self.eta is None else round(self.eta, 1)
-        return {**self.values, **counted, "eta": eta, "elapsed": round(self.elapsed, 1)}
 
 
 def log_line(at: StageProgress) -> str:
@@ -295,7 +243,8 @@ class Screen:
 
 class Progress(Listener):
     """The listener of a run that shows its progress on stderr: in one refreshed line if it is a terminal, else in lines of
-    a log. A line is also written when a stage ends."""
+    a log. A line is also written when a stage ends. At the end of its context the refreshed line is removed from the
+    terminal, and the thread that writes to a log ends."""
 
     def __init__(self) -> None:
         stream = sys.stderr
@@ -332,8 +281,10 @@ class Progress(Listener):
         level, ended = ("warning", "stopped") if is_interruption(error) else ("error", "failed")
         self._view.say(f"! {stage:<15} {ended}", stage=stage, level=level)
 
-    def close(self) -> None:
-        """End the display: remove the refreshed line from the terminal, or end the thread that writes to the log."""
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._view.end()
 
 

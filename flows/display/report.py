@@ -59,16 +59,15 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def highlights(outcome: Outcome, most: int = 4) -> str:
-    """Return the main results of a stage as text: its metrics, or if it has none, figures from the artifact's metadata.
-    most: how many."""
+def highlights(outcome: Outcome) -> str:
+    """Return the main results of a stage as text: its metrics, or if it has none, figures from the artifact's metadata."""
     values: Meta = outcome.metrics
     if not values and outcome.artifact:
         meta = outcome.artifact.meta
         values = {name: meta[name] for name in ("splits", "longest", "lengths", "parameters", "target") if name in meta}
         if outcome.stage == "precompile":
             values = {"graphs": len(meta.get("graphs", []))}
-    return figures(values, most)
+    return figures(values)
 
 
 def figures(values: Meta, most: int = 4) -> str:
@@ -92,6 +91,17 @@ def bytes_(value: int | None) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value} B"
+
+
+def change_cells(found: Meta) -> tuple[str, str, str]:
+    """Return what `tasks.keys.lineage.compare` says of one difference between two runs as short texts: name, before, after."""
+    name = " ".join(str(found[label]) for label in ("stage", "name") if label in found)
+    return name, _brief(found["before"]), _brief(found["after"])
+
+
+def _brief(value: Any) -> str:
+    text = "nothing" if value is None else number(value)
+    return text[:19] if text.startswith("sha256:") else text[:60]
 
 
 def number(value: Any) -> str:

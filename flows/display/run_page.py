@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.display.report import number, seconds
+from flows.display.report import change_cells, number, seconds
 from flows.runner.planning.forecast import dollars
+from flows.runner.run import artifact_in
 from tasks.artifact import Meta
 from tasks.errors import BlobLost
 from tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
@@ -70,7 +71,7 @@ def run_page(store: Store, run: str, document: Meta, previous: Previous | None, 
 
 def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, Meta | None]:
     """(notes, report.json, the page's part) of the run's evaluation; None where the run has none."""
-    digest = _artifact_of(document, "evaluate_model")
+    digest = artifact_in(document, "evaluate_model")
     if digest is None:
         return [], None, None
     with tempfile.TemporaryDirectory() as folder:
@@ -86,10 +87,6 @@ def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, M
                 None,
             )
         return report["notes"], report, evaluation_part(Path(folder), report)
-
-
-def _artifact_of(document: Meta, stage: str) -> str | None:
-    return next((one["artifact"] for one in document["stages"] if one["stage"] == stage), None)
 
 
 def _price(document: Meta) -> float:
@@ -189,7 +186,7 @@ def _counts(counts: Meta) -> str:
 
 def _meta(store: Store, document: Meta, stage: str) -> Meta:
     """The metadata of a stage's artifact; {} where the run has none or the store lost it."""
-    digest = _artifact_of(document, stage)
+    digest = artifact_in(document, stage)
     try:
         return store.artifact(digest).meta if digest else {}
     except BlobLost:
@@ -212,18 +209,9 @@ def _figures(document: Meta) -> Meta | None:
 def _difference(previous: Previous | None) -> Meta:
     if previous is None:
         return {"before": "the run before", "changes": None, "unchanged": "This is the recipe's first run on record."}
-    rows = [
-        (part, " ".join(str(change[label]) for label in ("stage", "name") if label in change), *_sides(change))
-        for part in PARTS
-        for change in previous.changes[part]
-    ]
+    rows = [(part, *change_cells(change)) for part in PARTS for change in previous.changes[part]]
     changes = table(("part", "name", "before", "after"), rows, ()) if rows else None
     return {"before": previous.run, "changes": changes, "unchanged": "Nothing differs."}
-
-
-def _sides(change: Meta) -> tuple[str, str]:
-    before, after = ("nothing" if change[side] is None else number(change[side]) for side in ("before", "after"))
-    return tuple(text[:19] if text.startswith("sha256:") else text[:60] for text in (before, after))  # type: ignore[return-value]
 
 
 def _tree(node: Meta, name: str) -> Meta:

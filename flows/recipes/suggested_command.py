@@ -6,19 +6,12 @@ from __future__ import annotations
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Iterable
 
 from tasks.errors import TrnflowError
 from tasks.system.redaction import hide_override
 
 _OWN = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
 """A suggested command without a recipe, which means the recipe of the command that failed."""
-
-
-def pasted(command: str, recipe: str, overrides: Iterable[str] = (), *rest: str) -> str:
-    """Return the command line `trnflow COMMAND RECIPE OVERRIDES REST`, quoted for the shell, with secrets hidden. rest:
-    further words, such as options."""
-    return shlex.join(["trnflow", command, recipe, *map(hide_override, overrides), *rest])
 
 
 def complete(error: TrnflowError, options: Namespace) -> TrnflowError:

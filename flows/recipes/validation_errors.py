@@ -7,6 +7,7 @@ kept.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ from pydantic import BaseModel, ValidationError
 from flows.recipes.files import Origins, nearest, origin_of
 from flows.recipes.other_names import suggested
 from flows.recipes.schema import allowed, annotation_at, below, choices, kinds_of, known_settings, shown, table_in
-from flows.recipes.suggested_command import pasted
 from tasks.errors import ConfigError
 
 REMOVED = {
@@ -137,7 +137,9 @@ def _unknown(path: tuple[str, ...], where: str, read: Recipes) -> tuple[str, str
     close = ".".join((*path[:-1], close)) if close else suggested(path, read.root)
     if not close and (similar := nearest(path[-1], known_settings(read.root, path[:-1]))):
         close = ".".join((*path[:-1], similar))
-    fix = f"did you mean {close}?" if close else f"`{pasted('config', read.name)}` shows those there are"
+    fix = (
+        f"did you mean {close}?" if close else f"`{shlex.join(['trnflow', 'config', read.name])}` shows those there are"
+    )
     return f"{where}: {setting} is not a setting", fix
 
 

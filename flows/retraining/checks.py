@@ -7,10 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 from flows.champions.contenders import run_of_model
 from flows.champions.frozen_rows import Frozen, pipeline_without
-from flows.champions.scoring import new_runner
 from flows.recipes.recipe import Recipe
 from flows.runner.executor import Listener
-from flows.runner.run import heal, look
+from flows.runner.run import Options, artifact_in, heal, look, new_runner
 from flows.runner.runner import Runner
 from flows.runner.work_folders import workplace
 from tasks.artifact import Artifact, Meta
@@ -126,8 +125,7 @@ def data_of(store: Store, model: str) -> Artifact | None:
     """Return the artifact of `load_data` of the newest run that made or used a model; None if the store has lost it.
 
     model: the model's digest."""
-    stages = (run_of_model(store, model) or {}).get("stages", [])
-    digest = next((stage["artifact"] for stage in stages if stage["stage"] == "load_data"), None)
+    digest = artifact_in(run_of_model(store, model) or {}, "load_data")
     if digest is None:
         return None
     try:
@@ -140,7 +138,7 @@ def data_of(store: Store, model: str) -> Artifact | None:
 def _loaded(
     recipe: Recipe, store: Store, listeners: tuple[Listener, ...], frozen: Artifact | None, *, offline: bool
 ) -> Artifact:
-    runner = new_runner(recipe, store, listeners, offline=offline)
+    runner = new_runner(recipe, store, Options(offline=offline), listeners)
 
     def call_stages(runner: Runner) -> Any:
         return runner(load_data, recipe.data, runner.resolve(data_source, recipe.data), frozen)

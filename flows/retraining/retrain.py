@@ -192,8 +192,7 @@ def _made(work: _Work, change: Change) -> Retrained:
         return replace(begun, changed=False, why=f"another retrain of {recipe.name} took over: {error}")
     except TrnflowError as error:
         return replace(begun, error=scrubbed(error), why=scrubbed(error).message)
-    lost = None if decision.challenger == decision.champion else decision.challenger
-    note = mirror(recipe, store, champions_of(store, recipe.name), lost, decision.comparison)
+    note = mirror(recipe, store, decision)
     return replace(done, notes=(*done.notes, note)) if note else done
 
 

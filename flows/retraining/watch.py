@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -31,6 +29,7 @@ from tasks.store import Store
 from tasks.store.garbage.numbered_roots import quoted_name
 from tasks.system.clock import now
 from tasks.system.private_files import make_home
+from tasks.system.whole_file import write_whole
 
 EVERY_SECONDS = 300.0
 TRIES = 3
@@ -160,15 +159,9 @@ def _read(file: Path) -> Seen:
 
 def _write(file: Path, recipe: str, seen: Seen) -> None:
     """Write down what was seen. StoreError if the disk does not take it."""
-    aside = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     document = {"schema": 1, "recipe": recipe, "created": now(), **seen._asdict()}
     try:
         make_home(file.parents[1])
-        file.parent.mkdir(exist_ok=True)
-        aside.write_text(json.dumps(document, indent=1), encoding="utf-8")
-        os.replace(aside, file)
+        write_whole(file, json.dumps(document, indent=1))
     except OSError as error:
         raise StoreError(f"{file} can't be written: {error}", "free some space, or set TRNFLOW_HOME") from error
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)

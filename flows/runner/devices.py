@@ -93,7 +93,7 @@ def take_devices(
     ttl: float,
     made: Callable[[], Outcome | None],
     say: Callable[[str], None],
-    heed: Callable[[], None] = lambda: None,
+    heed: Callable[[], None],
 ) -> Outcome | None:
     """Take the leases of devices, and wait while other processes hold them. Devices that this process holds already, such
     as those of a sweep for its trials, are not waited for.

@@ -19,7 +19,7 @@ from flows.runner.job import Job, publish, record_of
 from flows.runner.parts.part_makers import PartMaker
 from flows.runner.parts.shards import Shards, listed
 from flows.runner.progress.metrics_file import Curve
-from flows.runner.progress.pace import Pace
+from flows.runner.progress.stage_progress import StageProgress
 from flows.runner.single_flight import maker, single_flight
 from flows.runner.work_folders import attempt_log, workplace
 from tasks.artifact import Artifact, Input, Meta, Source
@@ -290,15 +290,16 @@ class _Execution:
         """Return the function that is called with the stage's events. The function passes them on, and adds their
         figures to the journal."""
         metrics = attempt_log(self.store.home, work.name).with_suffix(".jsonl")
-        curve, pace = Curve(metrics, self.name, self.terms.price_per_hour), Pace()
+        curve, progress = Curve(metrics, self.name, self.terms.price_per_hour), StageProgress(self.name)
 
         def emit(event: Meta) -> None:
             lease.heed()  # ends the stage if another run makes it
             event = _scrubbed(curve.priced(event))
             curve.note(event)
             journal["figures"].update(event.get("figures", {}))
+            progress.take(event)
             if "progress" in event:
-                lease.tell(**pace.at(event["progress"]))
+                lease.tell(**progress.counted)
             for listener in self.terms.listeners:
                 listener.event(self.name, event)
 

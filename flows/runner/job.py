@@ -69,7 +69,7 @@ class Job:
             permit=permit_for(self.stage, self.document["code"], self.inputs.values(), data_folders(store), store.memo),
             ranks=self.stage.ranks(self.config),
             preload=modules_for(self.document["env"], variables),
-            step=step,
+            step=step or Step(),
         )
         return self.launcher.run(spec, emit, self.grace_seconds)
 

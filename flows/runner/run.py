@@ -12,14 +12,13 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from flows.recipes.recipe import Recipe, store_root
+from flows.recipes.recipe import Recipe, load, store_root
 from flows.runner.attempts import PREVIEW
 from flows.runner.call import Call, Outcome, Stop
 from flows.runner.devices import devices_of_stages
@@ -136,6 +135,14 @@ def open_store(recipe: Recipe) -> Store:
     return store
 
 
+def open_recipe(name: str, overrides: Iterable[str]) -> tuple[Recipe, Store]:
+    """Read a recipe as `flows.recipes.recipe.load` does, and open its store, which is created if there is none yet."""
+    recipe = load(name, overrides)
+    store = open_store(recipe)
+    store.prepare()
+    return recipe, store
+
+
 def look(recipe: Recipe, store: Store, pipeline: Pipeline, *, offline: bool = True) -> Planner:
     """Plan the pipeline without running a stage, and return the planner, which holds what a run would do with each stage.
 
@@ -198,7 +205,7 @@ def execute(
     if part_maker is None:
         refuse_task_runners(recipe.task_runner)
     run = run or new_run_id() + PREVIEW * options.preview
-    runner = _runner(runner_type, recipe, store, options, run=run, listeners=listeners, part_maker=part_maker)
+    runner = new_runner(recipe, store, options, listeners, kind=runner_type, run=run, part_maker=part_maker)
     result = Result(runner.executor.run, recipe.name, 0.0, [], price_per_hour=recipe.price_per_hour)
     skipped: list[Outcome] = []
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
@@ -230,14 +237,24 @@ def execute(
     return result
 
 
-def _runner(kind: Callable[..., Runner], recipe: Recipe, store: Store, options: Options, **given: Any) -> Runner:
-    """Return a runner of this kind with the recipe's settings. given: its run, listeners and part maker."""
+def new_runner(
+    recipe: Recipe,
+    store: Store,
+    options: Options,
+    listeners: tuple[Listener, ...],
+    *,
+    kind: Callable[..., Runner] = Runner,
+    run: str | None = None,
+    part_maker: PartMaker | None = None,
+) -> Runner:
+    """Return a runner with the recipe's settings, for the stages of `execute` or a few others. The arguments are as for
+    `execute`."""
     return kind(
-        store, resolver_of(recipe, store, offline=options.offline), recipe=recipe.name, launch=recipe.launch,
-        min_free_gb=recipe.store.min_free_gb, lease_ttl=recipe.store.lease_ttl_seconds,
-        threads=recipe.task_runner.count, price_per_hour=recipe.price_per_hour,
-        devices=devices_of_stages(recipe, filled_environment(recipe.launch)),
-        until=options.until, force=options.force, **given,
+        store, resolver_of(recipe, store, offline=options.offline), run=run or new_run_id(), recipe=recipe.name,
+        listeners=listeners, part_maker=part_maker, launch=recipe.launch, min_free_gb=recipe.store.min_free_gb,
+        lease_ttl=recipe.store.lease_ttl_seconds, threads=recipe.task_runner.count,
+        price_per_hour=recipe.price_per_hour, devices=devices_of_stages(recipe, filled_environment(recipe.launch)),
+        until=options.until, force=options.force,
     )  # fmt: skip
 
 
@@ -251,25 +268,15 @@ def preload_for(recipe: Recipe, store: Store, options: Options, pipeline: Pipeli
 def _preloaded(
     recipe: Recipe, store: Store, options: Options, pipeline: Pipeline
 ) -> tuple[Planner, Callable[[Call], Parent]]:
-    """Plan a run and start its warm parents. Return the plan, and the function that names the warm parent of a call."""
+    """Plan a run and start the warm parents of the stages that will run, so that these import slow libraries while the first
+    stages run. Return the plan, and the function that names the warm parent of a call."""
     planner = look(recipe, store, pipeline, offline=options.offline)
     parent = partial(_parent_of, filled_environment(recipe.launch), store)
-    preload_libraries(planner, pipeline.until(options.until), parent)
-    return planner, parent
-
-
-def preload_libraries(planner: Planner, stages: Collection[str], parent_of: Callable[[Call], Parent]) -> None:
-    """Start the warm parents of the stages that will run, so that they import slow libraries while the first stages run.
-
-    A TrnflowError is ignored here: the run raises the same error later.
-
-    Args:
-        stages: Names of the stages that this run may reach.
-        parent_of: Returns the environment variables and modules of a call's warm parent.
-    """
+    stages = pipeline.until(options.until)
+    due = [call for name, call in planner.calls.items() if planner.outcomes[name].action in ("run", "maybe")]
     with contextlib.suppress(TrnflowError):  # what is wrong is said by the run
-        due = [call for name, call in planner.calls.items() if planner.outcomes[name].action in ("run", "maybe")]
-        preload(parent_of(call) for call in due if call.name in stages)
+        preload(parent(call) for call in due if call.name in stages)
+    return planner, parent
 
 
 def _parent_of(environment: dict[str, str], store: Store, call: Call) -> Parent:
@@ -320,6 +327,11 @@ def checkout_state() -> Meta | None:
         return None
     commit = next((line.split()[2] for line in found if line.startswith("# branch.oid")), None)
     return {"commit": commit, "dirty": any(not line.startswith("#") for line in found)}
+
+
+def artifact_in(run: Meta, stage: str) -> str | None:
+    """Return the digest of the artifact that a run made or used of a stage; None if there is none. run: its record."""
+    return next((one.get("artifact") for one in run.get("stages", []) if one["stage"] == stage), None)
 
 
 def heal(runner: Runner, pipeline: Callable[[], object]) -> None:

@@ -22,7 +22,7 @@ def single_flight(
     made: Callable[[bool], Outcome | None],
     make: Callable[[Lease], Outcome],
     say: Callable[[str], None],
-    heed: Callable[[], None] = lambda: None,
+    heed: Callable[[], None],
 ) -> Outcome:
     """Return the outcome for a key: wait while another run makes it, else make it under the key's lease.
 
@@ -57,7 +57,7 @@ def await_turn(
     waiter: Waiter,
     made: Callable[[], Outcome | None],
     tell: Callable[[Holder], None],
-    heed: Callable[[], None] = lambda: None,
+    heed: Callable[[], None],
 ) -> Lease | Outcome:
     """Wait until a lease is free and return it, or return what another run has published meanwhile. A lease that another
     thread of this process holds is waited for, too.

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flows.services.deployed_recipes import Case, case_of
+from flows.services.events import CHANGED, RECIPE, RETRAINED
 from flows.services.notification import Block, find_block, forget_addresses, plain_message, retrain_message
 from flows.services.recovery import TAG
 
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
     from prefect.events.schemas.automations import Automation, AutomationCore
 
-RESOURCE = "trnflow.recipe."
-"""The id of a recipe as Prefect's events name it: this, and the recipe's name."""
-ENDED = "trnflow.retrain."
-"""The events of a retraining: this, and how it ended."""
 TOLD = ("promoted", "kept", "stopped", "failed")
 """The ends of a retraining that are notified."""
 DATES = 1000
@@ -105,7 +102,7 @@ def _data_changed(retrain: DeploymentResponse) -> AutomationCore:
     return AutomationCore(
         name="trnflow: data changed",
         description="Retrain a recipe when its data changed.",
-        trigger=EventTrigger(expect={"trnflow.data.changed"}, match=_match("*")),
+        trigger=EventTrigger(expect={CHANGED}, match=_match("*")),
         actions=[
             RunDeployment(
                 source="selected",
@@ -126,7 +123,7 @@ def _retrained(block: Block) -> AutomationCore:
     return AutomationCore(
         name="trnflow: retrained",
         description=f"Send a notification when a retraining was {', '.join(TOLD[:-1])} or {TOLD[-1]}.",
-        trigger=EventTrigger(expect={ENDED + outcome for outcome in TOLD}, match=_match("*")),
+        trigger=EventTrigger(expect={RETRAINED + outcome for outcome in TOLD}, match=_match("*")),
         actions=[retrain_message(block)],
     )
 
@@ -145,7 +142,11 @@ def _did_not_run(recipe: str, pause: timedelta, block: Block) -> AutomationCore:
         name=f"trnflow: {recipe} did not run",
         description=f"Send a notification when no retraining of {recipe} ended within {_said(within)}.",
         trigger=EventTrigger(
-            posture=Posture.Proactive, after={ENDED + "*"}, expect={ENDED + "*"}, match=_match(recipe), within=within
+            posture=Posture.Proactive,
+            after={RETRAINED + "*"},
+            expect={RETRAINED + "*"},
+            match=_match(recipe),
+            within=within,
         ),
         actions=[
             plain_message(block, f"trnflow: {recipe} did not run", text, event="trnflow.retrain.missing", recipe=recipe)
@@ -167,7 +168,7 @@ def _pauses(retrain: DeploymentResponse, recipe_names: dict[Case, str]) -> dict[
 
 
 def _match(recipe: str) -> Any:
-    return {"prefect.resource.id": f"{RESOURCE}{recipe}"}
+    return {"prefect.resource.id": f"{RECIPE}{recipe}"}
 
 
 def _put(client: SyncPrefectClient, wanted: AutomationCore, present: Automation | None) -> None:

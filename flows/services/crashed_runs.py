@@ -7,15 +7,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from flows.services.events import send_events, unreachable
+from flows.services.events import RETRAINED, connected, recipe_resource, send_events
 from flows.services.recovery import FORGOTTEN_SECONDS, NEWEST_FIRST, TAG
 from tasks.artifact import Meta
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
-
-FAILED = "trnflow.retrain.failed"
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,9 @@ def unreported_crashes(times: int) -> list[CrashedRun]:
     Raises:
         ConfigError: Prefect's server can't be reached.
     """
-    from httpx import HTTPError
-    from prefect.client.orchestration import get_client
-
-    try:
-        with get_client(sync_client=True) as client:
-            found = [_crashed_run(run) for run in _crashed_retrains(client) if run.run_count > times]
-            return [run for run in found if _is_recent(run) and not _is_sent(client, run.event_id)]
-    except (HTTPError, RuntimeError) as error:
-        raise unreachable(error) from error
+    with connected() as client:
+        found = [_crashed_run(run) for run in _crashed_retrains(client) if run.run_count > times]
+        return [run for run in found if _is_recent(run) and not _is_sent(client, run.event_id)]
 
 
 def _crashed_retrains(client: SyncPrefectClient) -> list[FlowRun]:
@@ -100,7 +92,6 @@ def send_report(run: CrashedRun, name: str, payload: Meta) -> None:
     """
     from prefect.events import Event
 
-    resource = {"prefect.resource.id": f"trnflow.recipe.{name}", "prefect.resource.name": name}
     related = [{"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.role": "flow-run"}]
-    told = {"id": run.event_id, "event": FAILED, "payload": payload, "resource": resource, "related": related}
-    send_events([Event.model_validate(told)])
+    told = {"id": run.event_id, "event": f"{RETRAINED}failed", "payload": payload, "related": related}
+    send_events([Event.model_validate({**told, "resource": recipe_resource(name)})])

@@ -11,8 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -21,7 +20,7 @@ import yaml
 from flows.services.automations import Renewed, renew
 from flows.services.checkouts import claim_server
 from flows.services.deployed_recipes import Case, check_recipes, offer_recipes
-from flows.services.events import unreachable
+from flows.services.events import connected
 from flows.services.notification import take_setting
 from flows.services.prefect_server import ensure_server, last_error
 from flows.services.recovery import HEARTBEATS, PATIENT, TAG, recovery_automations, tend_runs
@@ -68,17 +67,15 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
     recipes = check_recipes(document, folder / FILE)
     notify = take_setting()
     os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
-    with _server_errors():
-        _prepare_server(folder, replace=replace)
+    _prepare_server(folder, replace=replace)
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise ProcessFailed(
             f"Prefect refused a deployment of {folder / FILE}: {_last_line(done)}", f"correct {folder / FILE}"
         )
-    with _server_errors():
-        renewed = _complete(names, recipes, notify)
-        _wait_scheduled(home, names, seconds)
+    renewed = _complete(names, recipes, notify)
+    _wait_scheduled(home, names, seconds)
     return Deployed(sorted(names), renewed.names, str(renewed.notified) if renewed.notified else None)
 
 
@@ -110,17 +107,6 @@ def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
     os.execve(sys.executable, command, environ)
 
 
-@contextmanager
-def _server_errors() -> Iterator[None]:
-    """Turn the error of a request to Prefect's server into a ConfigError."""
-    from httpx import HTTPError
-
-    try:
-        yield
-    except HTTPError as error:
-        raise unreachable(error) from error
-
-
 def _declared(file: Path) -> Meta:
     """Read the file prefect.yaml and return its content. ConfigError if there is no such file."""
     try:
@@ -132,9 +118,7 @@ def _declared(file: Path) -> Meta:
 
 def _complete(names: list[str], recipes: dict[Case, str], notify: str | None) -> Renewed:
     """Add to the registered deployments what prefect.yaml can't say: the list of recipes, and the automations."""
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
+    with connected() as client:
         deployments = client.read_deployments(deployment_filter=_named(names))
         _mark(client, deployments)
         offer_recipes(client, deployments, recipes)
@@ -157,13 +141,12 @@ def _mark(client: SyncPrefectClient, deployments: list[DeploymentResponse]) -> N
 
 def _prepare_server(folder: Path, *, replace: bool) -> None:
     """Refuse a server with deployments of another checkout, or delete them; then create the work pool."""
-    from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
-    with get_client(sync_client=True) as client:
+    with connected() as client:
         claim_server(client, folder, replace=replace)
         try:
             client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
@@ -172,10 +155,8 @@ def _prepare_server(folder: Path, *, replace: bool) -> None:
 
 
 def _wait_scheduled(home: Path, names: list[str], seconds: float) -> None:
-    from prefect.client.orchestration import get_client
-
     deadline = time.monotonic() + seconds
-    with get_client(sync_client=True) as client:
+    with connected() as client:
         while waiting := _unscheduled(client, names):
             if time.monotonic() > deadline:
                 error = last_error(home)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tasks.artifact import Meta
@@ -9,10 +11,15 @@ from tasks.errors import ConfigError
 from tasks.system.redaction import hide, hide_override, scrub
 
 if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
     from prefect.events import Event
 
 
 CHANGED = "trnflow.data.changed"
+RETRAINED = "trnflow.retrain."
+"""The events of a retraining: this, and how it ended."""
+RECIPE = "trnflow.recipe."
+"""The id of a recipe as Prefect's events name it: this, and the recipe's name."""
 
 
 def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
@@ -31,10 +38,14 @@ def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
         raise ConfigError("an override has a secret, which an event can't carry", fix)
     from prefect.events import Event
 
-    name = finding["recipe"]
-    resource = {"prefect.resource.id": f"trnflow.recipe.{name}", "prefect.resource.name": name}
     payload = {**hide(finding), "recipe": recipe, "overrides": overrides}
+    resource = recipe_resource(finding["recipe"])
     return Event.model_validate({"event": CHANGED, "resource": resource, "payload": payload})
+
+
+def recipe_resource(name: str) -> dict[str, str]:
+    """Return the resource of an event about a recipe. name: the recipe's own."""
+    return {"prefect.resource.id": f"{RECIPE}{name}", "prefect.resource.name": name}
 
 
 def send_events(events: list[Event]) -> None:
@@ -43,16 +54,26 @@ def send_events(events: list[Event]) -> None:
     Raises:
         ConfigError: The server can't be reached, or refuses an event.
     """
-    from httpx import HTTPError
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import PrefectHTTPStatusError
-
     if not events:
         return
+    with connected() as client:
+        client.request("POST", "/events", json=[event.model_dump(mode="json") for event in events])
+
+
+@contextmanager
+def connected() -> Iterator[SyncPrefectClient]:
+    """Context with a client of the server of PREFECT_API_URL.
+
+    Raises:
+        ConfigError: A request failed: the server can't be reached, or refuses it.
+    """
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+
     try:
         with get_client(sync_client=True) as client:
-            client.request("POST", "/events", json=[event.model_dump(mode="json") for event in events])
-    except (HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
+            yield client
+    except (HTTPError, RuntimeError) as error:  # Prefect's client raises a RuntimeError for some
         raise unreachable(error) from error
 
 

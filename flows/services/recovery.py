@@ -19,7 +19,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from flows.services.events import send_events, unreachable
+from flows.services.events import connected, send_events
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
@@ -131,8 +131,6 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
     Raises:
         ConfigError: Prefect's server can't be reached.
     """
-    from httpx import HTTPError
-    from prefect.client.orchestration import get_client
     from prefect.client.schemas import filters
     from prefect.states import Scheduled
 
@@ -140,15 +138,12 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
     kinds = ["RUNNING", "CANCELLING", "CRASHED"]
     wanted = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": kinds}}, "tags": {"all_": [TAG]}})
     flows = filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
-    try:
-        with get_client(sync_client=True) as client:
-            names = {flow.id: flow.name for flow in client.read_flows(flow_filter=flows)}
-            found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
-            crashed = [run for run in found if _is_left(run, names[run.flow_id], left, times)]
-            for run in crashed:
-                client.set_flow_run_state(run.id, Scheduled(message=AGAIN))
-    except (HTTPError, RuntimeError) as error:
-        raise unreachable(error) from error
+    with connected() as client:
+        names = {flow.id: flow.name for flow in client.read_flows(flow_filter=flows)}
+        found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
+        crashed = [run for run in found if _is_left(run, names[run.flow_id], left, times)]
+        for run in crashed:
+            client.set_flow_run_state(run.id, Scheduled(message=AGAIN))
     lost = [run for run in found if _is_unfinished(run)]
     send_events([_announcement(run, names[run.flow_id]) for run in lost])
     return unbegun + len(lost) + len(crashed)
@@ -161,21 +156,16 @@ def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
     Raises:
         ConfigError: Prefect's server can't be reached.
     """
-    from httpx import HTTPError
-    from prefect.client.orchestration import get_client
     from prefect.client.schemas import filters
     from prefect.states import Crashed
 
     wanted = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING"]}}, "tags": {"all_": [TAG]}})
     flows = filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
-    try:
-        with get_client(sync_client=True) as client:
-            found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
-            unbegun = [run for run in found if run.deployment_id is not None and _age(run) > pending]
-            for run in unbegun:
-                client.set_flow_run_state(run.id, Crashed(message=_unbegun(pending)))
-    except (HTTPError, RuntimeError) as error:
-        raise unreachable(error) from error
+    with connected() as client:
+        found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
+        unbegun = [run for run in found if run.deployment_id is not None and _age(run) > pending]
+        for run in unbegun:
+            client.set_flow_run_state(run.id, Crashed(message=_unbegun(pending)))
     return len(unbegun)
 
 

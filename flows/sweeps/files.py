@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from flows.sweeps.study import Tried
 from tasks.artifact import Json, Meta
 from tasks.errors import ConfigError
 from tasks.system.redaction import hide
+from tasks.system.whole_file import write_whole
 
 PATHS = ("source", "root", "uri")
 """The last names of settings that may be paths, also in entries of `splits`."""
@@ -42,7 +42,7 @@ def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta |
 
 def write_json(folder: Path, content: Meta) -> None:
     """Write sweep.json."""
-    write_text(folder / "sweep.json", f"{json.dumps(hide(content), indent=1)}\n")
+    write_whole(folder / "sweep.json", f"{json.dumps(hide(content), indent=1)}\n")
 
 
 def write_best(folder: Path, plan: Plan, best: Tried) -> None:
@@ -59,15 +59,7 @@ def write_best(folder: Path, plan: Plan, best: Tried) -> None:
         f"# Trial {best.number} of the sweep {plan.name}: {plan.recipe.sweep.metric} {best.value:.6g} on validation.\n"
     )
     content = {"extends": extends, "name": plan.recipe.name, **tree}
-    write_text(folder / "best.yaml", about + yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-
-
-def write_text(file: Path, text: str) -> None:
-    """Write a file at once: a reader, or a kill, finds the old text or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(file)
+    write_whole(folder / "best.yaml", about + yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def _changes(before: Meta, after: Meta, recipe: Recipe, above: tuple[str, ...] = ()) -> Meta:

@@ -17,6 +17,7 @@ from flows.runner.run import new_run_id
 from flows.sweeps.space import Dimension, combinations
 from tasks.artifact import Meta
 from tasks.errors import ConfigError, MissingDependency, StoreError
+from tasks.keys.lineage import leaves
 from tasks.system.databases import missing_driver
 from tasks.system.redaction import hide, scrub
 
@@ -294,7 +295,7 @@ def _opened(storage: Any, name: str, config: SweepConfig) -> Study:
 
 def _other(name: str, before: Meta, now: Meta) -> ConfigError:
     """Return the error for a study that was defined otherwise."""
-    old, new = (dict(_leaves(document)) for document in (before, now))
+    old, new = (dict(leaves(document)) for document in (before, now))
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     shown = [f"{one} was {old.get(one)} and is {new.get(one)}" for one in names[:2]]
     more = f", and {len(names) - 2} more" if len(names) > 2 else ""
@@ -302,14 +303,6 @@ def _other(name: str, before: Meta, now: Meta) -> ConfigError:
         scrub(f"the study {name} belongs to another sweep: {'; '.join(shown)}{more}"),
         "give this sweep a name of its own: --name NAME",
     )
-
-
-def _leaves(value: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        yield above, value
-        return
-    for name, inner in value.items():
-        yield from _leaves(inner, f"{above}.{name}" if above else name)
 
 
 def _repeated(trials: Sequence[FrozenTrial]) -> set[int]:

@@ -15,8 +15,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from flows.runner.executor import Listener
 from flows.runner.run import Options, Result, new_run_id, open_store
-from flows.sweeps.files import document, write_best, write_json, write_text
+from flows.sweeps.files import document, write_best, write_json
 from flows.sweeps.page import sweep_page
 from flows.sweeps.plan import SUFFIX, Plan
 from flows.sweeps.pool import Leases, check_fit, on_slot
@@ -26,6 +27,7 @@ from tasks.artifact import Meta
 from tasks.errors import ConfigError, TrnflowError
 from tasks.store import Store
 from tasks.system.redaction import hide, scrub
+from tasks.system.whole_file import write_whole
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -91,7 +93,7 @@ class Sweep:
         """Write sweep.html. content: that of sweep.json."""
         with database_errors(self.plan.database(self.store.home)):
             page = sweep_page(hide(content), self.study.figure_source())
-        write_text(self.plan.folder(self.store.home) / "sweep.html", page)
+        write_whole(self.plan.folder(self.store.home) / "sweep.html", page)
 
     def _work(self, slot: int) -> None:
         while not self.stopping.is_set():
@@ -151,9 +153,9 @@ class Sweep:
 def sweep(
     plan: Plan,
     run: Run,
-    run_winner: Run,
     say: Callable[[str], None],
     *,
+    listeners: tuple[Listener, ...] = (),
     offline: bool = False,
     wait: bool = False,
     show: Callable[[Meta], None] = lambda content: None,
@@ -161,9 +163,9 @@ def sweep(
     """Run a sweep, or what is left of it, then the winner.
 
     Args:
-        run: Runs a trial.
-        run_winner: Runs the pipeline with the best settings, to the evaluation on the test split.
+        run: Runs a trial, and the pipeline with the best settings, to the evaluation on the test split.
         say: Gets one line for each trial that ends, and for each other run that is waited for.
+        listeners: Called with the events of the run with the best settings.
         offline: Whether to make no requests to a hub.
         wait: Whether to wait while another sweep has the study, or another sweep or training the devices; otherwise that is
             a ConfigError.
@@ -186,7 +188,7 @@ def sweep(
         with leases.hold_devices() if study.has_trials_left else nullcontext(), _own_run(plan, store, study):
             going.run_trials()
             going._refuse_hopeless()
-            result = _winner(going, run_winner)
+            result = _winner(going, listeners)
             content = going.write()
             show(content)
             going.write_page(content)
@@ -209,7 +211,7 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
         tracker.finish("FINISHED")
 
 
-def _winner(going: Sweep, run: Run) -> Result | None:
+def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None:
     """Run the whole pipeline with the best settings, unless that was done with the same export and evaluation."""
     best, before = going.study.best(), going.study.winner or {}
     if best is None:
@@ -220,7 +222,8 @@ def _winner(going: Sweep, run: Run) -> Result | None:
         return None
     going.plan.refuse_changed()
     recipe = going.plan.best_recipe(best.settings)
-    result = run(recipe, Options(offline=going.offline), new_run_id(), (), {SWEEP: going.study.identity})
+    tags = {SWEEP: going.study.identity}
+    result = going.run(recipe, Options(offline=going.offline), new_run_id(), listeners, tags)
     if result.error is None:
         metrics = {name: value for outcome in result.outcomes for name, value in outcome.metrics.items()}
         test = next((outcome.metrics for outcome in result.outcomes if outcome.stage == TESTED), {})

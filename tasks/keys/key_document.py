@@ -42,13 +42,6 @@ def key_of(document: Meta) -> str:
     return digest_of(document).removeprefix("sha256:")
 
 
-def code_of(stage: Stage, memo: Memo) -> dict[str, str]:
-    """Return the code part of a stage's key: {module: code hash or schema number} and {path of a declared asset: digest}.
-
-    Raises ConfigError when a declared asset is missing."""
-    return closure(stage.function.__module__, memo)[0] | _assets(stage, memo)
-
-
 def _assets(stage: Stage, memo: Memo) -> dict[str, str]:
     found = {}
     folder = project_folder(stage.function.__module__.split(".")[0])

@@ -92,22 +92,15 @@ class JobSpec:
         config: StageConfig,
         inputs: Inputs,
         *,
-        out: Path,
         scratch: Path,
         log: Path | None = None,
-        partial: dict[str, str] | None = None,
-        environ: Mapping[str, str] | None = None,
-        secret: tuple[str, ...] = (),
-        permit: Permit | None = None,
-        ranks: int = 1,
-        preload: tuple[str, ...] = (),
-        step: Step | None = None,
+        **others: Any,
     ) -> JobSpec:
-        """Make the spec of the call `function(config, **inputs, out=Workdir(...))`. The other arguments are described
-        as attributes of the class.
+        """Make the spec of the call `function(config, **inputs, out=Workdir(...))`.
 
         Args:
             log: None puts the log beside `scratch`.
+            others: Further attributes of the class, such as `out`.
 
         Raises:
             TypeError: The function can't be imported by name, or the config can't be written as JSON without a change.
@@ -116,18 +109,11 @@ class JobSpec:
             function=name_of(function),
             config_type=name_of(type(config)),
             config=portable(config),
-            out=out,
             scratch=scratch,
             log=log or scratch.with_name(f"{scratch.name}.log"),
             inputs=dict(inputs),
-            partial=partial,
-            environ=dict(environ or {}),
-            secret=secret,
-            permit=permit,
             search=_search(function),
-            ranks=ranks,
-            preload=preload,
-            step=step or Step(),
+            **others,
         )
 
     @property

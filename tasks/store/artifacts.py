@@ -44,29 +44,23 @@ class Artifacts:
         home: the project's local state (`.trnflow`), which contains the hash cache and, for a remote store, copies of
             its blobs.
         memo: the hash cache, by default `memo.db` in `home`.
+
+    Attributes:
+        backend: the file operations of this store, also for verification and garbage collection, which read the whole store.
+        cache: the folder in which this machine keeps blobs of a remote store, under the same names as in the store.
     """
 
     def __init__(self, root: str, home: Path, memo: Memo | None = None) -> None:
         self.root = root
         self.home = home
         self.memo = memo or Memo(home / "memo.db")
-        self._backend: Backend = open_backend(root)
-        self._cache = home / "cache" / "blobs"
-
-    @property
-    def backend(self) -> Backend:
-        """The file operations of this store, used by verification and garbage collection, which read the whole store."""
-        return self._backend
-
-    @property
-    def cache(self) -> Path:
-        """The folder in which this machine keeps blobs of a remote store, under the same names as in the store."""
-        return self._cache
+        self.backend: Backend = open_backend(root)
+        self.cache = home / "cache" / "blobs"
 
     @property
     def is_local(self) -> bool:
         """Whether the store is a folder of this machine, not a remote one."""
-        return self._backend.local is not None
+        return self.backend.local is not None
 
     def ingest(self, folder: Path, kind: str, meta: Meta, *, cache: bool = True) -> Artifact:
         """Make an artifact of all files below `folder` and return it. The files are moved into the store, or copied if it
@@ -83,8 +77,8 @@ class Artifacts:
             self._keep(f"{folder}/{path}", files[-1], cache)
         manifest = canonical({"kind": kind, "meta": meta, "files": [list(file) for file in files]}).encode()
         digest = sha256_bytes(manifest)
-        self._backend.create(blob_name(digest), manifest)
-        self._backend.sync()
+        self.backend.create(blob_name(digest), manifest)
+        self.backend.sync()
         self.memo.save()
         return Artifact(digest, kind, meta, tuple(files))
 
@@ -93,7 +87,7 @@ class Artifacts:
         manifest is moved to quarantine."""
         name = blob_name(digest)
         try:
-            document, files = checked_manifest(self._backend.read(name), digest)
+            document, files = checked_manifest(self.backend.read(name), digest)
         except FileNotFoundError as error:
             raise BlobLost(f"the manifest {digest} is not in the store {self.root}", "", digest) from error
         except ValueError as error:
@@ -105,7 +99,7 @@ class Artifacts:
 
     def link(self, digest: str) -> str:
         """Return the URL of the blob with this digest."""
-        root = self._backend.local.as_uri() if self._backend.local else self.root
+        root = self.backend.local.as_uri() if self.backend.local else self.root
         return f"{root}/{blob_name(digest)}"
 
     def missing(self, artifact: Artifact) -> File | None:
@@ -183,11 +177,11 @@ class Artifacts:
         to this machine's cache, because the next stage would download the same bytes."""
         name = blob_name(file.digest)
         blob = self._local_blob(file.digest)
-        there = self._backend.size(name) == file.size
+        there = self.backend.size(name) == file.size
         if self.is_local and there and not self._has_changed(blob, stamp(blob)):
             return
         if self.is_local or not there:
-            self._backend.move_in(name, path)
+            self.backend.move_in(name, path)
         if self.is_local:
             self.memo.put("blob", blob, stamp(blob), file.digest)
         elif cache and not os.path.islink(path):
@@ -215,7 +209,7 @@ class Artifacts:
 
     def _local_blob(self, digest: str) -> str:
         """Return the path that a blob has on this machine, whether or not the blob exists."""
-        return f"{self._backend.local or self._cache}/{blob_name(digest)}"
+        return f"{self.backend.local or self.cache}/{blob_name(digest)}"
 
     def _has_changed(self, blob: str, now: Stamp) -> bool:
         """Return whether the blob's stamp differs from the one under which this machine verified the blob."""
@@ -267,7 +261,7 @@ class Artifacts:
         blob.parent.mkdir(parents=True, exist_ok=True)
         aside = blob.with_name(f".{os.getpid()}-{time.monotonic_ns()}")
         try:
-            self._backend.fetch(blob_name(file.digest), aside, count)
+            self.backend.fetch(blob_name(file.digest), aside, count)
             if sha256_file(aside) != file.digest:
                 self._quarantine(blob_name(file.digest))
                 raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
@@ -282,4 +276,4 @@ class Artifacts:
         """Move a damaged file to the quarantine folder. In a store that can only be read the file is not moved, and is
         treated as missing."""
         with contextlib.suppress(FileNotFoundError, ReadOnlyStore):
-            self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
+            self.backend.move(name, f"quarantine/{name}.{time.time_ns()}")

@@ -52,7 +52,7 @@ class Store(Artifacts):
             return
         data = canonical(FORMAT).encode()
         try:
-            exclusive = not (self._backend.create("FORMAT.json", data) and self._backend.create("FORMAT.json", data))
+            exclusive = not (self.backend.create("FORMAT.json", data) and self.backend.create("FORMAT.json", data))
         except FileNotFoundError as error:
             fix = "create the bucket, or name another: --store, TRNFLOW_STORE, store.root"
             raise StoreError(f"the store {self.root} can't be created: {error}", fix) from error
@@ -88,22 +88,22 @@ class Store(Artifacts):
     def _read_format(self) -> bytes:
         """Read FORMAT.json: the first request of each command. After a failure of the network or of an object store, read it
         again after each of FORMAT_PAUSES. A refused permission and missing credentials are errors at once."""
-        for pause in FORMAT_PAUSES if self._backend.local is None else ():
+        for pause in FORMAT_PAUSES if self.backend.local is None else ():
             try:
-                return self._backend.read("FORMAT.json")
+                return self.backend.read("FORMAT.json")
             except StoreError as error:
                 cause = error.__cause__
                 if isinstance(cause, PermissionError) or (cause and credentials_fix(cause, self.root)):
                     raise
                 time.sleep(pause)
-        return self._backend.read("FORMAT.json")
+        return self.backend.read("FORMAT.json")
 
     def record(self, stage: str, key: str) -> Meta | None:
         """Return the record of a stage's key, or None when there is none. A damaged record is moved to quarantine, and
         None is returned."""
         name = record_name(stage, key)
         try:
-            return checked_record(name, self._backend.read(name))
+            return checked_record(name, self.backend.read(name))
         except FileNotFoundError:
             return None
         except ValueError:
@@ -113,7 +113,7 @@ class Store(Artifacts):
     def records(self, stage: str, newest: int | None = None) -> list[Meta]:
         """Return all records of a stage, or the `newest` that were written last; newest first. Costs one listing and one
         read for each record that is returned; those of a remote store are read in parallel."""
-        listed = [entry for entry in self._backend.entries(f"records/{stage}") if not is_unfinished(entry.name)]
+        listed = [entry for entry in self.backend.entries(f"records/{stage}") if not is_unfinished(entry.name)]
         listed.sort(key=lambda entry: entry.time, reverse=True)
         keys = [document_name(entry.name) for entry in listed[:newest]]
         found = in_threads(partial(self.record, stage), keys, 1 if self.is_local else READERS)
@@ -126,15 +126,15 @@ class Store(Artifacts):
         """
         name = f"records/{record['stage']}/{record['key']}.json"
         data = _pretty(record)
-        if self._backend.create(name, data):
+        if self.backend.create(name, data):
             return record
         earlier = self.record(record["stage"], record["key"])
         if earlier is not None and not replace:
             return earlier
         if earlier is not None:
             with contextlib.suppress(FileNotFoundError):  # another run replaces it, too
-                self._backend.move(name, f"trash/{name}.{time.time_ns()}")
-        if self._backend.create(name, data):
+                self.backend.move(name, f"trash/{name}.{time.time_ns()}")
+        if self.backend.create(name, data):
             return record
         return self.record(record["stage"], record["key"]) or record
 
@@ -145,18 +145,18 @@ class Store(Artifacts):
     def write_attempt(self, key: str, attempt: str, document: Meta) -> None:
         """Write the journal of an attempt to make the result of a key; an earlier journal of the same attempt is
         replaced."""
-        self._backend.replace(f"attempts/{key}/{attempt}.json", _pretty(document))
+        self.backend.replace(f"attempts/{key}/{attempt}.json", _pretty(document))
 
     def attempt(self, key: str, attempt: str) -> Meta:
         """Return the journal of an attempt; empty when there is none or when it is damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return read_object(self._backend.read(f"attempts/{key}/{attempt}.json"))
+            return read_object(self.backend.read(f"attempts/{key}/{attempt}.json"))
         return {}
 
     def write_run(self, run: str, document: Meta) -> None:
         """Write the document of a run, which protects the run's results from garbage collection. Results that garbage
         collection moved to the trash just before are moved back."""
-        self._backend.replace(f"runs/{run}.json", _pretty(document))
+        self.backend.replace(f"runs/{run}.json", _pretty(document))
         with contextlib.suppress(BlobLost):  # the next run makes lost results again
             self.secure([stage for stage in document.get("stages", []) if stage.get("artifact")])
 
@@ -167,32 +167,28 @@ class Store(Artifacts):
         held: the records that the document names, each as {"stage", "key"}; artifact: an artifact that it names. Costs one
         request for each record and file. BlobLost when something is neither in place nor in the trash.
         """
-        secure(self._backend, held, artifact)
+        secure(self.backend, held, artifact)
 
     def run(self, run: str) -> Meta | None:
         """Return the document of a run, or None when there is none or when it is damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return read_object(self._backend.read(f"runs/{run}.json"))
+            return read_object(self.backend.read(f"runs/{run}.json"))
         return None
-
-    def runs(self) -> list[str]:
-        """Return the ids of all runs, oldest first (an id begins with the UTC time of the start)."""
-        return [document_name(name) for name in self._backend.names("runs")]
 
     def partial(self, key: str) -> PartialState:
         """Return the training state that is saved under a key, from which an interrupted training resumes."""
-        return PartialState(self._backend, self.home / "cache" / "partial" / key[:16], key)
+        return PartialState(self.backend, self.home / "cache" / "partial" / key[:16], key)
 
     def waiter(self, key: str, *, run: str, attempt: str, ttl: float, patient: bool = False) -> Waiter:
         """Return a waiter for the lease of `key`, the right to make its result. run, attempt: the ids that the lease will
         name; ttl: seconds without a heartbeat after which others may take over the lease; patient: see `Waiter`."""
-        return Waiter(self._backend, key, run=run, attempt=attempt, ttl=ttl, patient=patient)
+        return Waiter(self.backend, key, run=run, attempt=attempt, ttl=ttl, patient=patient)
 
     def sweep_leases(self) -> None:
         """Remove the leases of killed runs. Costs one listing. Errors of the store are ignored, since leases also expire by
         themselves."""
         with contextlib.suppress(StoreError, FileNotFoundError):
-            sweep_leases(self._backend)
+            sweep_leases(self.backend)
 
     def check_space(self, needed: int, reserve: int) -> None:
         """Raise StoreError unless enough disk space is free: on the store's disk or, for a remote store, on the disk of
@@ -201,12 +197,12 @@ class Store(Artifacts):
         needed: the expected bytes of the stage's files; reserve: the bytes that must stay free besides
         (`store.min_free_gb`).
         """
-        place = self._backend.local or self.home
+        place = self.backend.local or self.home
         while not place.exists():
             place = place.parent
         free = shutil.disk_usage(place).free
         if free < needed + reserve:
-            which, other = ("store", "store.root") if self._backend.local else ("home", "TRNFLOW_HOME")
+            which, other = ("store", "store.root") if self.backend.local else ("home", "TRNFLOW_HOME")
             raise StoreError(
                 f"only {free / 1e9:.1f} GB are free on the disk of the {which} ({place}), and this stage needs about "
                 f"{needed / 1e9:.1f} GB with {reserve / 1e9:.1f} GB to spare",

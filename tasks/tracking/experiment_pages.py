@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from pathlib import Path
+
+from tasks.system.whole_file import write_whole
 
 
 def note_experiment(home: Path, uri: str, name: str, number: str) -> None:
     """Write down the id of an experiment. home: the project's local state; uri: the server's address without secrets, as it
     is recorded; name, number: the experiment's name and id."""
-    file = _file(home, uri, name)
-    aside = file.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # a full disk costs the link, not the upload
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(number, encoding="utf-8")
-        aside.replace(file)
+        write_whole(_file(home, uri, name), number)
 
 
 def runs_page(base: str, home: Path, uri: str, name: str) -> str:

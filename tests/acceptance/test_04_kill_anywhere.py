@@ -17,6 +17,7 @@ from tasks.store.garbage.roots import Policy
 from tasks.store.layout import blob_name, is_unfinished
 from tasks.store.verify import verify
 from tests.acceptance.ending import check_ending
+from tests.acceptance.toy_runs import actions
 from tests.flows.runner.forks import Forks, nothing_left, until
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 from tests.launch.processes import alive
@@ -87,10 +88,6 @@ def run(starters: Forks, text: Path) -> Runner:
     runner = Runner(store, Resolver(store.home), run="again", min_free_gb=0.0)
     pipeline(WordsConfig(path=str(text)), CountConfig(least=0), runner)
     return runner
-
-
-def actions(runner: Runner) -> dict[str, str]:
-    return {name: outcome.action for name, outcome in runner.outcomes.items()}
 
 
 def test_no_moment_to_be_killed_at_leaves_half_a_result(starters: Forks) -> None:

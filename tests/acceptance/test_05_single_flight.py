@@ -72,7 +72,7 @@ def test_a_killed_run_is_taken_over_from_when_its_stage_has_saved_and_that_goes_
     starters.start("second", stage="apart", ttl=600)
     assert starters.result("second")["outcomes"]["apart"] == ["ran", ""]
     assert starters.journal.read_text() == "begins at step 0\nsaved\nbegins at step 7\n"
-    assert starters.store()._backend.names("partial") == []
+    assert starters.store().backend.names("partial") == []
     check_end(starters, "apart")
 
 
@@ -160,4 +160,4 @@ def test_a_memory_store_has_leases_too(tmp_path: Path) -> None:
     runner = Runner(store, Resolver(store.home), run="r", min_free_gb=0.0)
     runner(once, OnceConfig(journal=str(tmp_path / "journal")))
     assert runner.outcomes["once"].action == "ran"
-    assert store._backend.names("leases") == []
+    assert store.backend.names("leases") == []

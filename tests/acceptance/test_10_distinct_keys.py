@@ -99,7 +99,6 @@ def recipe_keys() -> list[str]:
     from flows.recipes import recipe as settings
     from tasks.keys.code_closure import closure
     from tasks.keys.hash_cache import Memo
-    from tasks.keys.key_document import code_of
     from tasks.stage import of
 
     recipe, memo = settings.load("demo"), Memo(Path(tempfile.mkdtemp()) / "memo.db")
@@ -110,9 +109,8 @@ def recipe_keys() -> list[str]:
     return [
         digest_of(
             {
-                "code": code_of(stage, memo),
+                "code_and_env": list(closure(stage.function.__module__, memo)),
                 "params": stage.params(getattr(recipe, section)),
-                "env": closure(stage.function.__module__, memo)[1],
                 "accel": stage.accel(getattr(recipe, section)),
             }
         )

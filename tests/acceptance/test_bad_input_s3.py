@@ -145,7 +145,7 @@ def test_what_can_not_be_listed_is_not_empty(proxy: Proxy, machine: Machine, tro
     for attempt in (
         lambda: verify(machine.store().backend),
         lambda: collect(machine.store().backend, Policy(keep_last=0, grace=0.0), yes=True),
-        lambda: machine.store().runs(),
+        lambda: machine.store().backend.names("runs"),
         lambda: machine.store().records("count"),
     ):
         with pytest.raises(StoreError):

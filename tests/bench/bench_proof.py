@@ -12,9 +12,9 @@ from pathlib import Path
 
 from flows import finetune
 from tasks.keys.allowed_files import permit_for
+from tasks.keys.code_closure import closure
 from tasks.keys.file_audit import Permit, watch_process
 from tasks.keys.hash_cache import Memo
-from tasks.keys.key_document import code_of
 from tasks.stage import of
 
 COUNT = 20_000
@@ -35,7 +35,7 @@ def measure(folder: Path) -> None:
     (folder / "outside").write_text("x")
     known = Path(finetune.__file__).parents[1] / "tasks/tokenize_text.py"
     stage = of(finetune.tokenize_text)
-    code = code_of(stage, memo)
+    code = closure(stage.function.__module__, memo)[0]
 
     def event() -> None:
         sys.audit("trnflow.bench")

@@ -81,7 +81,7 @@ def test_creation_is_exclusive_among_threads(store: Store) -> None:
 
     def race(number: int) -> None:
         barrier.wait()
-        if store._backend.create("records/race/one.json", f"{number}".encode()):
+        if store.backend.create("records/race/one.json", f"{number}".encode()):
             wins.append(number)
 
     threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
@@ -90,7 +90,7 @@ def test_creation_is_exclusive_among_threads(store: Store) -> None:
     for thread in threads:
         thread.join()
     assert len(wins) == 1
-    assert store._backend.read("records/race/one.json") == f"{wins[0]}".encode()
+    assert store.backend.read("records/race/one.json") == f"{wins[0]}".encode()
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "delete"])
@@ -102,9 +102,9 @@ def test_a_damaged_blob_is_found_at_first_use_and_healed_by_the_next_ingest(
     data = b"beta" * 100
     damaged = {"flip": b"B" + data[1:], "truncate": data[:-1], "empty": b"", "delete": None}[damage]
     name = blob_name(victim.digest)
-    store._backend.remove(name)
+    store.backend.remove(name)
     if damaged is not None:
-        store._backend.replace(name, damaged)
+        store.backend.replace(name, damaged)
     fresh = Store(store.root, tmp_path / "another machine")
     with pytest.raises(BlobLost) as caught:
         fresh.checkout(artifact, tmp_path / "view")
@@ -118,10 +118,10 @@ def test_a_damaged_blob_is_found_at_first_use_and_healed_by_the_next_ingest(
 def test_a_damaged_manifest_or_record_is_a_miss_not_a_crash(store: Store, tmp_path: Path) -> None:
     artifact = ingested(store, tmp_path)
     store.publish(record_for(artifact))
-    store._backend.replace(blob_name(artifact.digest), b'{"kind": "texts"}')
+    store.backend.replace(blob_name(artifact.digest), b'{"kind": "texts"}')
     with pytest.raises(BlobLost):
         store.artifact(artifact.digest)
-    store._backend.replace(f"records/format_prompts/{KEY}.json", b"{half")
+    store.backend.replace(f"records/format_prompts/{KEY}.json", b"{half")
     assert store.record("format_prompts", KEY) is None
     assert store.publish(record_for(artifact))["artifact"] == artifact.digest
 
@@ -131,7 +131,7 @@ def test_partial_state_shows_complete_steps_only(store: Store, tmp_path: Path) -
     assert partial.newest(print) is None
     for step in (5, 10):
         partial.commit(step, folder_of(tmp_path, {"state.bin": f"{step}".encode(), "deep/x": b"x"}))
-    store._backend.replace(f"partial/{'p' * 64}/step-000000015/state.bin", b"torn")
+    store.backend.replace(f"partial/{'p' * 64}/step-000000015/state.bin", b"torn")
     found = partial.newest(print)
     assert found is not None
     step, folder = found
@@ -142,7 +142,7 @@ def test_partial_state_shows_complete_steps_only(store: Store, tmp_path: Path) -
     assert partial.newest(print) is not None
     partial.prune(0)
     assert partial.newest(print) is None
-    assert store._backend.names(f"partial/{'p' * 64}") == []
+    assert store.backend.names(f"partial/{'p' * 64}") == []
 
 
 @pytest.mark.parametrize("harm", ["flip", "gone", "commit"])
@@ -152,15 +152,15 @@ def test_damaged_partial_state_gives_way_to_the_one_before(store: Store, tmp_pat
         partial.commit(step, folder_of(tmp_path, {"state.bin": f"{step}".encode(), "deep/x": b"x"}))
     newest = f"partial/{'d' * 64}/step-000000010"
     if harm == "gone":
-        store._backend.remove(f"{newest}/deep/x")
+        store.backend.remove(f"{newest}/deep/x")
     else:
-        store._backend.replace(f"{newest}/{'state.bin' if harm == 'flip' else 'COMMIT'}", b"11")
+        store.backend.replace(f"{newest}/{'state.bin' if harm == 'flip' else 'COMMIT'}", b"11")
     found = partial.newest(said.append)
     assert found is not None and found[0] == 5
     assert (found[1] / "state.bin").read_bytes() == b"5"
     what = {"flip": "state.bin", "gone": "x is gone", "commit": "COMMIT can't be read"}[harm]
     assert said == [f"the state of step 10 is damaged ({what}): it is in quarantine, and the one before it is used"]
-    assert any("step-000000010/state.bin" in name for name in store._backend.names("quarantine"))
+    assert any("step-000000010/state.bin" in name for name in store.backend.names("quarantine"))
     assert partial.steps() == [5]
     partial.commit(10, folder_of(tmp_path, {"state.bin": b"10"}))
     assert partial.newest(said.append) is not None and len(said) == 1
@@ -206,12 +206,12 @@ def test_too_little_disk_is_said_before_anything_runs(tmp_path: Path) -> None:
 def test_a_folder_that_can_not_be_listed_is_an_error_and_not_empty(tmp_path: Path) -> None:
     """Garbage collection would take it for one without pins."""
     store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store._backend.create("roots/a.json", b"{}")
+    store.backend.create("roots/a.json", b"{}")
     name = f"roots/{'x' * 300}"  # longer than a file system takes: root, too, can't list it
-    for listing in (store._backend.names, store._backend.entries):
+    for listing in (store.backend.names, store.backend.entries):
         with pytest.raises(StoreError, match="listing"):
             listing(name)
-    assert store._backend.names("roots/none") == store._backend.entries("roots/none") == []
+    assert store.backend.names("roots/none") == store.backend.entries("roots/none") == []
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def ended() -> Process:
 
 
 def test_one_holds_and_the_next_gets_it_when_it_is_released(store: Store) -> None:
-    backend = store._backend
+    backend = store.backend
     second = waiter(backend)
     with taken(backend):
         assert second.take() is None
@@ -81,13 +81,13 @@ def test_one_holds_and_the_next_gets_it_when_it_is_released(store: Store) -> Non
 def test_of_many_at_once_one_gets_it_also_at_a_takeover(store: Store) -> None:
     for ttl, leave in ((LONG, False), (LONG, True)):
         if leave:
-            left_by(store._backend, ended())
+            left_by(store.backend, ended())
         won: list[Lease] = []
         barrier = threading.Barrier(8)
 
         def race(won: list[Lease] = won, barrier: threading.Barrier = barrier, ttl: float = ttl) -> None:
             barrier.wait()
-            lease = waiter(store._backend, ttl).take()
+            lease = waiter(store.backend, ttl).take()
             if lease is not None:
                 won.append(lease)
 
@@ -99,17 +99,17 @@ def test_of_many_at_once_one_gets_it_also_at_a_takeover(store: Store) -> None:
         assert len(won) == 1
         won[0].check()
         won[0].release()
-        assert store._backend.names("leases") == []
+        assert store.backend.names("leases") == []
 
 
 def test_a_silent_holder_of_another_machine_is_over_after_its_ttl_and_the_fence_grows(store: Store) -> None:
-    left_by(store._backend, elsewhere(), SHORT)
-    turn = waiter(store._backend)
+    left_by(store.backend, elsewhere(), SHORT)
+    turn = waiter(store.backend)
     assert turn.take() is None  # it may live: it was seen only once
     lease = awaited(turn)
-    assert store._backend.names(f"leases/{KEY}") == [f"leases/{KEY}/1.json", f"leases/{KEY}/2.json"]
+    assert store.backend.names(f"leases/{KEY}") == [f"leases/{KEY}/1.json", f"leases/{KEY}/2.json"]
     lease.release()
-    assert store._backend.names("leases") == []
+    assert store.backend.names("leases") == []
 
 
 def test_a_patient_waiter_leaves_the_lease_to_a_process_of_this_machine_that_lives(store: Store) -> None:
@@ -118,24 +118,24 @@ def test_a_patient_waiter_leaves_the_lease_to_a_process_of_this_machine_that_liv
         time.sleep(2 * SHORT)
         return turn.take()
 
-    patient = partial(Waiter, store._backend, KEY, run="r", attempt="a", ttl=LONG, patient=True)
-    left_by(store._backend, this_process(), SHORT)
+    patient = partial(Waiter, store.backend, KEY, run="r", attempt="a", ttl=LONG, patient=True)
+    left_by(store.backend, this_process(), SHORT)
     assert looks_twice(patient()) is None
-    lease = looks_twice(waiter(store._backend))
+    lease = looks_twice(waiter(store.backend))
     assert lease is not None
     lease.release()
-    left_by(store._backend, elsewhere(), SHORT)
+    left_by(store.backend, elsewhere(), SHORT)
     lease = looks_twice(patient())
     assert lease is not None
     lease.release()
 
 
 def test_a_holder_that_beats_is_never_over_however_slow_the_waiter_looks(store: Store) -> None:
-    left_by(store._backend, elsewhere(), SHORT)
-    turn = waiter(store._backend)
-    token = json.loads(store._backend.read(f"leases/{KEY}/1.json"))["token"]
+    left_by(store.backend, elsewhere(), SHORT)
+    turn = waiter(store.backend)
+    token = json.loads(store.backend.read(f"leases/{KEY}/1.json"))["token"]
     for count in range(5):
-        store._backend.replace(f"leases/{KEY}/1.{token}", json.dumps({"beat": count}).encode())
+        store.backend.replace(f"leases/{KEY}/1.{token}", json.dumps({"beat": count}).encode())
         assert turn.take() is None
         time.sleep(SHORT)
     awaited(turn).release()
@@ -157,9 +157,9 @@ class Patient(Waiter):
 
 def test_who_waits_is_told_the_holder_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "WATCH_SECONDS", 0.01)
-    held, told = taken(store._backend), []
-    assert waiter(store._backend).take_watching(tell=told.append) is None and told == []
-    turn = Patient(store._backend, held)
+    held, told = taken(store.backend), []
+    assert waiter(store.backend).take_watching(tell=told.append) is None and told == []
+    turn = Patient(store.backend, held)
     mine = turn.take_watching(wait=True, tell=told.append)
     assert mine is not None and turn.looks == 3
     assert [one.process for one in told] == [this_process()]
@@ -167,46 +167,46 @@ def test_who_waits_is_told_the_holder_once(store: Store, monkeypatch: pytest.Mon
 
 
 def test_a_held_lease_beats(store: Store) -> None:
-    with taken(store._backend, 0.15):
+    with taken(store.backend, 0.15):
         seen = set()
         deadline = time.monotonic() + 60
         while len(seen) < 3 and time.monotonic() < deadline:
-            holder = newest_holder(store._backend, KEY)
+            holder = newest_holder(store.backend, KEY)
             assert holder is not None
             seen.add(holder.beat)
         assert len(seen) >= 3
-    assert store._backend.names("leases") == []
+    assert store.backend.names("leases") == []
 
 
 def test_the_lease_of_a_dead_process_is_taken_at_once(store: Store) -> None:
-    left_by(store._backend, ended())
-    taken(store._backend).release()
-    left_by(store._backend, this_process()._replace(start=1))  # its pid is another's by now
-    taken(store._backend).release()
-    left_by(store._backend, this_process()._replace(boot="an earlier boot"))
-    taken(store._backend).release()
-    left_by(store._backend, elsewhere(), since="2026-01-01T00:00:00Z")  # silent for long by its own clock
-    taken(store._backend).release()
-    assert store._backend.names("leases") == []
+    left_by(store.backend, ended())
+    taken(store.backend).release()
+    left_by(store.backend, this_process()._replace(start=1))  # its pid is another's by now
+    taken(store.backend).release()
+    left_by(store.backend, this_process()._replace(boot="an earlier boot"))
+    taken(store.backend).release()
+    left_by(store.backend, elsewhere(), since="2026-01-01T00:00:00Z")  # silent for long by its own clock
+    taken(store.backend).release()
+    assert store.backend.names("leases") == []
 
 
 def test_a_dead_run_whose_stage_still_saves_holds_until_that_has_ended(tmp_path: Path) -> None:
     store = Store(str(tmp_path), tmp_path / "home")
     attempt = f"attempt-{os.getpid()}"
-    left_by(store._backend, ended(), attempt=attempt)
+    left_by(store.backend, ended(), attempt=attempt)
     child = subprocess.Popen(["sleep", "600"], env=os.environ | {ATTEMPT: attempt})
     try:
-        assert waiter(store._backend).take() is None
+        assert waiter(store.backend).take() is None
     finally:
         child.kill()
         child.wait()
-    taken(store._backend).release()
+    taken(store.backend).release()
 
 
 def test_a_superseded_holder_finds_out_and_leaves_the_new_one_alone(store: Store) -> None:
-    old = taken(store._backend, SHORT)  # never beats: it is paused
+    old = taken(store.backend, SHORT)  # never beats: it is paused
     old.check()
-    new = awaited(waiter(store._backend))
+    new = awaited(waiter(store.backend))
     with pytest.raises(LeaseLost, match=f"pid {os.getpid()} .*took over"):
         old.check()
     with pytest.raises(LeaseLost):
@@ -216,23 +216,23 @@ def test_a_superseded_holder_finds_out_and_leaves_the_new_one_alone(store: Store
     new.release()
     with pytest.raises(LeaseLost, match="another run took over"):
         old.check()
-    assert store._backend.names("leases") == []
+    assert store.backend.names("leases") == []
 
 
 def test_a_release_leaves_a_lease_alone_that_came_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = taken(store._backend)
-    seen = newest_holder(store._backend, KEY)
-    store._backend.remove(f"leases/{KEY}/1.{seen.token}")
-    store._backend.replace(f"leases/{KEY}/2.json", json.dumps({"token": "other"}).encode())
-    store._backend.replace(f"leases/{KEY}/2.other", b"1")
+    first = taken(store.backend)
+    seen = newest_holder(store.backend, KEY)
+    store.backend.remove(f"leases/{KEY}/1.{seen.token}")
+    store.backend.replace(f"leases/{KEY}/2.json", json.dumps({"token": "other"}).encode())
+    store.backend.replace(f"leases/{KEY}/2.other", b"1")
     monkeypatch.setattr(lease, "newest_holder", lambda *_: seen)  # what it saw just before
     first.release()
-    assert store._backend.names(f"leases/{KEY}") == [f"leases/{KEY}/2.json", f"leases/{KEY}/2.other"]
+    assert store.backend.names(f"leases/{KEY}") == [f"leases/{KEY}/2.json", f"leases/{KEY}/2.other"]
 
 
 def test_a_holder_that_wakes_hears_of_it_by_its_heartbeat(store: Store) -> None:
-    old = taken(store._backend, SHORT)
-    new = awaited(waiter(store._backend))
+    old = taken(store.backend, SHORT)
+    new = awaited(waiter(store.backend))
     with old, pytest.raises(LeaseLost):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -243,15 +243,15 @@ def test_a_holder_that_wakes_hears_of_it_by_its_heartbeat(store: Store) -> None:
 
 
 def test_sweeping_removes_what_the_dead_left_and_nothing_else(store: Store) -> None:
-    left_by(store._backend, ended())
-    store._backend.replace(f"leases/{'o' * 64}/1.orphan", b"{}")
-    living = waiter(store._backend, key="l" * 64).take()
+    left_by(store.backend, ended())
+    store.backend.replace(f"leases/{'o' * 64}/1.orphan", b"{}")
+    living = waiter(store.backend, key="l" * 64).take()
     assert living is not None
     store.sweep_leases()
-    assert store._backend.folders("leases") == ["l" * 64]
+    assert store.backend.folders("leases") == ["l" * 64]
     living.check()
     living.release()
-    assert store._backend.names("leases") == []
+    assert store.backend.names("leases") == []
 
 
 def test_an_empty_folder_and_what_was_written_aside_are_swept(tmp_path: Path) -> None:
@@ -264,18 +264,18 @@ def test_an_empty_folder_and_what_was_written_aside_are_swept(tmp_path: Path) ->
 
 @pytest.mark.parametrize("text", ["", "{half", "[]", '{"token": 1}', '{"process": {"pid": "x"}, "ttl": "soon"}'])
 def test_a_lease_that_can_not_be_read_is_waited_for(store: Store, text: str) -> None:
-    store._backend.replace(f"leases/{KEY}/3.json", text.encode())
-    turn = waiter(store._backend)
+    store.backend.replace(f"leases/{KEY}/3.json", text.encode())
+    turn = waiter(store.backend)
     assert turn.take() is None
     assert turn.holder is not None and turn.holder.fence == 3
 
 
 def test_strange_names_are_no_leases(store: Store) -> None:
     for name in ("07.json", "x.json", "-1.json", "1.tmp", "٣.json"):
-        store._backend.replace(f"leases/{KEY}/{name}", b"{}")
-    lease = taken(store._backend)
+        store.backend.replace(f"leases/{KEY}/{name}", b"{}")
+    lease = taken(store.backend)
     lease.release()
-    assert store._backend.names("leases") == []
+    assert store.backend.names("leases") == []
 
 
 def test_a_process_is_known_by_its_tag() -> None:
@@ -289,7 +289,7 @@ def test_a_process_is_known_by_its_tag() -> None:
 
 def test_writers_and_tidying_do_not_meet_in_an_error(tmp_path: Path) -> None:
     """A folder removed under the writer's hands is made again."""
-    backend = Store(str(tmp_path), tmp_path / "home")._backend
+    backend = Store(str(tmp_path), tmp_path / "home").backend
     left = threading.Event()
 
     def tidy() -> None:

@@ -37,8 +37,8 @@ class Counted:
 
 def counted(store: Store) -> Counter[str]:
     """Count the operations of a store from now on."""
-    store._backend = Counted(store._backend)  # type: ignore[assignment]
-    return store._backend.calls  # type: ignore[attr-defined,no-any-return]
+    store.backend = Counted(store.backend)  # type: ignore[assignment]
+    return store.backend.calls  # type: ignore[attr-defined,no-any-return]
 
 
 def written(store: Store, numbers: range) -> list[str]:

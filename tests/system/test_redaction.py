@@ -149,3 +149,20 @@ def test_what_libraries_log_is_scrubbed(caplog: pytest.LogCaptureFixture) -> Non
     assert "at http://***@h/: 401" in caplog.text
     assert "ValueError: ***" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("learning_rate", True), ("tokenizer", True), ("max_length", True), ("pad_token", True), ("max_tokens", True),
+        ("hf_token", False), ("token", False), ("AWS_SECRET_ACCESS_KEY", False), ("api-key", False), ("password", False),
+        ("environment", False), ("github_pat", False),
+    ],
+)  # fmt: skip
+def test_names_that_speak_of_secrets_are_dropped(name: str, kept: bool) -> None:
+    assert (name in redact.redact({name: "x"})) is kept
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.tuples(inner)))
+def test_redaction_keeps_what_is_no_secret(value: object) -> None:
+    assert json.dumps(redact.redact({"a": value})) == json.dumps({"a": value})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from argparse import Namespace
 from datetime import UTC, datetime
 from typing import Any
 
 from flows.cli.history_commands import ACTED, brief, run_ids, store_of
 from flows.cli.live.status_command import counted, running
-from flows.cli.output import emit_json
+from flows.cli.output import emit
 from flows.display import report
 from flows.runner.attempts import PREVIEW
 from tasks.artifact import Meta
@@ -32,10 +31,7 @@ def runs(options: Namespace) -> int:
     """Print one line for each run, newest first; return exit code 0."""
     store = store_of(options)
     found = listed(store)
-    if options.json:
-        emit_json({"schema": 1, "runs": found})
-        return 0
-    sys.stdout.write(f"{report.aligned([HEAD, *map(_row, found)])}\n")
+    emit(options, {"runs": found}, report.aligned([HEAD, *map(_row, found)]))
     return 0
 
 

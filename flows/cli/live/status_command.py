@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
 from flows.cli.history_commands import store_of
-from flows.cli.output import emit_json
+from flows.cli.output import emit
 from flows.display import report
 from flows.display.progress import clock_face
 from tasks.artifact import Meta
@@ -27,13 +26,8 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 def status(options: Namespace) -> int:
     """Print one line for each stage that runs now; return exit code 0."""
     found = running(store_of(options))
-    if options.json:
-        emit_json({"schema": 1, "runs": found})
-    elif found:
-        rows = [("run", "recipe", "stage", "progress", "left", "host", "pid", "since"), *map(_row, found)]
-        sys.stdout.write(f"{report.aligned(rows)}\n")
-    else:
-        sys.stdout.write("nothing runs\n")
+    rows = [("run", "recipe", "stage", "progress", "left", "host", "pid", "since"), *map(_row, found)]
+    emit(options, {"runs": found}, report.aligned(rows) if found else "nothing runs")
     return 0
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
-from flows.cli.history_commands import artifact_of, run_ids
+from flows.cli.history_commands import artifact_of, named_run
 from flows.cli.output import emit
 from flows.display import report
 from flows.display.progress import Progress
 from flows.recipes import recipe as settings
-from flows.runner.run import open_store
+from flows.runner.run import open_recipe
 from tasks.artifact import Meta
 from tasks.errors import TrnflowError
-from tasks.keys.lineage import nearest_run
 from tasks.promotion.settings import PromoteConfig
 from tasks.store import Store
 from tasks.store.location import default_root
@@ -53,14 +51,12 @@ def freeze(options: Namespace) -> int:
     """Freeze the test rows of a recipe's present data and print their number; return exit code 0."""
     from flows.champions.freeze import freeze as freeze_test_rows
 
-    recipe, store = _opened(options)
-    with _progress() as progress:
+    recipe, store = open_recipe(options.recipe, options.overrides)
+    with Progress() as progress:
         frozen = freeze_test_rows(recipe, store, (progress,), offline=options.offline)
     found = frozen.to_json()
-    text = (
-        f"froze {found['rows']} test rows of {recipe.name} as number {frozen.number} ({frozen.artifact.digest[:19]})\n"
-    )
-    emit(options, {"recipe": recipe.name, **found}, text)
+    where = f"{recipe.name} as number {frozen.number} ({frozen.artifact.digest[:19]})"
+    emit(options, {"recipe": recipe.name, **found}, f"froze {found['rows']} test rows of {where}")
     return 0
 
 
@@ -68,22 +64,20 @@ def promote(options: Namespace) -> int:
     """Compare a model with the champion and print which of them is the champion now; return exit code 0."""
     from flows.champions.contenders import Contender, nth_last_run, of_digest, of_recipe, of_run
     from flows.champions.mirror import mirror
-    from flows.champions.promote import champions_of
     from flows.champions.promote import promote as promote_model
 
-    recipe, store = _opened(options)
+    recipe, store = open_recipe(options.recipe, options.overrides)
 
     def challenger(text: str | None) -> Contender:
         if text is None:
             return of_recipe(recipe, store)
         if text.split("~")[0] == "last":
             return of_run(store, nth_last_run(store, text, recipe.name), recipe.name)
-        ids = run_ids(store)
-        if any(run.startswith(text) for run in ids):
-            return of_run(store, nearest_run(text, ids), recipe.name)
+        if (run := named_run(text, store)) is not None:
+            return of_run(store, run, recipe.name)
         return of_digest(store, artifact_of(text, store), recipe.name)
 
-    with _progress() as progress:
+    with Progress() as progress:
         found = promote_model(recipe, store, challenger(options.challenger), (progress,), offline=options.offline)
     lines = (
         [f"there were no frozen rows: froze the present test rows as number {found.frozen.number}"]
@@ -92,25 +86,23 @@ def promote(options: Namespace) -> int:
     )
     verb = "is now champion" if found.promoted else "is not promoted; the champion stays"
     lines += [f"{found.challenger[:19]} {verb} {found.number} of {recipe.name}: {found.why}"]
-    lost = None if found.challenger == found.champion else found.challenger
-    note = mirror(recipe, store, champions_of(store, recipe.name), lost, found.comparison)
+    note = mirror(recipe, store, found)
     lines += [f"note: {note}"] if note else []
-    emit(options, {"recipe": recipe.name, **found.to_json()}, "".join(f"{line}\n" for line in lines))
+    emit(options, {"recipe": recipe.name, **found.to_json()}, *lines)
     return 0
 
 
 def rollback(options: Namespace) -> int:
     """Make the model that the present champion replaced the champion again; return exit code 0."""
     from flows.champions.mirror import mirror
-    from flows.champions.promote import champions_of
     from flows.champions.promote import rollback as roll_back
 
-    recipe, store = _opened(options)
+    recipe, store = open_recipe(options.recipe, options.overrides)
     found = roll_back(recipe, store)
-    note = mirror(recipe, store, champions_of(store, recipe.name), None, None)
-    text = f"{found.document['artifact'][:19]} is champion {found.number} of {recipe.name}: {found.document['why']}\n"
-    text += f"note: {note}\n" if note else ""
-    emit(options, {"recipe": recipe.name, **_brief(found.number, found.document)}, text)
+    note = mirror(recipe, store)
+    lines = [f"{found.document['artifact'][:19]} is champion {found.number} of {recipe.name}: {found.document['why']}"]
+    lines += [f"note: {note}"] if note else []
+    emit(options, {"recipe": recipe.name, **_brief(found.number, found.document)}, *lines)
     return 0
 
 
@@ -140,8 +132,8 @@ def champions(options: Namespace) -> int:
     none = f"{options.recipe} has no champion" if options.recipe else "no recipe has a champion"
     text = report.aligned(rows) if found else f"{none}: `trnflow promote RECIPE` makes the first"
     notes = [note for name in names if (note := old_frozen(store, name, days.get(name) or _frozen_days(name)))]
-    text += "".join(f"\nnote: {note}" for note in notes)
-    emit(options, {"store": store.root, "champions": found, "notes": notes}, f"{text}\n")
+    shown = {"store": store.root, "champions": found, "notes": notes}
+    emit(options, shown, text, *(f"note: {note}" for note in notes))
     return 0
 
 
@@ -155,20 +147,3 @@ def _frozen_days(name: str) -> float:
     with suppress(TrnflowError):
         return settings.load(name, []).promote.frozen_days
     return PromoteConfig().frozen_days
-
-
-def _opened(options: Namespace) -> tuple[settings.Recipe, Store]:
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
-    store.prepare()
-    return recipe, store
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Show the progress of stages until the context ends."""
-    progress = Progress()
-    try:
-        yield progress
-    finally:
-        progress.close()

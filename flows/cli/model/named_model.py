@@ -11,15 +11,14 @@ from typing import NamedTuple
 
 from flows.champions.frozen_rows import look_at_retrain
 from flows.champions.promote import champions_of
-from flows.cli.history_commands import artifact_of, run_ids, store_of
+from flows.cli.history_commands import artifact_of, named_run, store_of
 from flows.finetune import FINETUNE, KINDS
 from flows.recipes import recipe as settings
 from flows.recipes.files import nearest, recipe_names
 from flows.runner.call import Outcome
-from flows.runner.run import look, open_store
+from flows.runner.run import artifact_in, look, open_store
 from tasks.artifact import Artifact
 from tasks.errors import BlobLost, ConfigError
-from tasks.keys.lineage import nearest_run
 from tasks.store import Store
 
 CHAMPION = "@champion"
@@ -66,9 +65,8 @@ def named_model(options: Namespace, stages: tuple[str, ...]) -> NamedModel:
             "name a recipe; a text to predict that looks like a setting goes after --",
         )
     store = store_of(options)
-    ids = run_ids(store)
-    if text.split("~")[0] == "last" or any(run.startswith(text) for run in ids):
-        return NamedModel(store, _of_run(nearest_run(text, ids), store, stages[0]))
+    if (run := named_run(text, store)) is not None:
+        return NamedModel(store, _of_run(run, store, stages[0]))
     if not _is_digest(text):
         close = nearest(text, recipe_names())
         raise ConfigError(
@@ -88,22 +86,22 @@ def named_model(options: Namespace, stages: tuple[str, ...]) -> NamedModel:
 def _of_recipe(options: Namespace, stage: str) -> NamedModel:
     recipe = settings.load(options.recipe, _overrides(options))
     store = open_store(recipe)
+    outcome, artifact = made_by(recipe, store, stage)
+    return NamedModel(store, artifact, (stage, str(outcome.key)))
+
+
+def made_by(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Outcome, Artifact]:
+    """Return the cached outcome of a stage with a recipe's present data and settings, and its artifact: that of a run, else
+    that of a retrain, from whose training rows the frozen rows were dropped. ConfigError when there is neither."""
     outcome = look(recipe, store, FINETUNE).outcomes[stage]
-    if outcome.artifact is None:
-        outcome = of_retrain(recipe, store, stage) or outcome
+    if outcome.artifact is None and (retrained := look_at_retrain(recipe, store)) is not None:
+        outcome = retrained.outcomes[stage]
     if outcome.artifact is None:
         raise ConfigError(
             f"{stage} of {recipe.name} has no artifact for these settings: {outcome.why}",
             f"`trnflow run --until {stage}` makes it",
         )
-    return NamedModel(store, outcome.artifact, (stage, str(outcome.key)))
-
-
-def of_retrain(recipe: settings.Recipe, store: Store, stage: str) -> Outcome | None:
-    """What a stage made in a retrain with the recipe's present data and settings, from whose training rows the frozen rows
-    were dropped; None if there are no frozen rows."""
-    planner = look_at_retrain(recipe, store)
-    return planner.outcomes[stage] if planner else None
+    return outcome, outcome.artifact
 
 
 def _champion(options: Namespace, stage: str) -> NamedModel:
@@ -130,9 +128,8 @@ def _overrides(options: Namespace) -> list[str]:
 
 
 def _of_run(run: str, store: Store, stage: str) -> Artifact:
-    stages = {entry["stage"]: entry.get("artifact") for entry in (store.run(run) or {}).get("stages", [])}
-    digest = stages.get(FINETUNE.stage(stage))
-    if not digest:
+    digest = artifact_in(store.run(run) or {}, stage)
+    if digest is None:
         raise ConfigError(f"the run {run} has no artifact of {stage}", "`trnflow runs` lists others")
     return store.artifact(digest)
 

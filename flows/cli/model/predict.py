@@ -111,15 +111,13 @@ def _serve(options: Namespace, named: NamedModel, model: Model) -> int:
 
 def _counted(results: Iterator[Meta], total: int) -> Iterator[Meta]:
     """Show progress on stderr, and say at the end how many texts were too long."""
-    cut, progress = 0, Progress()
-    progress.begin("predict")
-    try:
+    cut = 0
+    with Progress() as progress:
+        progress.begin("predict")
         for done, result in enumerate(results, 1):
             cut += "cut" in result
             progress.event("predict", {"progress": {"done": done, "total": total, "unit": "rows"}})
             yield result
-    finally:
-        progress.close()
     if cut:
         sys.stderr.write(
             f"note: {cut} of {total} texts are too long for the model and were cut (`cut`: tokens left out)\n"

@@ -41,7 +41,7 @@ def publish(options: Namespace) -> int:
     evaluation = None if options.what == "export" else evaluation_of(store, artifact.digest)
     done = publish_artifact(store, artifact, options.what, options.to, evaluation, _say, replace=options.replace)
     text = f"published {done.what} {done.artifact[:19]} to {done.to}: {done.files} files, {done.bytes / 1e6:.1f} MB"
-    emit(options, done.to_json(), f"{text}{'' if done.copied else ' (all there already)'}\n")
+    emit(options, done.to_json(), f"{text}{'' if done.copied else ' (all there already)'}")
     return 0
 
 

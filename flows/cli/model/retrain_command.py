@@ -11,7 +11,7 @@ from flows.cli.output import emit, emit_json, exit_at_once, say_error
 from flows.display.progress import Progress
 from flows.recipes import recipe as settings
 from flows.recipes.suggested_command import complete
-from flows.runner.run import Options, Result, execute, new_run_id, open_store
+from flows.runner.run import Options, Result, execute, new_run_id, open_recipe
 from tasks.errors import TrnflowError
 from tasks.store import Store
 from tasks.system.redaction import scrub
@@ -42,9 +42,7 @@ def retrain(options: Namespace) -> int:
     from flows.retraining.change import find_change
     from flows.retraining.retrain import record_failure, unchanged
 
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
-    store.prepare()
+    recipe, store = open_recipe(options.recipe, options.overrides)
     try:
         change = find_change(recipe, store, offline=options.offline)
     except TrnflowError as error:
@@ -76,14 +74,13 @@ def _dry_run(options: Namespace, change: Change, store: Store) -> int:
     found = {"stopped": bool(stopping), "checks": [one.to_json() for one in checked], "notes": notes}
     verb = "would be trained and judged" if change.is_changed else "is unchanged"
     lines = [f"{recipe.name} would be stopped: {one}" for one in stopping] or [f"{recipe.name} {verb}: {change.why}"]
-    emit(options, change.to_json() | found, "".join(f"{line}\n" for line in lines + [f"note: {one}" for one in notes]))
+    emit(options, change.to_json() | found, *lines, *(f"note: {one}" for one in notes))
     return 0
 
 
 def _retrained(options: Namespace, recipe: settings.Recipe, store: Store) -> tuple[Retrained, bool]:
     """Retrain, and return how it ended and whether Prefect's server went away meanwhile."""
-    progress = Progress()
-    try:
+    with Progress() as progress:
         if options.direct:
             return _directly(options, recipe, store, progress), False
         from flows.cli.prefect_run import retrain_here
@@ -93,8 +90,6 @@ def _retrained(options: Namespace, recipe: settings.Recipe, store: Store) -> tup
         )
         assert session.retrained is not None
         return session.retrained, session.result is not None and session.result.prefect_lost
-    finally:
-        progress.close()
 
 
 def _directly(options: Namespace, recipe: settings.Recipe, store: Store, progress: Progress) -> Retrained:

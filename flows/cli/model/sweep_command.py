@@ -10,10 +10,7 @@ from typing import Any
 from flows.cli.output import emit_json, say_error
 from flows.display import report
 from flows.display.progress import Progress
-from flows.recipes.recipe import Recipe
 from flows.recipes.suggested_command import complete
-from flows.runner.executor import Listener
-from flows.runner.run import Options, Result
 from tasks.artifact import Meta
 from tasks.system.redaction import scrub
 
@@ -45,17 +42,8 @@ def run_sweep(options: Namespace) -> int:
 
     given = [f"sweep.{name}={value}" for name in OPTIONS if (value := getattr(options, name)) is not None]
     plan = read_plan(options.recipe, [*options.overrides, *given])
-    progress = Progress()
-
-    def run_winner(
-        recipe: Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
-    ) -> Result:
-        return run_directly(recipe, what, run, (*listeners, progress), tags)
-
-    try:
-        content, result = sweep(plan, run_directly, run_winner, _say, offline=options.offline)
-    finally:
-        progress.close()
+    with Progress() as progress:
+        content, result = sweep(plan, run_directly, _say, listeners=(progress,), offline=options.offline)
     error = result.error if result else None
     if options.json:
         emit_json(content)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flows.cli.output import emit_json, say_error
 from flows.recipes import recipe as settings
 from flows.recipes.suggested_command import complete
-from flows.runner.run import open_store
+from flows.runner.run import open_recipe
 from flows.runner.work_folders import open_home
 from tasks.errors import TrnflowError
 from tasks.system.redaction import hide, scrub, scrubbed
@@ -63,9 +63,7 @@ def _look(options: Namespace, printed: str) -> str:
     """Look once and act on a change. printed: the finding that was printed last. Returns the present one."""
     from flows.retraining.watch import look, note_announced
 
-    recipe = settings.load(options.recipe, options.overrides)  # it may have been edited since the last look
-    store = open_store(recipe)
-    store.prepare()
+    recipe, store = open_recipe(options.recipe, options.overrides)  # it may have been edited since the last look
     found = look(recipe, store, every=options.every, offline=options.offline)
     is_change = found.outcome == "changed"
     done = _act(options, found) if is_change else ""

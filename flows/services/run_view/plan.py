@@ -10,10 +10,10 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from flows.display import report
-from flows.display.progress import StageProgress
 from flows.runner.call import Call, Outcome
 from flows.runner.executor import Listener
 from flows.runner.planning.forecast import ANYWAY, dollars, total
+from flows.runner.progress.stage_progress import StageProgress
 from flows.services.run_view.artifacts import Page
 from tasks.artifact import Meta
 from tasks.system.redaction import scrub

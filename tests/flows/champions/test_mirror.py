@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from flows.champions.frozen_rows import Frozen
 from flows.champions.mirror import mirror
+from flows.champions.promote import Decision
 from flows.recipes import recipe as settings
+from tasks.artifact import Artifact, Meta
 from tasks.promotion.bootstrap import Comparison
 from tasks.store import Store
-from tasks.store.garbage.numbered_roots import Numbered
+from tasks.store.garbage.numbered_roots import CHAMPIONS, add_numbered
 from tasks.tracking import upload_left
 from tasks.tracking.registry import mirror_champion
 from tests.flows.champions.conftest import RECIPE
@@ -27,9 +30,9 @@ FIRST, SECOND, THIRD = (f"sha256:{digit * 64}" for digit in "abc")
 COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True)
 
 
-def champion(number: int, artifact: str) -> Numbered:
+def champion(number: int, artifact: str) -> Meta:
     document = {"artifact": artifact, "action": "promoted", "task": "classification", "frozen": FIRST}
-    return Numbered(number, document | {"created": f"2026-01-01T00:00:0{number}Z"})
+    return document | {"created": f"2026-01-01T00:00:0{number}Z"}
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +144,10 @@ def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeyp
     store = Store(str(tmp_path / "store"), tmp_path / "home")
     store.prepare()
     (tmp_path / "missing").write_text("no folder")
-    mirror(recipe, store, [champion(2, SECOND), champion(1, FIRST)], None, COMPARED)
+    for number, artifact in enumerate((FIRST, SECOND), 1):
+        add_numbered(store.backend, CHAMPIONS, recipe.name, number, champion(number, artifact))
+    rows = Frozen(1, Artifact(FIRST, "rows", {}, ()))
+    mirror(recipe, store, Decision(True, 2, SECOND, SECOND, COMPARED, rows, False, "better"))
     spools = list((tmp_path / "home/tracking").glob("*.jsonl"))
     assert len(spools) == 1
     wait_for_uploader(tmp_path / "home")

@@ -9,9 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from flows.runner.progress.pace import Pace
 from flows.runner.runner import Runner
 from tasks.sources.resolver import Resolver
 from tasks.store import Store
@@ -87,18 +84,6 @@ def test_a_preview_in_progress_has_a_status_and_a_log_and_is_no_run(tmp_path: Pa
         (tmp_path / "go").touch()
         work.join()
     assert "the last line" in shell("logs", "last").stdout
-
-
-@pytest.mark.parametrize(("first", "eta"), [(0, 18.0), (40, 10.0)])
-def test_the_time_that_is_left_follows_the_pace_since_the_first_count(first: int, eta: float) -> None:
-    now = [5.0]
-    pace = Pace(lambda: now[0])
-    assert pace.at({"done": first, "total": 100, "unit": "steps"})["eta"] is None
-    now[0] += 2.0
-    assert pace.at({"done": first + 10, "total": 100, "unit": "steps"}) == {
-        "step": first + 10, "of": 100, "unit": "steps", "eta": eta,
-    }  # fmt: skip
-    assert pace.at({"done": 1, "total": 5, "unit": "rows"})["eta"] is None
 
 
 def test_a_dead_run_of_another_machine_is_not_shown_as_running(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.display.progress import Lines, StageProgress, log_line, terminal_line
+from flows.display.progress import Lines, log_line, terminal_line
+from flows.runner.progress.stage_progress import StageProgress
 from tasks.artifact import Meta
 from tests.flows.services.test_task_runners import wait_until
 from tests.helpers.command_line import Shell
@@ -127,6 +128,16 @@ def test_a_stage_that_counts_something_else_is_timed_anew(clock: Clock) -> None:
     clock.now = 1010
     at.take(steps(2, total=3))
     assert at.eta == 10
+
+
+@pytest.mark.parametrize(("first", "eta"), [(0, 18.0), (40, 10.0)])
+def test_the_time_that_is_left_follows_the_pace_since_the_first_count(first: int, eta: float, clock: Clock) -> None:
+    at = StageProgress("train", clock)
+    at.take(steps(first, total=100))
+    assert at.counted["eta"] is None
+    clock.now += 2
+    at.take(steps(first + 10, total=100))
+    assert at.counted == {"step": first + 10, "of": 100, "unit": "steps", "eta": eta}
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ def test_a_corrupt_blob_is_found_at_first_use_and_its_stage_runs_again(house: Ho
     blob = house.folder / "store/blobs/sha256" / digest[7:9] / digest[7:]
     blob.chmod(0o644)
     blob.write_text("9 9 9")
-    (house.folder / "home/memo.db").unlink()  # as on a machine that never read it: of one that did, test_history tells
+    (house.folder / "home/memo.db").unlink()  # as on a machine that never read it: of one that did, test_upkeep tells
     with pytest.raises(BlobLost) as caught:
         house.run(least=2)
     assert caught.value.digest == digest

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, quote, quote_plus, urlsplit
 import pytest
 
 from flows.services.prefect_server import stop_server
-from tests.tracking.test_tracking import mlflow_server
+from tests.tracking.runs import mlflow_server
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 

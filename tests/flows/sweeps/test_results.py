@@ -70,11 +70,11 @@ def test_an_edit_of_the_recipe_ends_its_sweep(folder: Path) -> None:
 def test_the_winner_runs_again_for_another_best_trial_or_evaluation(folder: Path) -> None:
     sweep = going(read_plan("tiny.yaml", [RATE, "sweep.trials=1"]))
     sweep.run_trials()
-    assert sweeps._winner(sweep, trained) is not None
+    assert sweeps._winner(sweep) is not None
     assert sweep.write()["winner"]["trial"] == 0
-    assert sweeps._winner(sweep, trained) is None
+    assert sweeps._winner(sweep) is None
     other = going(read_plan("tiny.yaml", [RATE, "sweep.trials=1", "evaluate.export_rows=4"]))
-    assert sweeps._winner(other, trained) is not None
+    assert sweeps._winner(other) is not None
     better = BEST._replace(number=1, settings={"train.learning_rate": 1e-4})
     assert document(sweep.plan, [BEST, better], better, sweep.study.winner)["winner"] is None
 
@@ -82,7 +82,7 @@ def test_the_winner_runs_again_for_another_best_trial_or_evaluation(folder: Path
 def test_a_sweep_takes_devices_only_if_trials_are_left(folder: Path) -> None:
     def again(trials: int) -> Any:
         plan = read_plan("tiny.yaml", [RATE, f"sweep.trials={trials}", "tracking.enabled=false"])
-        return sweeps.sweep(plan, trained, trained, print)[0]
+        return sweeps.sweep(plan, trained, print)[0]
 
     first = again(1)
     recipe = settings.load("tiny.yaml")
@@ -100,9 +100,9 @@ def test_the_page_tells_metrics_on_the_test_split_from_those_of_training(folder:
         result.outcomes.append(Outcome("evaluate_model", "ran", artifact=report))
         return result
 
-    sweep = going(read_plan("tiny.yaml", [RATE, "sweep.trials=1"]))
+    sweep = going(read_plan("tiny.yaml", [RATE, "sweep.trials=1"]), tested)
     sweep.run_trials()
-    sweeps._winner(sweep, tested)
+    sweeps._winner(sweep)
     content = sweep.write()
     assert content["winner"]["test"] == {"accuracy": 0.75}
     assert content["winner"]["metrics"].keys() == {"accuracy", "eval_loss"}
