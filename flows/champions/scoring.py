@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from flows.champions.contenders import Contender
 from flows.recipes.recipe import Recipe
-from flows.runner.executor import Listener
+from flows.runner.devices import devices_of_stages
+from flows.runner.executor import Listener, filled_environment
 from flows.runner.run import heal, new_run_id
 from flows.runner.runner import Runner
 from flows.runner.work_folders import workplace
@@ -40,8 +41,9 @@ def new_runner(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *,
     """Return a runner for a few stages with the recipe's settings of store and processes. No run record is written."""
     resolver = Resolver(store.home, offline=offline, memo=store.memo, folders=recipe.folders)
     return Runner(
-        store, resolver, run=new_run_id(), listeners=listeners, launch=recipe.launch,
+        store, resolver, run=new_run_id(), recipe=recipe.name, listeners=listeners, launch=recipe.launch,
         min_free_gb=recipe.store.min_free_gb, lease_ttl=recipe.store.lease_ttl_seconds, threads=recipe.task_runner.count,
+        devices=devices_of_stages(recipe, filled_environment(recipe.launch)),
     )  # fmt: skip
 
 
