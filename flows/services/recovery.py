@@ -22,6 +22,7 @@ from flows.services.events import send_events, unreachable
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.responses import WorkerFlowRunResponse
     from prefect.events import Event
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore
@@ -149,6 +150,25 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
     lost = [run for run in found if _is_unfinished(run, pending)]
     send_events([_announcement(run, names[run.flow_id]) for run in lost])
     return len(lost) + len(crashed)
+
+
+def prefect_worker() -> None:
+    """Be Prefect's command line, whose worker leaves a flow run alone until it has cleared away the run's last process.
+
+    When a flow run's process is killed, the run is scheduled again within seconds. A worker with a limit that takes it while
+    the old process still counts would raise RuntimeError and end; so it takes the run when it asks the next time, 10 s later.
+    """
+    from prefect.cli import app
+    from prefect.workers.process import ProcessWorker
+
+    submit = ProcessWorker._submit_scheduled_flow_runs
+
+    async def submit_free(worker: ProcessWorker, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
+        counted = worker.limiter.statistics().borrowers
+        return await submit(worker, [one for one in flow_run_response if one.flow_run.id not in counted])
+
+    ProcessWorker._submit_scheduled_flow_runs = submit_free  # type: ignore[assignment,method-assign]
+    app()
 
 
 def _announcement(run: FlowRun, flow: str) -> Event:
