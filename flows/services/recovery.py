@@ -153,12 +153,19 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
 
 
 def prefect_worker() -> None:
-    """Be Prefect's command line, whose worker leaves a flow run alone until it has cleared away the run's last process.
+    """Be Prefect's command line, with a worker that `leave_counted_runs` changed."""
+    from prefect.cli import app
+
+    leave_counted_runs()
+    app()
+
+
+def leave_counted_runs() -> None:
+    """Let Prefect's worker leave a flow run alone until it has cleared away the run's last process.
 
     When a flow run's process is killed, the run is scheduled again within seconds. A worker with a limit that takes it while
     the old process still counts would raise RuntimeError and end; so it takes the run when it asks the next time, 10 s later.
     """
-    from prefect.cli import app
     from prefect.workers.process import ProcessWorker
 
     submit = ProcessWorker._submit_scheduled_flow_runs
@@ -168,7 +175,6 @@ def prefect_worker() -> None:
         return await submit(worker, [one for one in flow_run_response if one.flow_run.id not in counted])
 
     ProcessWorker._submit_scheduled_flow_runs = submit_free  # type: ignore[assignment,method-assign]
-    app()
 
 
 def _announcement(run: FlowRun, flow: str) -> Event:
