@@ -1,8 +1,8 @@
 """The devices on which a training runs, and the leases in the store that let one training at a time use each of them.
 
 A training on GPUs or Neuron holds the leases of its devices while it runs, and another one waits: two trainings would share
-the device's memory, and one of them would fail. So do precompile, where it measures memory on the device, and an evaluation
-on a GPU. Trainings on the CPU hold none: processes share cores, and both end, later.
+the device's memory, and one of them would fail. So do precompile, where it measures memory on the device, and on a GPU an
+evaluation and the scoring of champions. Trainings on the CPU hold none: processes share cores, and both end, later.
 Trainings see each other if they share a store. A lease ends with its process, also if that is killed.
 """
 
@@ -45,7 +45,8 @@ def device_names(recipe: Recipe, environment: Mapping[str, str], trainings: int 
 
 def devices_of_stages(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return {stage: names of the devices for which it needs leases} of the stages that use devices. precompile is among
-    them if it finds out `train.micro_batch`, and evaluate_model if it runs on a GPU, of which it uses the first.
+    them if it finds out `train.micro_batch`, and evaluate_model and score_rows if they run on a GPU, of which they use the
+    first.
 
     environment: `launch.environment`, filled in."""
     training = device_names(recipe, environment)
@@ -54,7 +55,7 @@ def devices_of_stages(recipe: Recipe, environment: Mapping[str, str]) -> dict[st
         found["precompile"] = training
     if recipe.evaluate.on_device_of(recipe.train.device).device == "cuda":
         first = tuple(f"cuda {name}" for name in visible_gpus(environment, 1))
-        found["evaluate_model"] = first if recipe.launch.device_names is None else training
+        found["evaluate_model"] = found["score_rows"] = first if recipe.launch.device_names is None else training
     return found
 
 

@@ -189,33 +189,26 @@ class _Execution:
     def outcome(self) -> Outcome:
         """Make the artifact under the key's lease, or use the artifact that another run made in the meantime."""
         attempt = attempt_id(self.terms.run, self.name)
-        with contextlib.ExitStack() as held:
-            outcome = self._take_devices(held, attempt) or self._under_lease(attempt)
+        outcome = single_flight(
+            lambda: self.store.waiter(self.key, run=self.terms.run, attempt=attempt, ttl=self.terms.lease_ttl),
+            made=self._made_meanwhile,
+            make=self._make,
+            say=partial(self.terms.say, self.call),
+            heed=partial(self.terms.heed, self.call),
+            take=partial(self._take_devices, attempt),
+        )
         if outcome.action == "hit" and outcome.artifact is not None and self.made is not None:
             self._compare(self.made, outcome.artifact.digest)
         return outcome
 
-    def _take_devices(self, held: contextlib.ExitStack, attempt: str) -> Outcome | None:
-        """Take the leases of the stage's devices. They are taken before the key's lease, so that no run that waits for devices
-        keeps others from its key.
-
-        Return the outcome if another run publishes the artifact meanwhile.
-        """
+    def _take_devices(self, attempt: str, held: contextlib.ExitStack) -> Outcome | None:
+        """Take the leases of the stage's devices. Return the outcome if another run publishes the artifact meanwhile."""
         terms = self.terms
         return take_devices(
             held, self.store, terms.devices.get(self.name, ()), run=f"{terms.run} of {terms.recipe}",
             attempt=attempt, ttl=terms.lease_ttl, made=partial(self._made_meanwhile, False), say=partial(terms.say, self.call),
             heed=partial(terms.heed, self.call),
         )  # fmt: skip
-
-    def _under_lease(self, attempt: str) -> Outcome:
-        return single_flight(
-            lambda: self.store.waiter(self.key, run=self.terms.run, attempt=attempt, ttl=self.terms.lease_ttl),
-            made=self._made_meanwhile,
-            make=self._make,
-            say=partial(self.terms.say, self.call),
-            heed=partial(self.terms.heed, self.call),
-        )
 
     def _made_meanwhile(self, superseded: bool) -> Outcome | None:
         """Return the outcome that another run published since this run last looked. A forced stage uses it only if the

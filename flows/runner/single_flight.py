@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 from flows.runner.call import Outcome
@@ -23,10 +24,13 @@ def single_flight(
     make: Callable[[Lease], Outcome],
     say: Callable[[str], None],
     heed: Callable[[], None],
+    take: Callable[[ExitStack], Outcome | None] = lambda held: None,
 ) -> Outcome:
     """Return the outcome for a key: wait while another run makes it, else make it under the key's lease.
 
-    Does not wait if no run has the lease. Ctrl-C ends the waiting at once.
+    Does not wait if no run has the lease. Ctrl-C ends the waiting at once. What `take` takes is held while this run makes the
+    key, and not while it waits for the key's lease; nor is that lease held while `take` waits. So no run that waits keeps
+    anything from others, and no two of them wait for each other.
 
     Args:
         waiter: Returns an object that tries to take the lease.
@@ -35,22 +39,31 @@ def single_flight(
         make: Runs the stage under the lease. If it raises LeaseLost, this function waits for the run that took the lease.
         say: Gets text for the user: once for each run that is waited for.
         heed: Called again and again while this run waits; raises to end the waiting.
+        take: Takes what else is needed to make the key, such as devices, and puts it into the stack. It may wait; it returns
+            what another run has published meanwhile.
 
     Raises:
         StoreError: The store failed.
     """
     superseded = False
     while True:
+        with ExitStack() as held:
+            outcome = take(held)
+            if outcome is not None:
+                return outcome
+            lease = waiter().take()
+            if lease is not None:
+                held.enter_context(lease)
+                try:
+                    # another may have published between this run's last look and its turn
+                    return made(superseded) or make(lease)
+                except LeaseLost as error:
+                    superseded = True
+                    say(f"{error}; adopting what that one makes")
         turn = await_turn(waiter(), partial(made, superseded), lambda holder: say(f"{WAITS} {holder}"), heed)
         if isinstance(turn, Outcome):
             return turn
-        with turn as lease:
-            try:
-                # another may have published between this run's last look and its turn
-                return made(superseded) or make(lease)
-            except LeaseLost as error:
-                superseded = True
-                say(f"{error}; adopting what that one makes")
+        turn.release()  # to take the rest first
 
 
 def await_turn(

@@ -37,8 +37,10 @@ FILE = "prefect.yaml"
 RETRAIN = "retrain"
 """The name of the deployment that an event about changed data runs."""
 AT_ONCE = "4"
-"""The most flow runs of a worker at a time. Without a limit, a worker that was away starts all late runs at once; ten runs at
-once locked the SQLite database of Prefect's server for minutes."""
+"""The most flow runs of a worker at a time. Without a limit, a worker that was away starts all late runs at once, each in a
+process of its own. With four at a time the local server answers while a hundred events come in."""
+WORKER = "from flows.services.recovery import prefect_worker; prefect_worker()"
+"""The program of a worker's process."""
 SCHEDULE_SECONDS = 90.0
 """How long the server may take to plan a schedule's next run. Its scheduler looks at new deployments every 5 seconds."""
 
@@ -91,20 +93,8 @@ def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
     tend_runs()
     report()
     environ = PATIENT | os.environ | HEARTBEATS
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "worker",
-        "start",
-        "--pool",
-        POOL,
-        "--type",
-        "process",
-        "--limit",
-        AT_ONCE,
-    ]
-    os.execve(sys.executable, command, environ)
+    words = ["worker", "start", "--pool", POOL, "--type", "process", "--limit", AT_ONCE]
+    os.execve(sys.executable, [sys.executable, "-c", WORKER, *words], environ)
 
 
 def _declared(file: Path) -> Meta:

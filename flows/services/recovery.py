@@ -23,6 +23,7 @@ from flows.services.events import connected, send_events
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.responses import WorkerFlowRunResponse
     from prefect.events import Event
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore
@@ -171,6 +172,31 @@ def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
 
 def _unbegun(pending: float) -> str:
     return f"The run did not begin within {pending:.0f} s after a worker took it."
+
+
+def prefect_worker() -> None:
+    """Be Prefect's command line, with a worker that `leave_counted_runs` changed."""
+    from prefect.cli import app
+
+    leave_counted_runs()
+    app()
+
+
+def leave_counted_runs() -> None:
+    """Let Prefect's worker leave a flow run alone until it has cleared away the run's last process.
+
+    When a flow run's process is killed, the run is scheduled again within seconds. A worker with a limit that takes it while
+    the old process still counts would raise RuntimeError and end; so it takes the run when it asks the next time, 10 s later.
+    """
+    from prefect.workers.process import ProcessWorker
+
+    submit = ProcessWorker._submit_scheduled_flow_runs
+
+    async def submit_free(worker: ProcessWorker, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
+        counted = worker.limiter.statistics().borrowers
+        return await submit(worker, [one for one in flow_run_response if one.flow_run.id not in counted])
+
+    ProcessWorker._submit_scheduled_flow_runs = submit_free  # type: ignore[assignment,method-assign]
 
 
 def _announcement(run: FlowRun, flow: str) -> Event:

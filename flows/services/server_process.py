@@ -11,11 +11,13 @@ The server takes the same lock, stays if the file was touched since its last loo
 until its process has ended. A run that waits for the lock then starts a new server. A server that `trnflow up` asked for has
 `stays` in `server.json`, and does not end by itself. Neither does one whose API can't be asked.
 
-This does what `prefect server start` does, without loading Prefect's command line (1.5 s).
+This does what `prefect server start` does, without loading Prefect's command line (1.5 s), and lets transactions on SQLite take
+turns (`take_turns`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import gc
@@ -25,6 +27,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     import socket
 
     import uvicorn
+    from prefect.server.database.configurations import AioSqliteConfiguration
+    from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 LOCK, STATE = Path("server.lock"), Path("server.json")
 """The lock of those who start the server, and its record. Both are in the working directory."""
@@ -39,6 +44,8 @@ LOOK_SECONDS = 10.0
 """The longest pause between two looks at what uses the server."""
 END_SECONDS = 20.0
 """The longest time for an orderly end; then the process exits."""
+TURN_SECONDS = 60.0
+"""The longest time that a transaction waits for its turn; then it waits for SQLite's own lock, for another 60 s."""
 PAGE = 200
 """How many deployments Prefect returns at once."""
 
@@ -92,12 +99,51 @@ def main() -> None:
     from prefect.server.api.server import create_app
 
     listener = socket.socket(fileno=int(sys.argv[1]))
+    take_turns()
     server = uvicorn.Server(uvicorn.Config(create_app(final=True), log_level="warning"))
     gc.freeze()
     gc.enable()
     watch = threading.Thread(target=end_when_idle, args=(server, listener, float(sys.argv[2])), daemon=True)
     watch.start()
     server.run(sockets=[listener])
+
+
+def take_turns() -> None:
+    """Let the transactions of Prefect's server on a SQLite database take turns. Has no effect on PostgreSQL.
+
+    Most of them read first and write then (BEGIN DEFERRED). If another one writes in between, SQLite refuses the write at once,
+    and Prefect answers 503; others wait inside SQLite, which is not fair, for up to 60 s with a connection of the pool. A
+    hundred events at once locked the server for minutes, and some of the flow runs were never made. One at a time, each with
+    the right to write from its beginning, 30 events and 4 flow runs took 16 s instead of 107 s.
+    """
+    from prefect.server.database.configurations import AioSqliteConfiguration
+
+    begin = AioSqliteConfiguration.begin_transaction
+    turns: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
+
+    @contextlib.asynccontextmanager
+    async def begin_in_turn(
+        self: AioSqliteConfiguration, session: AsyncSession, with_for_update: bool = False
+    ) -> AsyncIterator[AsyncSessionTransaction]:
+        turn = turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        async with _at_most(turn, TURN_SECONDS), begin(self, session, with_for_update=True) as transaction:
+            yield transaction
+
+    AioSqliteConfiguration.begin_transaction = begin_in_turn  # type: ignore[method-assign]
+
+
+@contextlib.asynccontextmanager
+async def _at_most(turn: asyncio.Lock, seconds: float) -> AsyncIterator[None]:
+    """Hold a lock, or go on without it if it does not come within so many seconds."""
+    try:
+        await asyncio.wait_for(turn.acquire(), seconds)
+    except TimeoutError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        turn.release()
 
 
 def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: float) -> None:

@@ -15,6 +15,7 @@ from flows.runner.run import new_run_id
 from tasks.errors import ConfigError
 from tasks.keys.canonical_json import digest_of
 from tasks.store import Store
+from tasks.system.process import this_process
 
 
 def check_fit(recipe: Recipe) -> None:
@@ -48,7 +49,8 @@ def on_slot(recipe: Recipe, slot: int) -> Recipe:
 
 @dataclass(frozen=True)
 class Leases:
-    """The leases of a sweep. They end when the process dies.
+    """The leases of a sweep. They end when the process dies; those of devices when its trials have ended, too, which may save
+    their state for a while.
 
     Attributes:
         study: The name of the study.
@@ -66,7 +68,7 @@ class Leases:
     def hold_study(self) -> Iterator[None]:
         """Hold the lease of the study, so that no other process runs its trials. ConfigError if another sweep has it."""
         key = digest_of({"sweep": f"the study {self.study}"}).removeprefix("sha256:")
-        with self._held(key, f"another sweep has the study {self.study}"):
+        with self._held(key, f"another sweep has the study {self.study}", new_run_id()):
             yield
 
     @contextmanager
@@ -79,13 +81,15 @@ class Leases:
         with ExitStack() as held:
             for name in names:
                 where = f"the {name} devices of {socket.gethostname()}"
-                held.enter_context(self._held(device_key(name), f"another sweep or training has {where}"))
+                error = f"another sweep or training has {where}"
+                held.enter_context(self._held(device_key(name), error, this_process().tag, patient=True))
             yield
 
     @contextmanager
-    def _held(self, key: str, error: str) -> Iterator[None]:
-        run, ttl = new_run_id(), self.recipe.store.lease_ttl_seconds
-        waiter = self.store.waiter(key, run=f"{run} of {self.recipe.name}, a sweep", attempt=run, ttl=ttl)
+    def _held(self, key: str, error: str, attempt: str, *, patient: bool = False) -> Iterator[None]:
+        """Hold a lease. attempt, patient: see `Waiter`; error: what to say if another process has it."""
+        run, ttl = f"{new_run_id()} of {self.recipe.name}, a sweep", self.recipe.store.lease_ttl_seconds
+        waiter = self.store.waiter(key, run=run, attempt=attempt, ttl=ttl, patient=patient)
         lease = waiter.take()
         if lease is None:
             holder = waiter.holder

@@ -24,7 +24,7 @@ from typing import Any
 
 from tasks.launch.python import python
 from tasks.launch.warm_parent import RESERVED
-from tasks.system.process import ATTEMPT
+from tasks.system.process import ATTEMPT, STARTER, this_process
 
 PARTIAL_ROOT = "TRNFLOW_PARTIAL_ROOT"
 """The environment variable that passes the store's root to a stage's process: the root may contain credentials."""
@@ -213,8 +213,9 @@ def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None
 
 
 def process_environ(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a stage's process: that of this process, updated with the stage's variables."""
-    return {**os.environ, "PYTHONUNBUFFERED": "1", **variables}
+    """Return the environment of a stage's process: that of this process, updated with the stage's variables, and marked as
+    started by this process."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", STARTER: this_process().tag, **variables}
 
 
 def start_guard(

@@ -15,6 +15,8 @@ from typing import NamedTuple
 ATTEMPT = "TRNFLOW_ATTEMPT"
 """The environment variable that marks the processes of a stage's attempt, which may run on for a grace period after a
 run is killed."""
+STARTER = "TRNFLOW_STARTER"
+"""The environment variable that marks the processes of all stages that a process started: its `Process.tag`."""
 
 NAMELESS = ("", "localhost")
 
@@ -81,12 +83,15 @@ def read_tag(tag: str) -> Process | None:
 
 
 def lives_on(attempt: str) -> bool:
-    """Return whether any process of a stage's attempt still runs on this machine. attempt: the value of the environment
-    variable ATTEMPT in the stage's processes. Reads the environment of every process (10 ms)."""
-    mark = f"{ATTEMPT}={attempt}".encode()
+    """Return whether any process of a stage's attempt still runs on this machine. Reads the environment of every process
+    (10 ms).
+
+    attempt: the value of the environment variable ATTEMPT in the stage's processes; or that of STARTER, for the stages that a
+    process started."""
+    marks = {f"{name}={attempt}".encode() for name in (ATTEMPT, STARTER)}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
-            if mark in _environ(folder).split(b"\0"):
+            if not marks.isdisjoint(_environ(folder).split(b"\0")):
                 return True
     return False
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,12 +15,24 @@ from pathlib import Path
 import pytest
 
 from flows.recipes import recipe as settings
+from flows.runner.call import Call
 from flows.runner.devices import VISIBLE, device_key, device_names, devices_of_stages
+from flows.runner.executor import Listener
+from flows.runner.planning.planner import Planner
+from flows.runner.runner import Runner
+from flows.runner.single_flight import WAITS
+from tasks.artifact import Meta
+from tasks.sources.resolver import Resolver
+from tasks.store import Store
+from tasks.store.lease import newest_holder
 from tasks.system import process
 from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 from tests.helpers.command_line import Shell
 
 POOL = "launch.device_names=[pool]"
+ENDLESS = ("train.max_steps=100000",)
+EVALUATING = ("evaluate_model", "score_rows")
 
 
 def names(*overrides: str, **environment: str) -> tuple[str, ...]:
@@ -46,12 +60,12 @@ def test_which_stages_take_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         return {stage: names for stage, names in devices_of_stages(recipe, {}).items() if names}
 
     assert found("train.device=cpu", "train.micro_batch=auto") == {}
-    assert found("train.device=cpu", "evaluate.device=cuda") == {"evaluate_model": ("cuda 2",)}
+    assert found("train.device=cpu", "evaluate.device=cuda") == dict.fromkeys(EVALUATING, ("cuda 2",))
     assert found("train.device=cuda", "evaluate.device=cpu") == {"train": both}
     every = found("train.device=cuda", "train.micro_batch=auto")
-    assert every == {"train": both, "precompile": both, "evaluate_model": ("cuda 2",)}
+    assert every == {"train": both, "precompile": both} | dict.fromkeys(EVALUATING, ("cuda 2",))
     named = found("train.device=cuda", "train.micro_batch=auto", POOL)
-    assert named == dict.fromkeys(("train", "precompile", "evaluate_model"), ("pool",))
+    assert named == dict.fromkeys(("train", "precompile", *EVALUATING), ("pool",))
 
 
 def test_containers_of_a_machine_share_what_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,30 +85,142 @@ def test_containers_of_a_machine_share_what_has_a_name_of_its_own(monkeypatch: p
     assert len({*keys().values()} - {*container.values()}) == 4
 
 
+def test_a_run_that_waits_for_a_key_leaves_its_devices_to_others(tmp_path: Path) -> None:
+    """It takes them once it has the key's turn."""
+    (tmp_path / "words.txt").write_text("a bb")
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    store.prepare()
+    config = WordsConfig(path=str(tmp_path / "words.txt"))
+    planner = Planner(store, Resolver(store.home, offline=True))
+    pipeline(config, CountConfig(), planner)
+    key = planner.outcomes["words"].key
+    assert key is not None
+    other = store.waiter(key, run="other", attempt="other", ttl=1000.0).take()
+    assert other is not None
+    seen: list[tuple[str, bool]] = []
+
+    class Looks(Listener):
+        def event(self, stage: str, event: Meta) -> None:
+            if str(event.get("info", "")).startswith(WAITS):
+                seen.append(("waits", is_held()))
+                other.release()  # the other run ends without a result
+
+        def stage_started(self, call: Call, key: str) -> None:
+            seen.append((call.name, is_held()))
+
+    def is_held() -> bool:
+        return newest_holder(store.backend, device_key("pool")) is not None
+
+    devices = {"words": ("pool",)}
+    runner = Runner(store, Resolver(store.home), run="r", min_free_gb=0.0, devices=devices, listeners=(Looks(),))
+    pipeline(config, CountConfig(), runner)
+    assert seen[:2] == [("waits", False), ("words", True)] and not is_held()
+    assert runner.outcomes["words"].action == "ran"
+
+
+class Trainings:
+    """Two recipes in a folder, of which commands are run beside one another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("tiny", "other"):
+            (folder / f"{name}.yaml").write_text(RECIPE)
+        write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+        self.shell = Shell(folder)
+
+    def begin(self, command: str, recipe: str, *arguments: str) -> subprocess.Popen[str]:
+        line = [sys.executable, "-m", "flows", command, f"{recipe}.yaml", *arguments]
+        with (self.folder / f"{recipe}.log").open("w") as log:
+            environ = self.shell.environ | {"TEST_MARK": str(self.folder)}
+            return subprocess.Popen(line, cwd=self.folder, env=environ, stderr=log, stdout=log, text=True)
+
+    def begin_run(self, recipe: str, *overrides: str) -> subprocess.Popen[str]:
+        return self.begin("run", recipe, "--direct", "--until", "train", *overrides)
+
+    def said(self, recipe: str) -> str:
+        return (self.folder / f"{recipe}.log").read_text()
+
+    def await_training(self, process: subprocess.Popen[str]) -> None:
+        """Wait until a process trains."""
+        while not list((self.folder / ".trnflow/logs").glob("*-train-*.jsonl")):
+            assert process.poll() is None, self.said("tiny")
+            time.sleep(0.05)
+
+    def await_waiting(self, recipe: str, process: subprocess.Popen[str]) -> None:
+        """Wait until a process says that it waits for the devices."""
+        while "waits for the devices (pool): " not in self.said(recipe):
+            assert process.poll() is None, self.said(recipe)
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def trainings(tmp_path: Path) -> Trainings:
+    return Trainings(tmp_path)
+
+
 @pytest.mark.slow
-def test_a_training_waits_for_that_of_another_recipe_until_it_is_killed(tmp_path: Path) -> None:
-    for name in ("tiny", "other"):
-        (tmp_path / f"{name}.yaml").write_text(RECIPE)
-    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
-    shell = Shell(tmp_path)
-
-    def begin(recipe: str, *overrides: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "flows", "run", f"{recipe}.yaml", "--direct", "--until", "train", *overrides]
-        with (tmp_path / f"{recipe}.log").open("w") as log:
-            return subprocess.Popen(command, cwd=tmp_path, env=shell.environ, stderr=log, stdout=log, text=True)
-
-    first = begin("tiny", "train.max_steps=100000", "launch.grace_seconds=1", POOL)
-    partial = tmp_path / ".trnflow/logs"
-    while not list(partial.glob("*-train-*.jsonl")):
-        assert first.poll() is None
-        time.sleep(0.05)
-    assert shell("run", "other.yaml", "--direct", "--until", "train", "train.max_steps=2").returncode == 0  # no pool
-    second = begin("other", "train.max_steps=3", POOL)
-    while "waits for the devices (pool): " not in (tmp_path / "other.log").read_text():
-        assert second.poll() is None
-        time.sleep(0.05)
-    assert first.poll() is None and " of tiny, since " in (tmp_path / "other.log").read_text()
+def test_a_training_waits_for_that_of_another_recipe_until_it_is_killed(trainings: Trainings) -> None:
+    first = trainings.begin_run("tiny", *ENDLESS, "launch.grace_seconds=1", POOL)
+    trainings.await_training(first)
+    done = trainings.shell("run", "other.yaml", "--direct", "--until", "train", "train.max_steps=2")  # no pool
+    assert done.returncode == 0
+    second = trainings.begin_run("other", "train.max_steps=3", POOL)
+    trainings.await_waiting("other", second)
+    assert first.poll() is None and " of tiny, since " in trainings.said("other")
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     assert second.wait() == 0
-    assert not [one for one in (tmp_path / ".trnflow/store/leases").rglob("*.json") if "other" in one.read_text()]
+    leases = (trainings.folder / ".trnflow/store/leases").rglob("*.json")
+    assert not [one for one in leases if "other" in one.read_text()]
+
+
+@pytest.mark.slow
+def test_the_scoring_of_a_model_on_a_gpu_waits_for_a_training(trainings: Trainings) -> None:
+    """Of its stages only the scoring waits; this machine needs no GPU for that."""
+    made = trainings.shell("run", "other.yaml", "--direct", "--until", "consolidate", "train.max_steps=2")
+    assert made.returncode == 0, made.stderr
+    first = trainings.begin_run("tiny", *ENDLESS, POOL)
+    try:
+        trainings.await_training(first)
+        second = trainings.begin("promote", "other", "evaluate.device=cuda", "train.max_steps=2", POOL)
+        trainings.await_waiting("other", second)
+        os.kill(second.pid, signal.SIGINT)
+        assert second.wait() == 130
+    finally:
+        os.kill(first.pid, signal.SIGINT)
+        first.wait()
+
+
+@pytest.mark.slow
+def test_a_training_waits_for_the_trial_of_a_sweep_that_was_killed(trainings: Trainings) -> None:
+    """The trial saves its state meanwhile; here it is stopped, so that it takes its time."""
+    vary = "train.learning_rate=1e-5..1e-2:log"
+    sweep = trainings.begin("sweep", "tiny", vary, "--trials", "1", *ENDLESS, "launch.grace_seconds=900", POOL)
+    trial: list[int] = []
+    try:
+        trainings.await_training(sweep)
+        trial += training_processes(trainings.folder)
+        assert trial
+        for one in trial:
+            os.kill(one, signal.SIGSTOP)
+        os.kill(sweep.pid, signal.SIGKILL)
+        sweep.wait()
+        second = trainings.begin_run("other", "train.max_steps=3", POOL)
+        trainings.await_waiting("other", second)
+        assert " of tiny, a sweep, since " in trainings.said("other")
+    finally:
+        for one in (sweep.pid, *trial):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+    assert second.wait() == 0, trainings.said("other")
+
+
+def training_processes(folder: Path) -> list[int]:
+    """The processes of trainings that were begun in this folder."""
+    found = []
+    for process_folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environ = (process_folder / "environ").read_bytes()
+            if f"TEST_MARK={folder}".encode() in environ and re.search(rb"TRNFLOW_ATTEMPT=[^\0]+-train-", environ):
+                found.append(int(process_folder.name))
+    return found

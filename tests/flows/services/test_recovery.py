@@ -211,6 +211,31 @@ def test_a_retrain_that_crashed_more_than_three_times_is_reported_once(deployed:
     deployed.delete(f"flow_runs/{run}")
 
 
+BACK = """
+import asyncio, uuid
+from types import SimpleNamespace
+import anyio
+from prefect.workers.process import ProcessWorker
+from flows.services.recovery import leave_counted_runs
+
+async def main():
+    worker = ProcessWorker(work_pool_name="local", limit=4)
+    worker._limiter = anyio.CapacityLimiter(4)
+    run = SimpleNamespace(id=uuid.uuid4())
+    worker.limiter.acquire_on_behalf_of_nowait(run.id)
+    print(await worker._submit_scheduled_flow_runs([SimpleNamespace(flow_run=run)]))
+
+leave_counted_runs()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow  # imports Prefect
+def test_a_run_that_comes_back_before_its_last_process_is_cleared_away_does_not_end_the_worker() -> None:
+    done = subprocess.run([sys.executable, "-c", BACK], cwd=PROJECT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def kill_and_resume(api: Api, run: str, ready: Callable[[], object]) -> None:
     """Kill worker and flow process of a run once it is ready, let its heartbeats' end be noticed, and wait until it completed.
 

@@ -1,0 +1,69 @@
+"""The database of the local Prefect server is deleted, or was made by an older Prefect: nothing but Prefect's pages is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.data import NAMES
+from tests.chaos.house import House
+
+pytestmark = pytest.mark.slow  # servers
+
+NEVER = 30 * 86400
+PREFECT_3_1 = "5952a5498b51"
+"""The schema of November 2024."""
+DIRECT = ("retrain", NAMES.recipe, "--direct", "--json", "tracking.enabled=false")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path / "house", NEVER)
+    try:
+        yield house
+    finally:
+        house.close()
+        house.kill_all()
+
+
+def schema(house: House) -> str:
+    """The revision of the database's schema."""
+    with contextlib.closing(sqlite3.connect(house.home / "prefect/prefect.db")) as database:
+        (found,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
+    return str(found)
+
+
+def test_a_deleted_database_costs_no_result(house: House) -> None:
+    """The deployments are registered again; what was trained is in the store."""
+    house.open()
+    judged = json.loads(house.must(*DIRECT))
+    assert judged["promoted"]
+    assert house.close() == []
+    for file in (house.home / "prefect").glob("prefect.db*"):
+        file.unlink()
+    house.must("up")
+    house.must("deploy")
+    assert house.deployment()["parameters"]["recipe"] == NAMES.recipe
+    again = json.loads(house.must(*DIRECT))
+    assert (again["changed"], again["champion"]) == (False, judged["champion"])
+    assert "those of the newest judged model" in again["why"]
+
+
+def test_a_database_of_an_older_prefect_is_migrated(house: House) -> None:
+    file = house.home / "prefect/prefect.db"
+    file.parent.mkdir(parents=True)
+    environ = house.environ | {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{file}"}
+    migrate = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y", "-r", PREFECT_3_1]
+    done = subprocess.run(migrate, cwd=house.folder, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert schema(house) == PREFECT_3_1
+    house.open()
+    assert schema(house) != PREFECT_3_1
+    assert house.deployment()["parameters"]["recipe"] == NAMES.recipe
