@@ -177,7 +177,7 @@ class Artifacts:
             return
 
         targets = [folder / checked_path(file.path) for file in artifact.files]
-        for inside in {target.parent for target in targets}:
+        for inside in {place.parent for place in targets}:
             inside.mkdir(parents=True, exist_ok=True)
         first = {file.digest: file for file in reversed(artifact.files)}
 
@@ -189,9 +189,9 @@ class Artifacts:
                 self._fetch(file, folder / file.path, count)
 
         pull_all(copy, [*first.values()], lambda done, total: None)
-        for file, target in zip(artifact.files, targets, strict=True):
+        for file, place in zip(artifact.files, targets, strict=True):
             if file != first[file.digest]:  # of files with the same bytes one is downloaded
-                shutil.copyfile(folder / first[file.digest].path, target)
+                shutil.copyfile(folder / first[file.digest].path, place)
 
     def changed(self, artifact: Artifact) -> File | None:
         """Return a file of a checked-out artifact whose blob has changed since it was verified, or None. Used to find a

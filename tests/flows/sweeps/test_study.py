@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from flows.recipes.sweep_settings import SweepConfig
 from flows.sweeps.plan import read_plan
@@ -15,6 +17,7 @@ from flows.sweeps.space import parse
 from flows.sweeps.study import SweepStudy, open_study
 from tasks.errors import ConfigError, MissingDependency, StoreError
 from tasks.store import Store
+from tests.helpers.postgres import Postgres, postgres  # noqa: F401 - a fixture
 
 DEFINITION = {"recipe": {"name": "tiny"}, "metric": "eval_loss"}
 
@@ -169,6 +172,26 @@ def test_a_database_that_can_not_be_used_is_one_clear_error(tmp_path: Path) -> N
     (tmp_path / "optuna.db").write_text("no database" * 100)
     with pytest.raises(StoreError, match="can't be used"):
         opened(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_postgresql_that_goes_away_is_named_with_its_drivers_reason(postgres: Postgres) -> None:  # noqa: F811
+    space = parse({"train.learning_rate": "1e-5..1e-1:log", "train.lora.rank": [4, 8]}, lambda name, value: None)
+    postgres.create("optuna")
+    study = open_study("tiny", SweepConfig(), space, DEFINITION, postgres.url("optuna"))
+    assert run(study, 2) == 2
+
+    def kill(connection: Any, cursor: Any, statement: str, *arguments: Any) -> None:
+        if "FROM trials" in statement:  # in a transaction
+            event.remove(Engine, "before_cursor_execute", kill)
+            postgres.kill()
+
+    event.listen(Engine, "before_cursor_execute", kill)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="can't be used: .*(closed the connection|Connection refused)") as error:
+            study.next()
+        assert "rollback" not in error.value.message
+        assert "\n" not in error.value.message
 
 
 def test_a_driver_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
