@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from flows.cli.output import exit_at_once, say_error
 from flows.recipes.suggested_command import complete
 from tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
-from tasks.system.log_lines import log_as_asked
+from tasks.system.log_lines import LogLines, log_as_asked
 from tasks.system.redaction import scrub_logs, scrubbed
 from tasks.system.threads import abandoned
 
@@ -142,6 +142,16 @@ def _parsed(arguments: list[str], texts: list[str]) -> argparse.Namespace:
     return options
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are JSON lines where all other errors are. Its commands get parsers of the same class."""
+
+    def error(self, message: str) -> NoReturn:
+        if isinstance(sys.stderr, LogLines):
+            say_error(ConfigError(message, f"`{self.prog} --help` shows what can be given"))
+            self.exit(ConfigError.exit_code)
+        super().error(message)
+
+
 class _PrintVersion(argparse.Action):
     """Print the version of the installed package, which takes 20 ms to find, and exit."""
 
@@ -167,7 +177,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     store.add_argument("--store", metavar="ROOT", help="a folder or URL; default: TRNFLOW_STORE, else <home>/store")
     parents = {"common": common, "recipe": recipe, "store": store}
 
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="trnflow",
         description="Fine-tune Hugging Face models in cacheable stages.",
         epilog="Any setting of a recipe can be overridden: `trnflow run demo train.epochs=3 data.source=./rows`.",

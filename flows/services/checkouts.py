@@ -3,14 +3,22 @@
 Deployments and automations have names, and two checkouts give them the same ones. A checkout is the folder with the
 `prefect.yaml`. Prefect keeps it in a deployment as the working directory of its runs. So the deployments with the tag `trnflow`
 say which checkout a server belongs to.
+
+A checkout that takes a server over first registers its deployments as *trials*: with other names, and without active schedules.
+The deployments of the other checkout are deleted only if Prefect accepted every trial.
 """
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from flows.services.recovery import TAG
+from tasks.artifact import Meta
 from tasks.errors import ConfigError
 from tasks.system.redaction import hide
 
@@ -22,10 +30,14 @@ DIRECTORY = "prefect.deployments.steps.set_working_directory"
 """The step with which Prefect sets the working directory of a deployment's runs."""
 
 
-def claim_server(client: SyncPrefectClient, folder: Path, *, replace: bool) -> None:
-    """Make sure that a server has no trnflow deployments of another checkout than `folder`.
+TRIAL = " (trial of deploy --replace)"
+"""What is added to the name of a deployment that is registered as a trial."""
 
-    replace: whether to delete those of other checkouts, with their scheduled runs, in place of the error.
+
+def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list[DeploymentResponse]:
+    """Return the trnflow deployments that a server has of other checkouts than `folder`.
+
+    replace: whether the user asked to take the server over; without it, such deployments are an error.
 
     Raises:
         ConfigError: There are some, and `replace` is false. The message names the other checkout.
@@ -38,7 +50,31 @@ def claim_server(client: SyncPrefectClient, folder: Path, *, replace: bool) -> N
             "unset PREFECT_API_URL and set TRNFLOW_HOME to a home of this checkout, for a server of its own; "
             "or take the server over with `trnflow deploy --replace`, which deletes those deployments",
         )
-    for deployment, _ in others:
+    return [deployment for deployment, _ in others]
+
+
+def try_deployments(client: SyncPrefectClient, document: Meta, register: Callable[[Path], None]) -> None:
+    """Register the deployments of a prefect.yaml as trials, then delete the trials, also those that an earlier command left.
+
+    Args:
+        document: The content of the prefect.yaml.
+        register: Registers all deployments of the file at a path, or raises an error.
+
+    Raises:
+        What `register` raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="trnflow-deploy-") as folder:
+        file = Path(folder) / "prefect.yaml"
+        file.write_text(yaml.safe_dump(_as_trials(document)), encoding="utf-8")
+        try:
+            register(file)
+        finally:
+            delete(client, (one for one in client.read_deployments() if one.name.endswith(TRIAL)))
+
+
+def delete(client: SyncPrefectClient, deployments: Iterable[DeploymentResponse]) -> None:
+    """Delete deployments, with their scheduled runs."""
+    for deployment in deployments:
         client.delete_deployment(deployment.id)
 
 
@@ -56,3 +92,20 @@ def _of_others(client: SyncPrefectClient, folder: Path) -> list[tuple[Deployment
     tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
     found = [(deployment, checkout_of(deployment)) for deployment in client.read_deployments(deployment_filter=tagged)]
     return [(deployment, where) for deployment, where in found if where is not None and Path(where).resolve() != folder]
+
+
+def _as_trials(document: Meta) -> Meta:
+    """Return the content of a prefect.yaml with the names of trials, and with no active schedule."""
+
+    def inactive(schedule: Meta | None) -> Meta | None:
+        return {**schedule, "active": False} if schedule else schedule
+
+    trials = []
+    for one in document["deployments"]:
+        trial = {**one, "name": f"{one['name']}{TRIAL}"}
+        if "schedule" in trial:
+            trial["schedule"] = inactive(trial["schedule"])
+        if trial.get("schedules"):
+            trial["schedules"] = [inactive(schedule) for schedule in trial["schedules"]]
+        trials.append(trial)
+    return {**document, "deployments": trials}

@@ -12,16 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import yaml
 
 from flows.services.automations import Renewed, renew
-from flows.services.checkouts import claim_server
+from flows.services.checkouts import delete, others_on, try_deployments
 from flows.services.deployed_recipes import Case, check_recipes, offer_recipes
 from flows.services.events import connected
-from flows.services.notification import take_setting
+from flows.services.notification import check_block, take_setting
 from flows.services.prefect_server import ensure_server, last_error
 from flows.services.recovery import HEARTBEATS, PATIENT, TAG, recovery_automations, tend_runs
 from tasks.artifact import Meta
@@ -57,7 +58,8 @@ class Deployed(NamedTuple):
 def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, replace: bool = False) -> Deployed:
     """Register all deployments of `folder`/prefect.yaml, and their automations.
 
-    Creates the work pool where the server has none. replace: whether to delete the deployments of another checkout.
+    Creates the work pool where the server has none. replace: whether to delete the deployments of another checkout. They are
+    deleted after the new ones were found to be acceptable.
 
     Raises:
         ConfigError: `folder` has no prefect.yaml, a deployment names a recipe that can't be read, TRNFLOW_NOTIFY names no
@@ -69,13 +71,8 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
     recipes = check_recipes(document, folder / FILE)
     notify = take_setting()
     os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
-    _prepare_server(folder, replace=replace)
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise ProcessFailed(
-            f"Prefect refused a deployment of {folder / FILE}: {_last_line(done)}", f"correct {folder / FILE}"
-        )
+    _prepare_server(folder, document, notify, replace=replace)
+    _register(folder, folder / FILE)
     renewed = _complete(names, recipes, notify)
     _wait_scheduled(home, names, seconds)
     return Deployed(sorted(names), renewed.names, str(renewed.notified) if renewed.notified else None)
@@ -129,19 +126,36 @@ def _mark(client: SyncPrefectClient, deployments: list[DeploymentResponse]) -> N
         client.update_deployment(one.id, DeploymentUpdate.model_validate(changed))
 
 
-def _prepare_server(folder: Path, *, replace: bool) -> None:
-    """Refuse a server with deployments of another checkout, or delete them; then create the work pool."""
+def _prepare_server(folder: Path, document: Meta, notify: str | None, *, replace: bool) -> None:
+    """Create the work pool, and delete the deployments of another checkout. Before that, check all that can be checked of the
+    new deployments. document: the content of prefect.yaml; notify: the value of TRNFLOW_NOTIFY, or None."""
+    with connected() as client:
+        others = others_on(client, folder, replace=replace)
+        check_block(client, notify)
+        _make_pool(client)
+        if others:
+            try_deployments(client, document, lambda file: _register(folder, file))
+            delete(client, others)
+
+
+def _make_pool(client: SyncPrefectClient) -> None:
+    """Create the work pool that prefect.yaml names, unless the server has it."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
-    with connected() as client:
-        claim_server(client, folder, replace=replace)
-        try:
-            client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
-        except ObjectAlreadyExists:
-            return
+    with suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
+
+
+def _register(folder: Path, file: Path) -> None:
+    """Register all deployments of `file`, a prefect.yaml, for the checkout `folder`. ProcessFailed if Prefect refuses one."""
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        declared = folder / FILE
+        raise ProcessFailed(f"Prefect refused a deployment of {declared}: {_last_line(done)}", f"correct {declared}")
 
 
 def _wait_scheduled(home: Path, names: list[str], seconds: float) -> None:

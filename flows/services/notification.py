@@ -96,20 +96,16 @@ def find_block(client: SyncPrefectClient, value: str) -> Block | None:
     """
     if value == OFF:
         return None
-    if _is_address(value):
-        return _keep_address(client, value)
-    from prefect.exceptions import ObjectNotFound
+    return _keep_address(client, value) if _is_address(value) else _existing_block(client, value)
 
-    kind, _, name = value.partition("/")
-    try:
-        document = client.read_block_document_by_name(name, kind, include_secrets=False)
-    except ObjectNotFound as error:
-        raise ConfigError(
-            f"{VARIABLE}: Prefect has no block {value}", f"make it on Prefect's page; or {FIX}"
-        ) from error
-    if kind != WEBHOOK and not _notifies(document):
-        raise ConfigError(f"{VARIABLE}: the block {value} sends no notifications", FIX)
-    return Block(document.id, kind, name)
+
+def check_block(client: SyncPrefectClient, value: str | None) -> None:
+    """Raise ConfigError if TRNFLOW_NOTIFY names a block that Prefect does not have, or one that can't send notifications.
+
+    value: the value of TRNFLOW_NOTIFY; None if it is not set.
+    """
+    if value is not None and value != OFF and not _is_address(value):
+        _existing_block(client, value)
 
 
 def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
@@ -151,6 +147,22 @@ def _message(block: Block, subject: str, text: str, document: str) -> ActionType
 def _literal(text: str) -> str:
     """Return the template that gives this text."""
     return "{{ " + json.dumps(text) + " }}"
+
+
+def _existing_block(client: SyncPrefectClient, value: str) -> Block:
+    """Return the block that `TYPE/NAME` names. ConfigError if Prefect has none, or if it can't send notifications."""
+    from prefect.exceptions import ObjectNotFound
+
+    kind, _, name = value.partition("/")
+    try:
+        document = client.read_block_document_by_name(name, kind, include_secrets=False)
+    except ObjectNotFound as error:
+        raise ConfigError(
+            f"{VARIABLE}: Prefect has no block {value}", f"make it on Prefect's page; or {FIX}"
+        ) from error
+    if kind != WEBHOOK and not _notifies(document):
+        raise ConfigError(f"{VARIABLE}: the block {value} sends no notifications", FIX)
+    return Block(document.id, kind, name)
 
 
 def _keep_address(client: SyncPrefectClient, address: str) -> Block:

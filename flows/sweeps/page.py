@@ -23,6 +23,13 @@ PLOTS = {
 }
 """Function of `optuna.visualization.matplotlib` -> what its plot shows."""
 
+STATES = {
+    "pruned": "a pruned trial ended early, since an evaluation was worse than the median of earlier trials",
+    "killed": "the sweep was killed during a killed trial, and a later trial has its settings",
+    "failed": "the errors of failed trials are below",
+}
+"""State of a trial that a reader may not know -> what it means."""
+
 
 def sweep_page(content: Meta, study: Study) -> str:
     """Return the page as HTML. content: that of sweep.json; study: for the plots."""
@@ -32,7 +39,7 @@ def sweep_page(content: Meta, study: Study) -> str:
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
     trials, best, winner, metric = content["trials"], content["best"], content["winner"], content["metric"]
     states = [trial["state"] for trial in trials]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key=_rank))
     shared = f"{content['shared_seconds']:.0f} s of stages shared between trials"
     return template.render(
         title=f"Sweep {content['study']}",
@@ -44,8 +51,14 @@ def sweep_page(content: Meta, study: Study) -> str:
         winner=_winner(winner) if winner else [],
         plots=list(_plots(study, metric)) if best else [],
         trials=_trials(trials, metric, best),
+        legend="; ".join(meaning for state, meaning in STATES.items() if state in states),
         errors=_errors(trials),
     )
+
+
+def _rank(state: str) -> tuple[bool, str]:
+    """Return a key that sorts the state `completed` before all others."""
+    return state != "completed", state
 
 
 def _best(best: Meta) -> Meta:
@@ -55,10 +68,10 @@ def _best(best: Meta) -> Meta:
 
 
 def _winner(winner: Meta) -> list[Meta]:
-    """Return a table of the metrics on the test split, and one of those of training. One without metrics is left out."""
+    """Return a table of the metrics on the test split, and one of all others. One without metrics is left out."""
     test = winner.get("test", {})  # sweeps of an earlier version did not tell them apart
     training = {name: value for name, value in winner["metrics"].items() if name not in test}
-    tables = {"Its whole run, on the test split": test, "Its training: train and validation splits": training}
+    tables = {"Its whole run, on the test split": test, "Its data, training and export": training}
     return [
         {"title": title, "best": None}
         | table(("metric", "value"), ((name, number(value)) for name, value in sorted(metrics.items())))

@@ -179,7 +179,8 @@ def _of_range(name: str, text: str) -> Dimension:
     if low is None or high is None:
         raise ConfigError(f"sweep: the range {cut(text)} of {name} has an end that is no number", FORM)
     if not low < high:
-        raise ConfigError(f"sweep: the range {cut(text)} of {name} is empty", "write the lower end first")
+        fix = f"write the lower end first; a value that does not vary is written {name}={cut(found[1])}"
+        raise ConfigError(f"sweep: the range {cut(text)} of {name} is empty", fix)
     log, step = found[3] == "log", _number(found[3] or "")
     if found[3] is not None and not log and not (step and step > 0):
         raise ConfigError(f"sweep: {cut(found[3])} is neither log nor a step above 0 (the range of {name})", FORM)

@@ -18,7 +18,7 @@ from flows.sweeps.space import Dimension, combinations
 from tasks.artifact import Meta
 from tasks.errors import ConfigError, MissingDependency, StoreError
 from tasks.keys.lineage import leaves
-from tasks.system.databases import missing_driver
+from tasks.system.databases import missing_driver, reason
 from tasks.system.redaction import hide, scrub
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def database_errors(database: str) -> Iterator[None]:
     try:
         yield
     except (StorageInternalError, SQLAlchemyError, KeyError, ModuleNotFoundError) as error:
-        said = " ".join(str(error.__cause__ or error).split("\n")[0].split())
+        said = reason(error)
         raise StoreError(
             f"the database of the sweep, {hide(database)}, can't be used: {scrub(said)}",
             "finished trials stay in the store: mend the database or remove it, and run the same command again",

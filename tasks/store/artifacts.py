@@ -157,10 +157,35 @@ class Artifacts:
             os.symlink(blob, target)
         return folder
 
-    def copy_out(self, artifact: Artifact, folder: Path) -> None:
-        """Copy the artifact's files into `folder`, where the user may change them."""
-        for blob, target in self._pulled(artifact, folder, lambda done, total: None):
-            shutil.copyfile(blob, target)
+    def copy_out(self, artifact: Artifact, folder: Path, *, cache: bool = True) -> None:
+        """Copy the artifact's files into `folder`, where the user may change them.
+
+        cache: whether this machine keeps the files of a remote store that are downloaded for this.
+
+        Raises:
+            BlobLost: a blob is missing or corrupt; a corrupt blob is moved to quarantine.
+        """
+        if cache or self.is_local:
+            for blob, target in self._pulled(artifact, folder, lambda done, total: None):
+                shutil.copyfile(blob, target)
+            return
+
+        targets = [folder / checked_path(file.path) for file in artifact.files]
+        for inside in {place.parent for place in targets}:
+            inside.mkdir(parents=True, exist_ok=True)
+        first = {file.digest: file for file in reversed(artifact.files)}
+
+        def copy(file: File, count: CountBytes) -> None:
+            blob = self._local_blob(file.digest)
+            if self._is_known(blob, file):
+                shutil.copyfile(blob, folder / file.path)
+            else:
+                self._fetch(file, folder / file.path, count)
+
+        pull_all(copy, [*first.values()], lambda done, total: None)
+        for file, place in zip(artifact.files, targets, strict=True):
+            if file != first[file.digest]:  # of files with the same bytes one is downloaded
+                shutil.copyfile(folder / first[file.digest].path, place)
 
     def changed(self, artifact: Artifact) -> File | None:
         """Return a file of a checked-out artifact whose blob has changed since it was verified, or None. Used to find a
@@ -246,7 +271,7 @@ class Artifacts:
         elif before is not None and sha256_file(blob) == file.digest:
             count(file.size)
         else:
-            self._fetch(file, Path(blob), count)
+            self._fetch(file, Path(blob), count, mode=0o444)
             before = None
         self.memo.put("blob", blob, before or stamp(blob), file.digest)
 
@@ -257,16 +282,19 @@ class Artifacts:
             self._quarantine(blob_name(file.digest))
             raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
 
-    def _fetch(self, file: File, blob: Path, count: CountBytes) -> None:
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        aside = blob.with_name(f".{os.getpid()}-{time.monotonic_ns()}")
+    def _fetch(self, file: File, target: Path, count: CountBytes, mode: int | None = None) -> None:
+        """Download a blob of a remote store to the path `target`, and verify its digest. mode: the file's permissions; None
+        for those that this process gives to new files."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = target.with_name(f".{os.getpid()}-{time.monotonic_ns()}")
         try:
             self.backend.fetch(blob_name(file.digest), aside, count)
             if sha256_file(aside) != file.digest:
                 self._quarantine(blob_name(file.digest))
                 raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
-            aside.chmod(0o444)
-            aside.replace(blob)
+            if mode is not None:
+                aside.chmod(mode)
+            aside.replace(target)
         except FileNotFoundError as error:
             raise BlobLost(f"the blob of {file.path} ({file.digest}) is missing", "", file.digest) from error
         finally:

@@ -45,6 +45,16 @@ def missing_driver(error: BaseException) -> str:
     return next((f"pip install 'trnflow[{extra}]'" for extra in extras if extra), "")
 
 
+def reason(error: BaseException) -> str:
+    """Return in one line why a database failed: the first line of what its driver said, or of the error's cause.
+
+    The error that SQLAlchemy raises last may only say that a transaction could not be rolled back, after its connection was
+    lost."""
+    drivers = [said for cause in _causes(error) if (said := getattr(cause, "orig", None)) is not None]
+    told = str(drivers[-1] if drivers else error.__cause__ or error)
+    return " ".join(told.strip().split("\n")[0].split())
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and what caused it."""
     found: BaseException | None = error

@@ -5,14 +5,19 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 import uuid
+from pathlib import Path
 
 import pytest
+
+_LOG = tempfile.NamedTemporaryFile(prefix="trnflow-s3-", suffix=".log")  # noqa: SIM115 - open as long as this process lives
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +35,13 @@ def s3_root(s3_endpoint: str) -> str:
     return f"s3://{bucket}/store"
 
 
+def downloads(root: str) -> list[str]:
+    """The names, in the order of the requests, of the files below `root` that were read from the server of `s3_endpoint`."""
+    lines = re.findall(r'"GET /(\S+) HTTP/1\.1" 20[06] ', Path(_LOG.name).read_text())
+    base = f"{root.removeprefix('s3://')}/"
+    return [line.removeprefix(base) for line in lines if line.startswith(base)]
+
+
 @functools.cache
 def _server() -> str:
     with socket.socket() as probe:
@@ -39,7 +51,7 @@ def _server() -> str:
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=_LOG,
     )
     atexit.register(process.kill)
     os.environ |= {

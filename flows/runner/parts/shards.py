@@ -5,6 +5,9 @@ A part has a key of its own: its key document is that of the stage, with the par
 stage's. Its record lies at `records/<stage>.shard/<key>.json`, its artifact with all others. Each part is published as
 soon as it is made, so a stage that was killed has to make only the rest. The stage reads copies of the parts: a part
 that garbage collection removes in the meantime does no harm to this run, and a later run makes it again.
+
+The cache of a remote store keeps no part: nothing empties the cache, and once the stage has read a part, its output has the same
+data. Workers on this machine hand their parts over in the work folder of the attempt, so these are not downloaded.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 
 from flows.runner.job import Job
 from flows.runner.parts.part_makers import PartMaker
-from flows.runner.parts.worker_process import part_job, part_kind, publish_part
+from flows.runner.parts.worker_process import SHARED, handed_over, part_job, part_kind, publish_part
 from tasks.artifact import Meta
 from tasks.errors import BlobLost
 from tasks.keys.key_document import key_of
@@ -60,7 +63,7 @@ class Shards:
         """Run the stage and return its metadata. Its files are then in `work/out`. emit: gets the events of the stage."""
         if self.maker is None and not self.job.stage.keep_parts:
             return self.job.run(self.store, self.work / "out", emit, Step(threads=self.threads))
-        shared = self.work / "shared"
+        shared = self.work / SHARED
         self.parts = self.job.run(self.store, shared, emit, Step("split"))["parts"]
         self.documents = [self._document(part) for part in self.parts]
         self.on_record = [None if self.force else self._record(document) for document in self.documents]
@@ -85,18 +88,25 @@ class Shards:
     def _record(self, document: Meta) -> Meta | None:
         return self.store.record(document["stage"], key_of(document))
 
-    def _lay_out(self, number: int, record: Meta | None) -> Meta | None:
-        """Copy a recorded part to the folder of its number and return its metadata. None when no such part is recorded,
-        or the part is corrupt, of another kind, or removed by garbage collection."""
+    def _lay_out(self, number: int, record: Meta | None, handed: Path | None = None) -> Meta | None:
+        """Put a recorded part into the folder of its number and return its metadata. None when no such part is recorded,
+        or the part is corrupt, of another kind, or removed by garbage collection.
+
+        handed: a folder that has the part's files, and is moved; by default, or if there is no such folder, the files are
+        copied out of the store."""
         folder = self._folder / str(number)
         if record is None:
             return None
-        folder.mkdir(parents=True)
+        self._folder.mkdir(exist_ok=True)
         try:
             artifact = self.store.artifact(record["artifact"])
             if artifact.kind != part_kind(self.job.stage):
                 raise BlobLost(f"{artifact.digest[:19]} is of kind {artifact.kind}", "", artifact.digest)
-            self.store.copy_out(artifact, folder)
+            if handed is not None and handed.is_dir():
+                handed.rename(folder)
+            else:
+                folder.mkdir()
+                self.store.copy_out(artifact, folder, cache=False)
         except (BlobLost, FileNotFoundError):
             shutil.rmtree(folder, ignore_errors=True)
             return None
@@ -106,17 +116,19 @@ class Shards:
     def _made_apart(self, maker: PartMaker, missing: list[int], shared: Path, emit: Emit) -> list[tuple[int, Meta]]:
         """Let workers make and publish the missing parts, copy each part to its folder when it is ready, and return
         [(number, metadata)]."""
-        copy = shared.with_name("shared.kept")
+        copy = shared.with_name(f"{SHARED}.kept")
         shutil.copytree(shared, copy)
-        digest = self.store.ingest(copy, f"{self.job.stage.kind}.shared", {}).digest
+        digest = self.store.ingest(copy, f"{self.job.stage.kind}.shared", {}, cache=False).digest
         jobs = (self._part_job(number, digest) for number in missing)
         made = []
         for number, done in zip(missing, maker.make(jobs), strict=True):
             for event in done["said"]:
                 emit(event)
+            handed: Path | None = handed_over(self.work, self.documents[number])
             if done["artifact"] != done["made"]:
                 self._note_difference(number)
-            meta = self._lay_out(number, done)
+                handed = None
+            meta = self._lay_out(number, done, handed)
             if meta is None:
                 what = f"{self.documents[number]['stage']} {key_of(self.documents[number])[:12]}"
                 raise BlobLost(f"{what} was lost when it was needed", "run again", done["artifact"])
@@ -127,7 +139,7 @@ class Shards:
     def _part_job(self, number: int, shared: str) -> Meta:
         document, arguments = self.documents[number], self.parts[number]["arguments"]
         replace, created = self._replaces(number), self.journal["started"]
-        return part_job(self.store, self.job, document, arguments, shared, replace=replace, created=created)
+        return part_job(self.store, self.job, document, arguments, shared, self.work, replace=replace, created=created)
 
     def _publishing(self, emit: Emit) -> Emit:
         """Return a function that publishes the part for each event that reports a finished part, and passes all other
@@ -144,7 +156,6 @@ class Shards:
     def _publish(self, number: int, meta: Meta) -> None:
         document = self.documents[number]
         made = self._folder / f"{number}.kept"
-        # not cached: the stage has read the part, and the cache, which nothing empties, would hold it beside the stage's output
         artifact = self.store.ingest(made, part_kind(self.job.stage), meta, cache=False)
         self._list(number, artifact.digest)
         self._write_journal_now_and_then()

@@ -2,13 +2,16 @@
 
 The job is JSON: names of functions, the config, digests of inputs. The worker opens the store, fetches the inputs (once in
 the life of its process), checks that its code and libraries are those in the part's key, runs the part in a process of its
-own, and publishes the result. The flow then reads the result from the store, so no large data passes through Prefect.
+own, and publishes the result. The flow then reads the result from the store, so no large data passes through Prefect. Of a
+remote store, a worker on the flow's machine hands its files over in the flow's work folder, so they are not downloaded.
 Raises StoreError if the worker sees no store, and CodeError if its code or a library's version differs from the key.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import os
 import shutil
 import threading
 from functools import lru_cache
@@ -28,11 +31,14 @@ from tasks.stage import Stage, of
 from tasks.store import Store
 from tasks.store.layout import SHARD
 
+SHARED = "shared"
+"""The name of the folder, in the flow's work folder, that a stage's `split` writes."""
+
 _laying_out = threading.Lock()
 
 
 def part_job(
-    store: Store, job: Job, document: Meta, arguments: Meta, shared: str, *, replace: bool, created: str
+    store: Store, job: Job, document: Meta, arguments: Meta, shared: str, work: Path, *, replace: bool, created: str
 ) -> Meta:
     """Describe one part of a stage as JSON for `make_part_apart`.
 
@@ -41,6 +47,8 @@ def part_job(
         document: The key document of the part.
         arguments: The arguments that identify the part (see `tasks.stage.Part`).
         shared: The digest of the folder that the stage's `split` wrote.
+        work: The flow's work folder, whose folder `SHARED` is that folder. Its name contains the process and the start of the
+            machine, so a worker that sees this folder runs on a machine that shares it with the flow.
         replace: Whether to replace a record that the part's key already has.
         created: The time to put in the part's record, UTC.
     """
@@ -53,6 +61,7 @@ def part_job(
         "config": portable(job.config),
         "inputs": {name: item.digest for name, item in job.inputs.items() if isinstance(item, Input)},
         "shared": shared,
+        "work": None if store.is_local else str(work.absolute()),
         "arguments": arguments,
         "document": document,
         "attempt": job.attempt,
@@ -76,15 +85,24 @@ def make_part_apart(job: Meta) -> Meta:
     said: list[Meta] = []
     name = f"{job['attempt']}-{key_of(document)[:12]}"
     inputs: dict[str, Input | Source] = {name: _laid_out(store, digest) for name, digest in job["inputs"].items()}
-    shared = _laid_out(store, job["shared"])
+    near = Path(job["work"]) if job["work"] and os.path.isdir(job["work"]) else None
+    shared = near / SHARED if near else _laid_out(store, job["shared"], cache=False).path
     config = resolve(job["config_type"]).model_validate(job["config"])
     with workplace(store.home, name) as work:
         log = attempt_log(store.home, work.name)
         unit = Job(stage, config, document, inputs, job["attempt"], log, {}, STOP_SECONDS, resolve(job["launcher"])())
-        meta = unit.run(store, work / "out", said.append, Step("part", str(shared.path), job["arguments"]))
-        artifact = store.ingest(work / "out", part_kind(stage), meta)
+        meta = unit.run(store, work / "out", said.append, Step("part", str(shared), job["arguments"]))
+        artifact = store.ingest(work / "out", part_kind(stage), meta, cache=False)
+        if near:
+            _hand_over(work / "out", handed_over(near, document))
     published = publish_part(store, document, artifact, job["attempt"], job["created"], replace=job["replace"])
     return {"artifact": published, "made": artifact.digest, "said": said}
+
+
+def handed_over(work: Path, document: Meta) -> Path:
+    """Return the folder in which a worker hands over the files of the part with this key document. work: the flow's work
+    folder."""
+    return work / "handed" / key_of(document)
 
 
 def publish_part(store: Store, document: Meta, artifact: Artifact, attempt: str, created: str, *, replace: bool) -> str:
@@ -113,19 +131,31 @@ def _store(root: str, home: str) -> Store:
     return store
 
 
-def _laid_out(store: Store, digest: str) -> Input:
-    """Return an artifact with its files on this machine. The files stay until this process ends."""
+def _hand_over(made: Path, to: Path) -> None:
+    """Move the folder `made` to `to`. If that fails, the flow downloads the files."""
+    with contextlib.suppress(OSError):  # the flow has ended, or another worker has handed over the same part
+        to.parent.mkdir(exist_ok=True)
+        made.rename(to)
+
+
+def _laid_out(store: Store, digest: str, *, cache: bool = True) -> Input:
+    """Return an artifact with its files on this machine. The files stay until this process ends. cache: whether the machine
+    keeps the files of a remote store for longer."""
     with _laying_out:  # workers with threads lay out an artifact once
-        return _checked_out(store, digest)
+        return _checked_out(store, digest, cache)
 
 
 @lru_cache(maxsize=8)
-def _checked_out(store: Store, digest: str) -> Input:
+def _checked_out(store: Store, digest: str, cache: bool) -> Input:
     clear(store.home / "work")
     artifact = store.artifact(digest)
     folder = workfolder(store.home, f"input-{digest.removeprefix('sha256:')[:12]}-{uuid4().hex[:8]}")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Input(store.checkout(artifact, folder), artifact.kind, artifact.meta, digest)
+    if cache:
+        store.checkout(artifact, folder)
+    else:
+        store.copy_out(artifact, folder, cache=False)
+    return Input(folder, artifact.kind, artifact.meta, digest)
 
 
 def _check_libraries(stage: Stage, document: Meta, store: Store) -> None:

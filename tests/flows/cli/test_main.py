@@ -171,7 +171,27 @@ def test_with_json_lines_all_on_stderr_is_objects_without_secrets(trnflow: Shell
     assert (failed.returncode, last["level"], last["type"]) == (1, "error", "DataError")
     assert "127.0.0.1" in last["message"] and last["fix"]
     assert "pl4nted-s3cret" not in failed.stderr + failed.stdout
-    assert all(json.loads(line) for line in trnflow("run", TRNFLOW_LOG="json").stderr.splitlines())  # no recipe
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "command"),
+    [
+        (("run",), "the following arguments are required: recipe", "trnflow run"),
+        (("preview", "mine.yaml", "data", "many"), "invalid int value: 'many'", "trnflow preview"),
+        (("rum",), "invalid choice: 'rum'", "trnflow"),
+        (("runs", "--fast"), "unrecognized arguments: --fast", "trnflow"),
+        ((), "required: COMMAND", "trnflow"),
+    ],
+)
+def test_with_json_lines_wrong_usage_is_one_error(
+    trnflow: Shell, arguments: tuple[str, ...], said: str, command: str
+) -> None:
+    done = trnflow(*arguments, TRNFLOW_LOG="json")
+    (line,) = done.stderr.splitlines()
+    error = json.loads(line)
+    assert (done.returncode, done.stdout, error["level"], error["type"]) == (2, "", "error", "ConfigError")
+    assert said in error["message"]
+    assert error["fix"].startswith(f"`{command} --help`")
 
 
 def test_a_wrong_kind_of_log_is_one_clear_error(trnflow: Shell) -> None:

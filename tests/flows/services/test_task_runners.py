@@ -25,10 +25,11 @@ from tasks.errors import CodeError, ConfigError, StoreError
 from tasks.launch.job import JobSpec, name_of
 from tasks.launch.launcher import Local
 from tasks.store import Store
+from tasks.store.layout import SHARD, blob_name
 from tasks.store.verify import verify
 from tests.flows.prefect_api import PROJECT, Api
 from tests.flows.runner.shelf import Shelf, sentences
-from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F401 - fixtures
 
 QUICK = ["data.limit=60", "tokenize.shard_bytes=12000", "task_runner.workers=2", "tracking.enabled=false"]
 
@@ -37,7 +38,7 @@ def prepare(house: Api, folder: Path, *arguments: str) -> subprocess.CompletedPr
     folder.mkdir(exist_ok=True)
     environ = house.environ | {"TRNFLOW_HOME": str(folder / "home")}
     command = [sys.executable, "-m", "flows", "prepare", "demo", "--json", *QUICK, *arguments]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=1500)
 
 
 def made(done: subprocess.CompletedProcess[str]) -> dict[str, Meta]:
@@ -79,7 +80,31 @@ def test_any_worker_takes_any_part_and_the_bytes_are_the_same(
         assert counted["pack_chunks"] == found["pack_chunks"]["figures"]["shards_made"] > 0
         assert len(names) == len({*names})
         assert {task["state_type"] for task in tasks} == {"COMPLETED"}
-    assert verify(Store(s3_root, tmp_path / "look").backend).ok
+    read = {Path(name).name for name in downloads(s3_root)}
+    store = Store(s3_root, tmp_path / "look")
+    assert verify(store.backend).ok
+    cached = {path.name for path in (tmp_path / "flow/home/cache/blobs").rglob("*") if path.is_file()}
+    parts, of_stages = of_parts(store), outputs(store)
+    assert len(parts) > shards
+    assert of_stages <= cached
+    assert not cached & (parts - of_stages)
+    assert not read & (parts | of_stages)
+
+
+def of_parts(store: Store) -> set[str]:
+    """The names of the blobs with the files of all parts."""
+    stages = [name for name in store.backend.folders("records") if name.endswith(SHARD)]
+    return files_of(store, [record["artifact"] for name in stages for record in store.records(name)])
+
+
+def outputs(store: Store) -> set[str]:
+    """The names of the blobs with the files of all stages' outputs."""
+    stages = [name for name in store.backend.folders("records") if not name.endswith(SHARD)]
+    return files_of(store, [record["artifact"] for name in stages for record in store.records(name)])
+
+
+def files_of(store: Store, artifacts: Iterable[str]) -> set[str]:
+    return {Path(blob_name(file.digest)).name for digest in artifacts for file in store.artifact(digest).files}
 
 
 def test_a_flow_that_is_killed_leaves_no_worker(api: Api, tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def deploy(api: Api, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def deploy(api: Api, folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows", "deploy", "--json", *arguments]
-    return subprocess.run(command, cwd=folder, env=api.environ, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, cwd=folder, env=api.environ | environ, capture_output=True, text=True, timeout=400)
 
 
 def on_server(api: Api) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -69,10 +69,25 @@ def test_the_second_checkout_is_refused_and_takes_over_when_asked(api: Api, tmp_
     assert again.returncode == 0, again.stderr
     assert on_server(api)[1] == before[1]
 
+    before = on_server(api)
+
+    declared = (second / "prefect.yaml").read_text()
+    for right, wrong in (("deployments.py:retrain", "deployments.py:retrian"), ('"0 3 * * *"', '"0 33 * * *"')):
+        (second / "prefect.yaml").write_text(declared.replace(right, wrong))  # the third of five deployments
+        failed = deploy(api, second, "--replace")
+        assert f"Prefect refused a deployment of {second}/prefect.yaml: " in failed.stderr
+        assert failed.returncode in (1, 2) and "Traceback" not in failed.stderr
+        assert on_server(api) == before
+    (second / "prefect.yaml").write_text(declared)
+    missing = deploy(api, second, "--replace", TRNFLOW_NOTIFY="slack-webhook/none")
+    assert "Prefect has no block slack-webhook/none" in missing.stderr
+    assert on_server(api) == before
+
     taken = deploy(api, second, "--replace")
     assert taken.returncode == 0, taken.stderr
     deployments, automations = on_server(api)
     assert {steps[0][DIRECTORY]["directory"] for _, steps, _ in deployments.values()} == {str(second)}
+    assert deployments.keys() == before[0].keys()  # no trials
     (action,) = automations["trnflow: data changed"]["actions"]
     assert action["deployment_id"] == deployments["retrain"][0]
     assert f"another checkout, {second}:" in deploy(api, first).stderr

@@ -108,7 +108,7 @@ def test_the_page_tells_metrics_on_the_test_split_from_those_of_training(folder:
     assert content["winner"]["metrics"].keys() == {"accuracy", "eval_loss"}
     sweep.write_page(content)
     page = (sweep.plan.folder(sweep.store.home) / "sweep.html").read_text()
-    test, training = page.split("on the test split</h2>")[1].split("train and validation splits</h2>")
+    test, training = page.split("on the test split</h2>")[1].split("Its data, training and export</h2>")
     training = training.split("<h2>")[0]
     assert ("0.75" in test, "eval_loss" in test) == (True, False)
     assert ("0.75" in training, "eval_loss" in training) == (False, True)
@@ -124,6 +124,11 @@ def test_the_page_shows_no_credentials_and_survives_no_database(folder: Path) ->
     assert "host/rows" in page.read_text()
     assert "pass-word" not in page.read_text()
     assert "Errors of trials" not in page.read_text()
+    assert "1 completed; " in page.read_text()
+    assert "killed" not in page.read_text()
+    sweep.write_page(content | {"trials": [trial | {"state": "killed"}, trial]})
+    assert "1 completed, 1 killed; " in page.read_text()
+    assert "The sweep was killed during a killed trial, and a later trial has its settings." in page.read_text()
     sweep.write_page(content | {"trials": [trial | {"error": "<b>no memory</b>"}]})
     assert '<td class="error">&lt;b&gt;no memory&lt;/b&gt;</td>' in page.read_text()
     Path(sweep.plan.database(sweep.store.home).removeprefix("sqlite:///")).write_text("no database" * 2000)

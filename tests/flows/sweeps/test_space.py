@@ -57,6 +57,7 @@ def test_a_grid_is_every_combination() -> None:
     ("setting", "text", "said"),
     [
         ("train.learning_rate", "1e-4..1e-5", "is empty"),
+        ("train.learning_rate", "1e-4..1e-4", "is empty.*does not vary is written train.learning_rate=1e-4"),
         ("train.learning_rate", "..", "no number"),
         ("train.learning_rate", "1e-5..abc", "no number"),
         ("train.learning_rate", "0..1:log", "logarithmic"),

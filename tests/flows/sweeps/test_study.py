@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from flows.recipes.sweep_settings import SweepConfig
 from flows.sweeps.plan import read_plan
 from flows.sweeps.space import parse
-from flows.sweeps.study import SweepStudy, open_study
+from flows.sweeps.study import SweepStudy, database_errors, open_study
 from tasks.errors import ConfigError, MissingDependency, StoreError
 from tasks.store import Store
+from tests.helpers.postgres import Postgres, postgres  # noqa: F401 - a fixture
 
 DEFINITION = {"recipe": {"name": "tiny"}, "metric": "eval_loss"}
 
@@ -169,6 +173,21 @@ def test_a_database_that_can_not_be_used_is_one_clear_error(tmp_path: Path) -> N
     (tmp_path / "optuna.db").write_text("no database" * 100)
     with pytest.raises(StoreError, match="can't be used"):
         opened(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_postgresql_that_goes_away_is_named_with_its_drivers_reason(postgres: Postgres) -> None:  # noqa: F811
+    """Optuna's storage asks again after some errors, in the same transaction, which then fails for that alone."""
+    postgres.create("optuna")
+    address = postgres.url("optuna")
+    with pytest.raises(StoreError) as error, database_errors(address), Session(create_engine(address)) as session:
+        session.execute(text("select 1"))
+        postgres.kill()
+        try:
+            session.execute(text("select 1"))
+        except OperationalError:
+            session.execute(text("select 1"))
+    assert error.value.message.endswith("/optuna, can't be used: server closed the connection unexpectedly")
 
 
 def test_a_driver_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
