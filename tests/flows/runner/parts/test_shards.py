@@ -7,10 +7,6 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +17,8 @@ from hypothesis import strategies as st
 
 from flows.runner.call import Outcome
 from flows.runner.parts import shards
-from flows.runner.parts.worker_process import make_part_apart
 from tasks.artifact import Meta
 from tasks.errors import BlobLost, DataError
-from tasks.keys.hash_cache import sha256_file
 from tasks.keys.key_document import key_of
 from tasks.store import Store
 from tasks.store.garbage.collect import collect
@@ -33,7 +27,7 @@ from tasks.store.garbage.roots import Policy
 from tasks.store.layout import blob_name
 from tasks.store.verify import verify
 from tests.flows.runner.shelf import Shelf, sentences
-from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 
@@ -154,53 +148,6 @@ def test_the_cache_of_a_remote_store_does_not_fill_with_shards(tmp_path: Path) -
     shards = [file.digest for record in shelf.shards() for file in store.artifact(record["artifact"]).files]
     assert len(shards) > 3
     assert not [digest for digest in shards if (store.cache / blob_name(digest)).exists()]
-
-
-class OtherProcesses:
-    """Makes parts in two processes of this machine."""
-
-    def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            yield from pool.map(make_part_apart, jobs)
-
-
-def test_shards_of_other_processes_are_handed_over_and_those_of_earlier_runs_are_not_cached(
-    s3_root: str,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    def blobs(artifacts: Iterable[str]) -> set[str]:
-        return {Path(blob_name(file.digest)).name for digest in artifacts for file in store.artifact(digest).files}
-
-    def cached() -> set[str]:
-        return {path.name for path in store.cache.rglob("*") if path.is_file()}
-
-    shelf = Shelf(s3_root, tmp_path)
-    first = shelf.run(sentences(100), part_maker=OtherProcesses())
-    store = shelf.store()
-    read = Counter(Path(name).name for name in downloads(s3_root))
-    parts, output = blobs(record["artifact"] for record in shelf.shards()), blobs([digest(first)])
-    assert counts(first) == (len(shelf.shards()), 0)
-    assert len(parts - output) > 10
-    assert not read.keys() & (parts | output)
-    assert output <= cached()
-    assert not cached() & (parts - output)
-
-    (record,) = store.records("tokenize_text")
-    store.backend.remove(f"records/tokenize_text/{record['key']}.json")
-    again = shelf.run(sentences(100), part_maker=OtherProcesses())
-    assert counts(again) == (0, counts(first)[0])
-    assert digest(again) == digest(first)
-    read = Counter(Path(name).name for name in downloads(s3_root))
-    users = Counter(name for record in shelf.shards() for name in blobs([record["artifact"]]))
-    assert {name: read[name] for name in parts - output} == {name: users[name] for name in parts - output}
-    assert not read.keys() & output
-    assert not cached() & (parts - output)
-    assert shelf.run(sentences(100)).action == "hit"
-
-    elsewhere = Store(s3_root, tmp_path / "another machine")
-    elsewhere.copy_out(elsewhere.artifact(digest(first)), tmp_path / "copy", cache=False)
-    assert not elsewhere.cache.exists()
-    assert {sha256_file(path).removeprefix("sha256:") for path in (tmp_path / "copy").rglob("*.npy")} <= output
 
 
 def test_a_small_input_is_one_shard(shelf: Shelf) -> None:
