@@ -177,7 +177,7 @@ def test_with_json_lines_all_on_stderr_is_objects_without_secrets(trnflow: Shell
     ("arguments", "said", "command"),
     [
         (("run",), "the following arguments are required: recipe", "trnflow run"),
-        (("preview", "mine.yaml", "data", "many"), "invalid int value: 'many'", "trnflow preview"),
+        (("preview", "mine.yaml", "many"), "invalid int value: 'many'", "trnflow preview"),
         (("rum",), "invalid choice: 'rum'", "trnflow"),
         (("runs", "--fast"), "unrecognized arguments: --fast", "trnflow"),
         ((), "required: COMMAND", "trnflow"),

@@ -27,6 +27,7 @@ from tasks.store.garbage.roots import Policy
 from tasks.store.layout import blob_name
 from tasks.store.verify import verify
 from tests.flows.runner.shelf import Shelf, sentences
+from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 
@@ -140,6 +141,15 @@ def test_rows_taken_out_or_put_in_make_those_next_to_them(shelf: Shelf, tmp_path
         assert digest(outcome) == bare(tmp_path, changed)
 
 
+def test_the_cache_of_a_remote_store_does_not_fill_with_shards(tmp_path: Path) -> None:
+    shelf = Shelf(f"memory://{uuid.uuid4().hex}", tmp_path)
+    shelf.run(sentences(100))
+    store = shelf.store()
+    shards = [file.digest for record in shelf.shards() for file in store.artifact(record["artifact"]).files]
+    assert len(shards) > 3
+    assert not [digest for digest in shards if (store.cache / blob_name(digest)).exists()]
+
+
 def test_a_small_input_is_one_shard(shelf: Shelf) -> None:
     assert counts(shelf.run(sentences(600), shard_bytes=2 << 20)) == (1, 0)
 
@@ -182,6 +192,16 @@ def test_a_failed_stage_leaves_what_it_made(shelf: Shelf) -> None:
     outcome = shelf.run(rows, overlong="error", max_length=80)
     assert counts(outcome)[1] == left
     assert 1 <= counts(outcome)[0] <= 3
+
+
+def test_shards_in_a_bucket(s3_root: str, tmp_path: Path) -> None:  # noqa: F811
+    shelf = Shelf(s3_root, tmp_path)
+    made, _ = counts(shelf.run(sentences(100)))
+    outcome = shelf.run(sentences(102))
+    assert counts(outcome)[1] >= made - 1 > 0
+    assert digest(outcome) == bare(tmp_path, sentences(102))
+    assert [record["stage"] for record in shelf.store().records("tokenize_text")] == ["tokenize_text"] * 2
+    assert verify(shelf.store().backend).ok
 
 
 # --- damage, kills, company

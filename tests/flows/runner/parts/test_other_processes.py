@@ -1,8 +1,7 @@
-"""The shards of a stage in a remote store: parts are handed over on this machine, and the cache does not fill with them."""
+"""Parts that other processes make: what passes through S3, through the work folder, and what the cache keeps."""
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -16,21 +15,11 @@ from tasks.artifact import Meta
 from tasks.keys.hash_cache import sha256_file
 from tasks.store import Store
 from tasks.store.layout import blob_name
-from tasks.store.verify import verify
-from tests.flows.runner.parts.test_shards import bare, counts, digest
+from tests.flows.runner.parts.test_shards import counts, digest
 from tests.flows.runner.shelf import Shelf, sentences
 from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F401 - fixtures
 
-pytestmark = pytest.mark.slow  # starts an S3 server
-
-
-def test_the_cache_of_a_remote_store_does_not_fill_with_shards(tmp_path: Path) -> None:
-    shelf = Shelf(f"memory://{uuid.uuid4().hex}", tmp_path)
-    shelf.run(sentences(100))
-    store = shelf.store()
-    shards = [file.digest for record in shelf.shards() for file in store.artifact(record["artifact"]).files]
-    assert len(shards) > 3
-    assert not [digest for digest in shards if (store.cache / blob_name(digest)).exists()]
+pytestmark = pytest.mark.slow
 
 
 class OtherProcesses:
@@ -78,13 +67,3 @@ def test_shards_of_other_processes_are_handed_over_and_those_of_earlier_runs_are
     elsewhere.copy_out(elsewhere.artifact(digest(first)), tmp_path / "copy", cache=False)
     assert not elsewhere.cache.exists()
     assert {sha256_file(path).removeprefix("sha256:") for path in (tmp_path / "copy").rglob("*.npy")} <= output
-
-
-def test_shards_in_a_bucket(s3_root: str, tmp_path: Path) -> None:  # noqa: F811
-    shelf = Shelf(s3_root, tmp_path)
-    made, _ = counts(shelf.run(sentences(100)))
-    outcome = shelf.run(sentences(102))
-    assert counts(outcome)[1] >= made - 1 > 0
-    assert digest(outcome) == bare(tmp_path, sentences(102))
-    assert [record["stage"] for record in shelf.store().records("tokenize_text")] == ["tokenize_text"] * 2
-    assert verify(shelf.store().backend).ok
