@@ -19,8 +19,8 @@ from tests.helpers.postgres import Postgres
 from tests.helpers.small_disk import fill
 
 ALL = "GET HEAD PUT POST DELETE"
-RANK_SECONDS = 45.0
-"""How long to wait for a training whose rank can be killed."""
+RANK_SECONDS = 150.0
+"""How long to wait for a training whose rank can be killed: until the schedule fires, and for the stages before training."""
 TROUBLES = {
     "drop before": {"methods": ALL, "drop": "before"},
     "drop after": {"methods": ALL, "drop": "after"},
@@ -91,7 +91,9 @@ def kill_mlflow(scene: Scene, chance: random.Random) -> str:
 
 
 def kill_rank(scene: Scene, chance: random.Random) -> str:
-    """Kill one process of a training: a rank, the process that starts ranks, or the guard."""
+    """Kill one process of a training: a rank, the process that starts ranks, or the guard. New rows bring a training about."""
+    if not training_processes(scene.house):
+        change_rows(scene, chance)
     deadline = time.monotonic() + RANK_SECONDS
     while time.monotonic() < deadline:
         if found := sorted(training_processes(scene.house)):
