@@ -23,7 +23,7 @@ from flows.services.checkouts import delete, others_on, try_deployments
 from flows.services.deployed_recipes import Case, check_recipes, offer_recipes
 from flows.services.events import connected
 from flows.services.notification import check_block, take_setting
-from flows.services.prefect_server import ensure_server, last_error
+from flows.services.prefect_server import cause_of_failure, ensure_server, last_error
 from flows.services.recovery import HEARTBEATS, PATIENT, TAG, recovery_automations, tend_runs
 from tasks.artifact import Meta
 from tasks.errors import ConfigError, ProcessFailed
@@ -42,6 +42,8 @@ AT_ONCE = "4"
 process of its own. With four at a time the local server answers while a hundred events come in."""
 WORKER = "from flows.services.recovery import prefect_worker; prefect_worker()"
 """The program of a worker's process."""
+SERVER_FAILED = "Server error '5"
+"""What Prefect's client says of an HTTP status of 500 or more."""
 SCHEDULE_SECONDS = 90.0
 """How long the server may take to plan a schedule's next run. Its scheduler looks at new deployments every 5 seconds."""
 
@@ -64,15 +66,16 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
     Raises:
         ConfigError: `folder` has no prefect.yaml, a deployment names a recipe that can't be read, TRNFLOW_NOTIFY names no
             block, the server has deployments of another checkout, or it can't be reached or fails.
-        ProcessFailed: Prefect refused a deployment, or an active schedule has no scheduled run after `seconds`.
+        ProcessFailed: Prefect refused a deployment, its server failed, or an active schedule has no scheduled run after
+            `seconds`.
     """
     document = _declared(folder / FILE)
     names = [str(deployment["name"]) for deployment in document["deployments"]]
     recipes = check_recipes(document, folder / FILE)
     notify = take_setting()
     os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
-    _prepare_server(folder, document, notify, replace=replace)
-    _register(folder, folder / FILE)
+    _prepare_server(home, folder, document, notify, replace=replace)
+    _register(home, folder, folder / FILE)
     renewed = _complete(names, recipes, notify)
     _wait_scheduled(home, names, seconds)
     return Deployed(sorted(names), renewed.names, str(renewed.notified) if renewed.notified else None)
@@ -126,7 +129,7 @@ def _mark(client: SyncPrefectClient, deployments: list[DeploymentResponse]) -> N
         client.update_deployment(one.id, DeploymentUpdate.model_validate(changed))
 
 
-def _prepare_server(folder: Path, document: Meta, notify: str | None, *, replace: bool) -> None:
+def _prepare_server(home: Path, folder: Path, document: Meta, notify: str | None, *, replace: bool) -> None:
     """Create the work pool, and delete the deployments of another checkout. Before that, check all that can be checked of the
     new deployments. document: the content of prefect.yaml; notify: the value of TRNFLOW_NOTIFY, or None."""
     with connected() as client:
@@ -134,7 +137,7 @@ def _prepare_server(folder: Path, document: Meta, notify: str | None, *, replace
         check_block(client, notify)
         _make_pool(client)
         if others:
-            try_deployments(client, document, lambda file: _register(folder, file))
+            try_deployments(client, document, lambda file: _register(home, folder, file))
             delete(client, others)
 
 
@@ -149,13 +152,17 @@ def _make_pool(client: SyncPrefectClient) -> None:
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
 
 
-def _register(folder: Path, file: Path) -> None:
-    """Register all deployments of `file`, a prefect.yaml, for the checkout `folder`. ProcessFailed if Prefect refuses one."""
+def _register(home: Path, folder: Path, file: Path) -> None:
+    """Register all deployments of `file`, a prefect.yaml, for the checkout `folder`. Raise ProcessFailed if Prefect refuses
+    one, or if its server fails."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        declared = folder / FILE
-        raise ProcessFailed(f"Prefect refused a deployment of {declared}: {_last_line(done)}", f"correct {declared}")
+        declared, said = folder / FILE, _last_line(done)
+        if SERVER_FAILED in said:
+            cause, fix = cause_of_failure(home)
+            raise ProcessFailed(f"Prefect's server failed while it registered {declared}: {cause or said}", fix)
+        raise ProcessFailed(f"Prefect refused a deployment of {declared}: {said}", f"correct {declared}")
 
 
 def _wait_scheduled(home: Path, names: list[str], seconds: float) -> None:

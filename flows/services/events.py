@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from flows.services.prefect_server import cause_of_failure
 from tasks.artifact import Meta
 from tasks.errors import ConfigError
+from tasks.system.home import home_folder
 from tasks.system.redaction import hide, hide_override, scrub
 
 if TYPE_CHECKING:
@@ -78,14 +80,17 @@ def connected() -> Iterator[SyncPrefectClient]:
 
 
 def unreachable(error: Exception) -> ConfigError:
-    """Return the error of a request to Prefect's server as one line with advice. A status is the answer of a server whose
-    database is away, for example."""
+    """Return the error of a request to Prefect's server as one line with advice. A server whose database is away, or whose
+    disk is full, answers with a status of 500 or more."""
     from httpx import HTTPStatusError
     from prefect.settings import PREFECT_API_URL
 
     server = f"Prefect's server at {hide(str(PREFECT_API_URL.value()))}"
     if isinstance(error, HTTPStatusError):
         said = scrub(str(error).splitlines()[0])
-        return ConfigError(f"{server} failed: {said}", "read the server's log; does its database run?")
+        if not error.response.is_server_error:
+            return ConfigError(f"{server} refused a request: {said}", "read the server's log")
+        cause, fix = cause_of_failure(home_folder())
+        return ConfigError(f"{server} failed: {cause or said}", fix)
     said = scrub(" ".join(str(error).split())) or type(error).__name__
     return ConfigError(f"{server} can't be reached: {said}", "start it (`trnflow up`), or correct PREFECT_API_URL")

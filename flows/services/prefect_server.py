@@ -131,6 +131,15 @@ def last_error(home: Path) -> str:
     return _last_error(log.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
+def cause_of_failure(home: Path) -> tuple[str, str]:
+    """Return why the Prefect server that is in use answers requests with errors, and the fix. The cause is known for the
+    local server of `home` alone, by its log and its disk; for another server it is empty."""
+    if configured_url() not in (None, recorded_server(home).get("url")):
+        return "", "read the server's log; does its database run?"
+    log = home / "prefect" / "server.log"
+    return _cause(log.parent, log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
+
+
 def _last_error(lines: list[str]) -> str:
     return next((line.strip() for line in reversed(lines) if ERROR_LINE.match(line)), "")
 
@@ -163,7 +172,7 @@ def _not_started(folder: Path) -> ProcessFailed:
 
 
 def _cause(folder: Path, text: str) -> tuple[str, str]:
-    """Return why a server did not start, and the fix. text: its log."""
+    """Return why a server did not start or fails, and the fix. text: its log."""
     log, file = folder / "server.log", folder / "prefect.db"
     if setting := _database_setting():
         return scrub(_last_error(text.splitlines())), f"check {setting}, read {log}"

@@ -1,4 +1,5 @@
-"""The database of the local Prefect server is deleted, or was made by an older Prefect: nothing but Prefect's pages is lost."""
+"""The database of the local Prefect server is deleted, was made by an older Prefect, or its disk is full: nothing but Prefect's
+pages is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.data import NAMES
-from tests.chaos.house import House
+from tests.chaos.house import House, wait_for
+from tests.helpers.small_disk import fill, small_disk
 
 pytestmark = pytest.mark.slow  # servers
 
@@ -67,3 +69,20 @@ def test_a_database_of_an_older_prefect_is_migrated(house: House) -> None:
     house.open()
     assert schema(house) != PREFECT_3_1
     assert house.deployment()["parameters"]["recipe"] == NAMES.recipe
+
+
+def test_a_disk_that_fills_while_the_server_runs_is_named(house: House) -> None:
+    """`deploy` says which disk is full instead of blaming prefect.yaml; with space again the same command works.
+
+    SQLite writes on into what its log file holds already, so the first commands on a full disk may succeed.
+    """
+    with small_disk(house.home, 48 << 20) as disk:
+        disk.chmod(0o700)  # a home that others may write in is refused
+        house.open()
+        ballast = fill(disk)
+        refused = wait_for(lambda: [done for done in [house.trnflow("deploy")] if done.returncode], 600, "deploy fails")
+        assert f"the disk of {house.home / 'prefect'} is full" in refused[0].stderr, refused[0].stderr
+        assert "fix: free some space there" in refused[0].stderr, refused[0].stderr
+        ballast.unlink()
+        house.must("deploy")
+        assert house.close() == []
