@@ -137,8 +137,8 @@ def _is_public(name: str) -> bool:
 def anonymous(docstring: Docstring) -> str:
     """Return a docstring as one line without the names of its package, module, class and function, so that the label
     can't be read from the text."""
-    names = sorted({part for part in docstring.name.split(".") if len(part) > 1}, key=lambda part: (-len(part), part))
-    hidden = re.sub(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", " ", docstring.doc, flags=re.IGNORECASE)
+    names = {part.lower() for part in docstring.name.split(".") if len(part) > 1}
+    hidden = re.sub(r"\w+", lambda word: " " if word[0].lower() in names else word[0], docstring.doc)
     return " ".join(hidden.split())
 
 
