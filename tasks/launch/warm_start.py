@@ -33,16 +33,21 @@ IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PREFECT_API
 """Environment variables that change from one command to the next, or during a command, and that no library of a stage
 reads."""
 
-LATE = ("CPU_NUM_DEVICES", "TOKENIZERS_PARALLELISM", "OPENBLAS_NUM_THREADS", ATTEMPT, PARTIAL_ROOT, *IRRELEVANT)
+WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""What a warm parent sets so that numpy, scipy and pyarrow start no threads when they are imported. On x86-64 only numpy and
+scipy use OpenBLAS; the other variable belongs to pyarrow's allocator, which then gives memory back in the threads that free
+it."""
+
+LATE = ("CPU_NUM_DEVICES", "TOKENIZERS_PARALLELISM", ATTEMPT, PARTIAL_ROOT, *WITHOUT_THREADS, *IRRELEVANT)
 """Variables that can differ between the jobs of one warm parent: modules imported before the fork do not read them.
 
-The exception is OPENBLAS_NUM_THREADS. A warm parent always sets it to 1, since the import would start more threads; on
-x86-64 only numpy and scipy use OpenBLAS. XLA_FLAGS can't be in this list: torch_xla changes it when it is imported."""
+The exceptions are those of WITHOUT_THREADS. XLA_FLAGS can't be in this list: torch_xla changes it when it is imported."""
 
 LIGHT = ("pydantic.main", "pydantic.types", "pydantic._internal._generate_schema", "numpy", "tokenizers", "jinja2")
-"""Modules that every warm parent imports. pyarrow is not among them: it starts a thread when it is imported."""
+"""Modules that every warm parent imports."""
 
 HEAVY = {
+    "pyarrow": ("pyarrow.parquet", "pyarrow.compute", "pandas"),  # pyarrow imports pandas when it converts a list
     "torch": ("torch",),
     "transformers": ("transformers.modeling_utils",),
     "torch-xla": ("torch_xla", "torch_xla.core.xla_model"),
@@ -116,7 +121,7 @@ class WarmParent:
         with theirs:
             self._process = subprocess.Popen(
                 python("tasks.launch.warm_parent:serve", str(theirs.fileno()), *modules),
-                env={**environ, ATTEMPT: "-" * (RESERVED - 1), "OPENBLAS_NUM_THREADS": "1"},
+                env={**environ, ATTEMPT: "-" * (RESERVED - 1), **WITHOUT_THREADS},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

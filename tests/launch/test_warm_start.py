@@ -61,15 +61,18 @@ def test_a_parent_serves_one_environment_and_variables_that_are_read_late(tmp_pa
 
 
 def test_libraries_are_there_and_the_projects_own_code_is_imported_anew(tmp_path: Path) -> None:
-    modules = warm_start.modules_for(["numpy", "tokenizers", "jinja2", "torch"], {})
+    modules = warm_start.modules_for(["numpy", "pyarrow", "tokenizers", "jinja2", "torch"], {})
     found = seen(tmp_path, modules)
     assert found["torch"]
     assert found["threads"] == 1
 
 
 def test_a_parent_that_has_threads_or_lacks_a_module_leaves_the_start_to_the_flow(tmp_path: Path) -> None:
-    for module in ("pyarrow", "no_such_module"):
-        assert seen(tmp_path, (module,))["made"]
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    for module in ("threaded", "no_such_module"):
+        assert seen(tmp_path, (module,), PYTHONPATH=str(tmp_path))["made"]
 
 
 def test_a_parent_that_answers_too_late_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
