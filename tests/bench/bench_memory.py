@@ -2,15 +2,17 @@
 
     python -m tests.bench.bench_memory [--rows 15000 150000] [--format parquet] [--until pack_chunks]
 
-Every stage runs in a process of its own, with those above it as hits. `resident` is the kernel's peak (VmHWM), which counts pages
-of mapped files too, though the kernel takes them back when it needs them; `own` is what the process alone holds (RssAnon),
-looked at a hundred times a second. The first line is a process that did all but run a stage. Data lies in the temporary
+Every stage has a run of its own, with those above it as hits. Of the run's processes (the flow, the warm parent, the stage's
+guard and process) the largest counts. `resident` is the kernel's peak (VmHWM), which counts pages of mapped files too, though
+the kernel takes them back when it needs them; `own` is what the process alone holds (RssAnon). Both are looked at a hundred
+times a second. The first line is a flow that ran no stage. Data lies in the temporary
 folder (some 0.9 GB a million rows, as jsonl) until the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -52,7 +54,7 @@ def make_rows(path: Path, count: int) -> None:
 
 
 def run_stage(stage: str, rows: Path, model: Path, home: Path) -> dict[str, Any]:
-    """Here and now, in this process: its peaks in bytes, and the seconds of the stage."""
+    """Run one stage: return the peaks of this process and its descendants in bytes, and the seconds of the stage."""
     from flows.recipes import recipe as settings
     from flows.runner.run import Options, execute, open_store
 
@@ -69,21 +71,21 @@ def run_stage(stage: str, rows: Path, model: Path, home: Path) -> dict[str, Any]
             if result.error:
                 raise result.error
             seconds = result.outcomes[-1].seconds or 0.0
-    # not ru_maxrss, which a child inherits from who started it
-    return {"stage": stage, "seconds": seconds, "resident": status("VmHWM"), "own": sampler.peak}
+    return {"stage": stage, "seconds": seconds, **sampler.peaks}
 
 
 class Sampler(threading.Thread):
-    """The largest RssAnon seen, bytes."""
+    """Samples this process and its descendants. peaks: the largest values seen of any of them, in bytes: "resident" (VmHWM)
+    and "own" (RssAnon)."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.peak = 0
+        self.peaks = {"resident": 0, "own": 0}
         self._done = threading.Event()
 
     def run(self) -> None:
         while not self._done.wait(0.01):
-            self.peak = max(self.peak, status("RssAnon"))
+            self._look()
 
     def __enter__(self) -> Sampler:
         self.start()
@@ -92,13 +94,29 @@ class Sampler(threading.Thread):
     def __exit__(self, *error: object) -> None:
         self._done.set()
         self.join()
-        self.peak = max(self.peak, status("RssAnon"))
+        self._look()
+
+    def _look(self) -> None:
+        for process in descendants(os.getpid()):
+            with contextlib.suppress(OSError, KeyError):  # it has ended
+                found = status(process)
+                for name, field in (("resident", "VmHWM"), ("own", "RssAnon")):
+                    self.peaks[name] = max(self.peaks[name], found[field])
 
 
-def status(name: str) -> int:
-    """Bytes, as the kernel tells them of this process."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
+def descendants(process: int) -> Iterator[int]:
+    """Yield the process, its children, their children and so on."""
+    yield process
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from descendants(int(child))
+
+
+def status(process: int) -> dict[str, int]:
+    """Return the kernel's figures of a process that are in kB, in bytes."""
+    lines = (line.split() for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
 
 
 def measure(count: int, kind: str, until: str) -> None:
