@@ -48,6 +48,7 @@ def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list
         raise ConfigError(
             f"Prefect's server at {hide(str(client.api_url))} has deployments of another checkout, {others[0][1]}: {names}",
             "unset PREFECT_API_URL and set TRNFLOW_HOME to a home of this checkout, for a server of its own; "
+            "on another machine of the same project put the checkout into that folder and run the worker alone; "
             "or take the server over with `trnflow deploy --replace`, which deletes those deployments",
         )
     return [deployment for deployment, _ in others]

@@ -24,7 +24,7 @@ from flows.services.deployed_recipes import Case, check_recipes, offer_recipes
 from flows.services.events import connected
 from flows.services.notification import check_block, take_setting
 from flows.services.prefect_server import cause_of_failure, ensure_server, last_error
-from flows.services.recovery import HEARTBEATS, PATIENT, TAG, recovery_automations, tend_runs
+from flows.services.recovery import HEARTBEATS, PATIENT, TAG, our_flows, recovery_automations, tend_runs
 from tasks.artifact import Meta
 from tasks.errors import ConfigError, ProcessFailed
 
@@ -107,9 +107,10 @@ def _declared(file: Path) -> Meta:
 
 
 def _complete(names: list[str], recipes: dict[Case, str], notify: str | None) -> Renewed:
-    """Add to the registered deployments what prefect.yaml can't say: the list of recipes, and the automations."""
+    """Add to the registered deployments what prefect.yaml can't say: the list of recipes, and the automations. Deployments
+    of the same names that belong to other flows than trnflow's are not changed."""
     with connected() as client:
-        deployments = client.read_deployments(deployment_filter=_named(names))
+        deployments = client.read_deployments(flow_filter=our_flows(), deployment_filter=_named(names))
         _mark(client, deployments)
         offer_recipes(client, deployments, recipes)
         retrain = next((one for one in deployments if one.name == RETRAIN), None)

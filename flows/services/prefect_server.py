@@ -53,6 +53,7 @@ DATABASE_TROUBLES = {
 }
 """What Prefect's log says when it can't use its database -> what that means."""
 MOVE_ASIDE = "move that file away and run `trnflow deploy` again, which loses the pages of past runs but no result"
+FREE_SPACE = "free some space there"
 ERROR_LINE = re.compile(r"(\w+\.)*\w*([Ee]rror|Exception)\b: |.*\| ERROR +\|")
 
 IDLE_SECONDS = 3600.0
@@ -132,12 +133,19 @@ def last_error(home: Path) -> str:
 
 
 def cause_of_failure(home: Path) -> tuple[str, str]:
-    """Return why the Prefect server that is in use answers requests with errors, and the fix. The cause is known for the
-    local server of `home` alone, by its log and its disk; for another server it is empty."""
+    """Return why the running Prefect server that is in use answers requests with errors, and the fix.
+
+    The cause is a full disk of the local server of `home`, else empty. The server's log is not searched for a cause: it
+    may hold errors from days ago.
+    """
+    folder = home / "prefect"
     if configured_url() not in (None, recorded_server(home).get("url")):
         return "", "read the server's log; does its database run?"
-    log = home / "prefect" / "server.log"
-    return _cause(log.parent, log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
+    if setting := _database_setting():
+        return "", f"check {setting}, read {folder / 'server.log'}"
+    if shutil.disk_usage(folder).free < LEAST_FREE:
+        return f"the disk of {folder} is full", FREE_SPACE
+    return "", f"read {folder / 'server.log'}"
 
 
 def _last_error(lines: list[str]) -> str:
@@ -177,7 +185,7 @@ def _cause(folder: Path, text: str) -> tuple[str, str]:
     if setting := _database_setting():
         return scrub(_last_error(text.splitlines())), f"check {setting}, read {log}"
     if shutil.disk_usage(folder).free < LEAST_FREE or "disk is full" in text:
-        return f"the disk of {folder} is full", "free some space there"
+        return f"the disk of {folder} is full", FREE_SPACE
     for sign, found in DATABASE_TROUBLES.items():
         if sign in text:
             return f"its database {file} {found}", f"{MOVE_ASIDE}, or install the Prefect that made it"

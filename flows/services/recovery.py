@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flows.services.events import connected, send_events
 
 if TYPE_CHECKING:
+    from prefect.client.schemas.filters import FlowFilter
     from prefect.client.schemas.objects import FlowRun
     from prefect.client.schemas.responses import WorkerFlowRunResponse
     from prefect.events import Event
@@ -124,7 +125,7 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
     """Do what the automations missed, and return the number of flow runs that needed it.
 
     - Flow runs that did not begin within `pending` seconds are marked as crashed (`end_unbegun_runs`).
-    - For each flow run of a deployment that is running or being cancelled, an event is sent that opens a window of an
+    - For each flow run that is running or being cancelled, an event is sent that opens a window of an
       automation. A run that lives sends a heartbeat in it, and nothing happens; a run that does not is marked as crashed or
       cancelled when the window ends.
     - A flow run that crashed `left` seconds ago, and that began at most `times` times, is scheduled again.
@@ -138,7 +139,7 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
     unbegun = end_unbegun_runs(pending)
     kinds = ["RUNNING", "CANCELLING", "CRASHED"]
     wanted = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": kinds}}, "tags": {"all_": [TAG]}})
-    flows = filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
+    flows = our_flows()
     with connected() as client:
         names = {flow.id: flow.name for flow in client.read_flows(flow_filter=flows)}
         found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
@@ -148,6 +149,13 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
     lost = [run for run in found if _is_unfinished(run)]
     send_events([_announcement(run, names[run.flow_id]) for run in lost])
     return unbegun + len(lost) + len(crashed)
+
+
+def our_flows() -> FlowFilter:
+    """Return Prefect's filter for trnflow's flows: another project may have deployments of the same names."""
+    from prefect.client.schemas import filters
+
+    return filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
 
 
 def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
@@ -161,7 +169,7 @@ def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
     from prefect.states import Crashed
 
     wanted = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING"]}}, "tags": {"all_": [TAG]}})
-    flows = filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
+    flows = our_flows()
     with connected() as client:
         found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
         unbegun = [run for run in found if run.deployment_id is not None and _age(run) > pending]
@@ -220,8 +228,9 @@ def _announcement(run: FlowRun, flow: str) -> Event:
 
 
 def _is_unfinished(run: FlowRun) -> bool:
-    """Return whether a flow run of a deployment, other than the present one, should have ended."""
-    if run.deployment_id is None or run.state is None or str(run.id) == os.environ.get("PREFECT__FLOW_RUN_ID"):
+    """Return whether a flow run, other than the present one, should have ended. Runs of the command line send heartbeats,
+    too."""
+    if run.state is None or str(run.id) == os.environ.get("PREFECT__FLOW_RUN_ID"):
         return False
     return run.state.is_running() or run.state.is_cancelling()
 

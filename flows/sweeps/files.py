@@ -58,7 +58,10 @@ def write_best(folder: Path, plan: Plan, best: Tried) -> None:
     about = (
         f"# Trial {best.number} of the sweep {plan.name}: {plan.recipe.sweep.metric} {best.value:.6g} on validation.\n"
     )
-    content = {"extends": extends, "name": plan.recipe.name, **tree}
+    shown = hide(tree)
+    if shown != tree:
+        about += "# *** hides a secret of the command line: write ${NAME}, which the environment fills in, before you run this.\n"
+    content = {"extends": extends, "name": plan.recipe.name, **shown}
     write_whole(folder / "best.yaml", about + yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
@@ -72,7 +75,7 @@ def _changes(before: Meta, after: Meta, recipe: Recipe, above: tuple[str, ...] =
             continue
         if isinstance(old, Mapping) and isinstance(new, dict) and new:
             found[name] = _changes(dict(old), new, recipe, path)
-        elif hide(new) == new:
+        else:
             found[name] = _absolute(new, path, recipe)
     return found
 

@@ -92,8 +92,14 @@ class SweepStudy:
     @property
     def has_trials_left(self) -> bool:
         """Whether trials are left to run. Asked after `queue_again`, when none runs."""
-        states = [trial.state for trial in self.trials()]
-        return "waiting" in states or len(states) - states.count("killed") < self.total
+        counted = [trial for trial in self.trials() if trial.state != "killed"]
+        is_queued = any(trial.state == "waiting" for trial in counted)
+        return is_queued or self._number([trial.settings for trial in counted]) < self.total
+
+    def _number(self, tried: list[dict[str, Any]]) -> int:
+        """Return how many of the trials with the settings `tried` count. In a grid each combination counts once, since trials
+        of another sampler may have tried one several times."""
+        return len(tried) if self._grid is None else sum(some in tried for some in self._grid)
 
     def trials(self) -> list[Tried]:
         """Return all trials, by number."""
@@ -138,10 +144,10 @@ class SweepStudy:
             repeated = _repeated(found)
             counted = [trial for trial in found if trial.number not in repeated]
             if not any(trial.state == TrialState.WAITING for trial in found):
-                if len(counted) >= self.total:
+                tried = [trial.params for trial in counted]
+                if self._number(tried) >= self.total:
                     return None
                 if self._grid is not None:
-                    tried = [trial.params for trial in counted]
                     self._study.enqueue_trial(next(some for some in self._grid if some not in tried))
             begun = sum(trial.state != TrialState.WAITING for trial in counted)
             self._study.sampler = self._sampler(self._config.seed + begun)

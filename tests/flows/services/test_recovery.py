@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from flows.services.recovery import recovery_automations
+from flows.services.recovery import _is_unfinished, recovery_automations
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.prefect_api import PROJECT, Api
 
@@ -138,6 +138,17 @@ def test_which_runs_the_automations_are_about() -> None:
 
     assert [is_scheduled(count) for count in range(6)] == [True] * 4 + [False] * 2
     assert not is_scheduled(1, "watch") and not is_scheduled(1, "other") and not is_scheduled(1, deployed=False)
+
+
+@pytest.mark.slow  # imports Prefect
+def test_a_running_run_of_the_command_line_is_looked_after_too() -> None:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Completed, Running
+
+    flow = uuid.uuid4()
+    assert _is_unfinished(FlowRun(flow_id=flow, state=Running()))
+    assert _is_unfinished(FlowRun(flow_id=flow, deployment_id=uuid.uuid4(), state=Running()))
+    assert not _is_unfinished(FlowRun(flow_id=flow, state=Completed()))
 
 
 TEND = "import sys; from flows.services.recovery import tend_runs; print(tend_runs(left=float(sys.argv[1])))"

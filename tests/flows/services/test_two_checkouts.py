@@ -36,6 +36,14 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
+def deploy_theirs(api: Api) -> dict[str, Any]:
+    """Make a deployment `retrain` of another project's flow, and return it."""
+    flow = api.post("flows/", name="their_flow")
+    return dict(api.post("deployments/", name="retrain", flow_id=flow["id"], tags=["theirs"], pull_steps=[
+        {DIRECTORY: {"directory": "/their/project"}}
+    ]))  # fmt: skip
+
+
 def deploy(api: Api, folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows", "deploy", "--json", *arguments]
     return subprocess.run(command, cwd=folder, env=api.environ | environ, capture_output=True, text=True, timeout=400)
@@ -47,13 +55,16 @@ def on_server(api: Api) -> tuple[dict[str, Any], dict[str, Any]]:
     for automation in automations.values():
         automation.pop("updated")
     deployments = {
-        one["name"]: (one["id"], one["pull_steps"], one["schedules"]) for one in api.post("deployments/filter")
+        one["name"]: (one["id"], one["pull_steps"], one["schedules"])
+        for one in api.post("deployments/filter")
+        if "trnflow" in one["tags"]
     }
     return deployments, automations
 
 
 def test_the_second_checkout_is_refused_and_takes_over_when_asked(api: Api, tmp_path: Path) -> None:
     first, second = checkout(tmp_path / "first"), checkout(tmp_path / "second")
+    theirs = deploy_theirs(api)
     done = deploy(api, first)
     assert done.returncode == 0, done.stderr
     before = on_server(api)
@@ -91,3 +102,7 @@ def test_the_second_checkout_is_refused_and_takes_over_when_asked(api: Api, tmp_
     (action,) = automations["trnflow: data changed"]["actions"]
     assert action["deployment_id"] == deployments["retrain"][0]
     assert f"another checkout, {second}:" in deploy(api, first).stderr
+    now = api.get(f"deployments/{theirs['id']}")  # another project's flow, with a deployment of the same name
+    assert {name: now[name] for name in ("tags", "job_variables", "updated")} == {
+        name: theirs[name] for name in ("tags", "job_variables", "updated")
+    }

@@ -55,6 +55,14 @@ def test_best_yaml_of_a_recipe_that_is_complete_only_with_overrides(folder: Path
     assert recipe.to_json()["model"] == read_plan("tiny.yaml", [RATE]).recipe.to_json()["model"]
 
 
+def test_best_yaml_does_not_fall_back_to_other_data_where_it_hides_a_secret(folder: Path) -> None:
+    source = "https://me:${PW}@localhost:1/rows.csv"
+    write_best(folder / "there", read_plan("tiny.yaml", [f"data.source={source}", RATE]), BEST)
+    written = (folder / "there/best.yaml").read_text()
+    assert "source: https://***:${PW}@localhost:1/rows.csv" in written
+    assert "# *** hides a secret" in written
+
+
 def test_an_edit_of_the_recipe_ends_its_sweep(folder: Path) -> None:
     def edits(*arguments: Any) -> Result:
         text = (folder / "tiny.yaml").read_text()

@@ -77,6 +77,21 @@ def test_a_grid_tries_every_combination_once(tmp_path: Path) -> None:
     assert len(tried) == len(set(tried)) == 6
 
 
+def test_a_grid_after_random_trials_tries_what_they_left_out(tmp_path: Path) -> None:
+    study = opened(tmp_path, sampler="grid")
+    space, database = study._space, f"sqlite:///{tmp_path / 'optuna.db'}"
+    random = open_study("tiny", SweepConfig(sampler="random", trials=8), space, DEFINITION, database)
+    while (trial := random.next()) is not None:
+        random.complete(trial, 1.0)
+    grid = opened(tmp_path, sampler="grid")
+    combinations = {tuple(one.settings.values()) for one in grid.trials()}
+    assert len(combinations) < 6 and grid.has_trials_left  # 8 trials, but not all 6 combinations
+    while (trial := grid.next()) is not None:
+        grid.complete(trial, 0.5)
+    assert len({tuple(one.settings.values()) for one in grid.trials()}) == 6
+    assert len(grid.trials()) == 8 + 6 - len(combinations) and not grid.has_trials_left
+
+
 def test_trials_worse_than_the_median_are_ended(tmp_path: Path) -> None:
     study = opened(tmp_path, trials=9, sampler="random")
     for value in (1.0, 1.1, 1.2, 1.3, 1.4):
