@@ -1,1 +1,2 @@
-"""The folder that knows Prefect: recipes, the stage runner, the flows and the command line."""
+"""Everything around the stages: recipes (the YAML files that describe runs), the stage runner, Prefect flows, the
+command line. Only this folder imports Prefect."""

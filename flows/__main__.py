@@ -1,4 +1,4 @@
-"""`python -m flows`: the command line."""
+"""Run the command line: `python -m flows run demo` is `trnflow run demo`."""
 
 import sys
 

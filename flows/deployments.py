@@ -1,8 +1,10 @@
-"""Run the pipeline in Prefect: a flow run for the whole, a task run for each stage.
+"""The Prefect flows: a run of the pipeline is a flow run, and each of its stages a task run.
 
-`prefect.yaml` deploys the flows `finetune`, `prepare`, `retrain`, `sweep` and `watch`. Their parameters are a recipe's name,
-overrides and options. A stage found in the store appears as `Cached`. Each stage adds a table and a link to Prefect's page.
-Prefect carries no data and caches nothing: stages exchange digests, and results lie in the store.
+`prefect.yaml` deploys the flows `finetune`, `prepare`, `retrain`, `sweep` and `watch`. Their parameters are a recipe
+(the YAML file that describes a run), overrides of its settings, and options. The task run of a stage whose artifact is
+in the store already ends as `Cached`. Each stage adds a table and a link to the page that Prefect shows of the run.
+Prefect carries no data and caches nothing: stages exchange digests (content hashes), and their results lie in the
+store.
 """
 
 from __future__ import annotations
@@ -84,23 +86,30 @@ def finetune(
     force: list[str] | None = None,
     offline: bool = False,
 ) -> State[Any] | None:
-    """Run a recipe (Prefect flow).
+    """Run the stages of a recipe whose artifacts the store does not have yet (Prefect flow).
 
     Args:
-        recipe: The recipe's name.
+        recipe: A name in conf/ or the path of a YAML file.
         overrides: Settings that replace the recipe's, such as `train.learning_rate=3e-5`.
         until: The stage after which to stop; None for the last.
         force: Stages to run even if their artifacts are in the store.
         offline: Whether to make no requests to a model or data hub.
+
+    Returns:
+        None, which Prefect shows as completed, or the state `Cancelled` if the run was interrupted.
+
+    Raises:
+        TrnflowError: The run failed.
     """
     return _run(recipe, overrides or [], Options(until, frozenset(force or ()), offline))
 
 
 @flow(name="prepare", flow_run_name="{recipe}", persist_result=False)
 def prepare(recipe: str = "demo", overrides: list[str] | None = None, offline: bool = False) -> State[Any] | None:
-    """Run the data stages of a recipe (Prefect flow), for example on a machine without an accelerator.
+    """Run the data stages of a recipe, `load_data` to `pack_chunks` (Prefect flow), for example on a machine without an
+    accelerator.
 
-    A later `finetune` with the same store uses their results. The parameters are as for `finetune`.
+    A later `finetune` with the same store uses their results. Parameters and result are as for `finetune`.
     """
     return _run(recipe, overrides or [], Options(DATA_STAGES[-1], offline=offline))
 
@@ -109,9 +118,11 @@ def prepare(recipe: str = "demo", overrides: list[str] | None = None, offline: b
 def retrain(
     recipe: str = "demo", overrides: list[str] | None = None, offline: bool = False, wait: bool = False
 ) -> State[Any] | None:
-    """Train a recipe again on a schedule (Prefect flow) if its data, code or settings changed, and promote a better model.
+    """Train a recipe again if its data, code or settings changed since its newest judged model (Prefect flow).
 
-    If nothing changed, the flow ends at once as `Unchanged`.
+    The new model is compared with the recipe's champion (the model promoted before) on frozen test rows, and becomes
+    the champion if it is clearly better. If nothing changed, the flow ends at once as `Unchanged`. The flow emits a
+    Prefect event that says how it ended, such as `trnflow.retrain.promoted`. `prefect.yaml` gives the flow a schedule.
 
     Args:
         recipe: A name in conf/ or the path of a YAML file.
@@ -129,10 +140,20 @@ def watch(
     every: float = watching.EVERY_SECONDS,
     offline: bool = False,
 ) -> State[Any] | None:
-    """Look once at a recipe's data (Prefect flow), emit `trnflow.data.changed` if it needs a retrain, and tend lost runs.
+    """Compare a recipe's data once with that of its newest retrain, and report a difference (Prefect flow).
 
-    A schedule makes the looks, since a run that looked for ever would keep a process, and be lost when that is killed.
-    every: the seconds between two runs of the schedule. The other parameters are as for `retrain`.
+    If the data differs and a retrain is due, the flow emits the event `trnflow.data.changed`, on which an automation of
+    Prefect starts the deployment `retrain`. Before that, it has flow runs whose process died marked as crashed, and
+    schedules crashed runs again. The flow ends as `Changed`, `Unchanged` or another outcome of
+    `flows.retraining.watch.Look`. A schedule repeats the flow; a single run that went on for ever would be lost when
+    its process is killed.
+
+    Args:
+        recipe: A name in conf/ or the path of a YAML file.
+        overrides: Settings as `section.setting=value`, which win over the recipe's.
+        every: The seconds between two runs of the schedule. New data counts as changed if a run at least half as many
+            seconds later finds the same.
+        offline: Whether to make no requests to a data hub.
     """
     return _raisable(_watch, recipe, overrides or [], every, offline)
 
@@ -150,9 +171,11 @@ def sweep(
     name: str | None = None,
     offline: bool = False,
 ) -> State[Any] | None:
-    """Run a recipe with varied settings, and then with the best (Prefect flow). A run that was killed goes on.
+    """Train a recipe several times with varied settings (trials), then run all its stages with the settings of the best
+    trial (Prefect flow).
 
-    What is None is taken from the recipe's section `sweep`.
+    Each parameter from `trials` on that is None is taken from the recipe's section `sweep`. If the flow was killed, the
+    next run with the same study keeps the trials that ended and resumes the others.
 
     Args:
         recipe: A name in conf/ or the path of a YAML file.
@@ -164,7 +187,7 @@ def sweep(
         direction: Whether a low or a high metric is good.
         sampler: How the settings of a trial are chosen.
         parallel: The number of trials at a time.
-        name: The name of the study.
+        name: The name of the study, by which Optuna keeps the trials.
         offline: Whether to make no requests to a model or data hub.
     """
     options = {
@@ -178,10 +201,10 @@ def _run(name: str, overrides: Iterable[str], options: Options) -> State[Any] | 
 
 
 def _raisable(function: Callable[..., State[Any] | None], *arguments: Any) -> State[Any] | None:
-    """Call a function; what it raises is made safe to keep.
+    """Call a function and return its result; remove secrets from an error that it raises, since Prefect stores errors.
 
-    Its task runs do not get the tags of the flow run: for a task run with tags, Prefect asks the server whether one of the
-    tags has a concurrency limit, and fails the task run if the server has gone away.
+    The function's task runs do not get the tags of the flow run: for a task run with tags, Prefect asks the server
+    whether one of the tags has a concurrency limit, and fails the task run if the server has gone away.
     """
     scrub_logs()
     try:
@@ -270,14 +293,16 @@ def _emit_failure(name: str, error: Exception) -> None:
 
 
 def _emit(name: str, done: Retrained) -> None:
-    """Emit the event `trnflow.retrain.promoted`, `kept`, `stopped`, `failed` or `unchanged` about a recipe; none of a
-    retraining that was interrupted. The payload is the JSON of `trnflow retrain`."""
+    """Emit the Prefect event `trnflow.retrain.OUTCOME` about a recipe. OUTCOME is `promoted`, `kept`, `stopped`,
+    `failed` or `unchanged`. The payload is what `trnflow retrain --json` prints. No event is emitted if the retraining
+    was interrupted."""
     if not isinstance(done.error, Interrupted):
         emit_event(f"{RETRAINED}{done.outcome}", recipe_resource(name), payload=hide(done.to_json()))
 
 
 def _opened(name: str, overrides: Iterable[str]) -> tuple[Session, settings.Recipe, Store]:
-    """Return the session, the recipe, and its store made ready."""
+    """Read a recipe and open its store, which is created if there is none yet; return both after the command line's
+    `Session`. Installs that session's handler of SIGTERM, if it has one. Its overrides, if set, replace `overrides`."""
     session = SESSION.get(Session())
     if session.on_sigterm is not None:
         signal.signal(signal.SIGTERM, session.on_sigterm)
@@ -296,7 +321,8 @@ def _ended(error: TrnflowError | None) -> State[Any] | None:
 def _execute(
     recipe: settings.Recipe, store: Store, options: Options, pipeline: Pipeline, session: Session, page: Page
 ) -> Result:
-    """Run the pipeline's stages as tasks of the present flow run, and show the run on its page."""
+    """Run the pipeline's stages as tasks of the present flow run, record the run in MLflow, and add its tables to the
+    page that Prefect shows of it. The run's error is in the result, not raised."""
     run = new_run_id()
     with ExitStack() as stack:
         tracking = stack.enter_context(Tracking(recipe, store.home, run))

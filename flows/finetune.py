@@ -1,4 +1,5 @@
-"""The fine-tuning pipeline: its stages in order, and the function that connects their inputs and outputs."""
+"""The fine-tuning pipeline: its nine stages in order, and the function that passes each stage's output to the next
+stages."""
 
 from __future__ import annotations
 
@@ -35,14 +36,21 @@ KINDS = {described.name: described.kind for described in map(of, FUNCTIONS)}
 
 
 def finetune(recipe: Recipe, stage: Stages, frozen: Artifact | None = None) -> Any:
-    """Call the stages that lead from data rows to an evaluated, exported model.
+    """Call the stages that lead from data rows to an evaluated, exported model, in order.
 
     Args:
-        stage: Runs each stage (`Runner`), or only finds out what a run would do (`Planner`).
-        frozen: Rows whose texts are dropped from training; `retrain` passes those on which it compares models.
+        recipe: Gives each stage its config.
+        stage: The object through which each stage is called: it runs the stage or takes its artifact from the store
+            (`Runner`), or only finds out what a run would do (`Planner`).
+        frozen: Rows whose texts load_data drops from the split `train`; `retrain` passes the frozen test rows on which
+            it compares models.
 
     Returns:
-        The output of the last stage: an Artifact, or in a plan perhaps an Unknown.
+        The artifact of the last stage, evaluate_model; an `Unknown` in a plan in which that stage has yet to run.
+
+    Raises:
+        TrnflowError: The settings do not fit the model or its tokenizer, or a stage failed.
+        Stop: The run ends after an earlier stage (`--until`), and that stage is done.
     """
     source = stage.resolve(data_source, recipe.data)
     model = stage.resolve(model_source, recipe.model)
@@ -70,12 +78,14 @@ def finetune(recipe: Recipe, stage: Stages, frozen: Artifact | None = None) -> A
 
 
 def check_finetune(recipe: Recipe, planner: Planner, until: str | None, parent_of: Callable[[Call], Parent]) -> None:
-    """Raise a TrnflowError if training is bound to fail: its first model has another vocabulary, or it can't fit in memory.
+    """Raise a TrnflowError before a run whose training would fail: the vocabulary of the model that it starts from
+    can't be compared with that of this run's rows, or training can't fit in the device's memory.
 
     Args:
         planner: What the run would do.
         until: The stage after which the run stops; None for the last. If that is a data stage, nothing is checked.
-        parent_of: Returns the environment variables and modules of a call's warm parent.
+        parent_of: Returns the environment variables and modules of the warm parent of a call, the process from which
+            the stage's process is forked.
     """
     if until in DATA_STAGES:
         return

@@ -38,12 +38,13 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact in the store: what a stage made.
+    """An artifact in the store: the files and the metadata that a stage made.
 
     Attributes:
-        digest: `sha256:<hex>` of its manifest. kind: such as "rows".
+        digest: `sha256:<hex>` of the artifact's manifest.
+        kind: the kind of content, which the stage sets, such as "rows" or "tokens".
         meta: the metadata that the stage returned.
-        files: its files, sorted by path.
+        files: the artifact's files, sorted by path.
     """
 
     digest: str
@@ -73,9 +74,11 @@ class Source:
 
     Attributes:
         kind: "data" or "model".
-        identity: JSON that becomes part of the stage key (digests, a repository's commit; never a path or a time).
-        location: where the stage finds the bytes (not part of the key).
-        note: a message for the user, such as "last resolution".
+        identity: JSON that becomes part of the key of each stage that reads the source (digests, a repository's commit;
+            never a path or a time).
+        location: where the stage finds the bytes, such as paths (not part of the key).
+        note: a message for the user, such as "last resolution": the hub was not asked, and its last known answer is
+            used.
     """
 
     kind: str

@@ -1,9 +1,9 @@
-"""The base class of stage configs, and the marks that say which fields affect the result. Configs are immutable and
-refuse unknown fields.
+"""The base class of stage configs, and the marks that say which fields affect the result. A mark is written in the type
+of a field. Configs are immutable and refuse unknown fields.
 
-A field is part of its stage's key unless it is marked `NOT_KEYED`, for settings that can't change the bytes of the result
-(paths, intervals, workers). A field of the training config marked `GRAPH` affects the compiled graph and is therefore
-part of the key of `precompile`.
+A field is part of its stage's key, the hash under which the store keeps the stage's result, unless it is marked
+`NOT_KEYED`, for settings that can't change the bytes of the result (paths, intervals, workers). A field of the training
+config marked `GRAPH` affects the compiled graph and is therefore part of the key of `precompile`.
 
     class PackConfig(StageConfig):
         chunk_length: Tokens = 2048
@@ -52,13 +52,14 @@ class StageConfig(BaseModel):
 
 
 def marked(kind: type[BaseModel], mark: Mark) -> set[str]:
-    """Return the names of the fields of a config class that have the given mark."""
+    """Return the names of the fields of a config class that have the given mark in their type."""
     return {name for name, field in kind.model_fields.items() if any(entry is mark for entry in field.metadata)}
 
 
 def keyed_params(config: StageConfig) -> dict[str, Any]:
-    """Return {field: value} of the config's fields that can change the stage's result, for the stage key. Values are
-    plain JSON. Fields with default values are included; nested configs are treated the same way."""
+    """Return {field: value} of the config's fields that can change the stage's result, all but those marked NOT_KEYED.
+    They become part of the stage's key. Values are plain JSON. Fields with default values are included; nested configs
+    are treated the same way."""
     skip = marked(type(config), NOT_KEYED)
     return {name: _plain(getattr(config, name)) for name in type(config).model_fields if name not in skip}
 

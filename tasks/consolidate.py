@@ -66,6 +66,7 @@ class ConsolidateConfig(StageConfig):
 
 
 def environ(config: ConsolidateConfig) -> dict[str, str]:
+    """Return the environment variables of the consolidating process."""
     return {**model_environ(), "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -91,13 +92,14 @@ def consolidate(
     *,
     out: Workdir,
 ) -> Meta:
-    """Write `config.json`, `model*.safetensors`, the tokenizer and `trnflow.json`; for a language model also
-    `generation_config.json`, and for LoRA `adapter/`.
+    """Write the Hugging Face folder: `config.json`, `model*.safetensors`, the tokenizer, a model card and
+    `trnflow.json`; for a language model also `generation_config.json`, and for LoRA `adapter/`. Return metadata: task,
+    labels, lengths, parameters (their number), dtype.
 
-    shards: the artifact of `train`. model, warm_start: the base model and the artifact whose weights replace those of
-    `model` (None: keep them). Weights of theirs are read only for a checkpoint that holds a part of the model. texts,
-    tokens: the artifacts of `format_prompts` and `tokenize_text`, whose metadata says how rows were formatted; without them
-    there is no `trnflow.json`."""
+    shards: the artifact of `train`, the sharded checkpoint. model, warm_start: the base model and the artifact whose
+    weights replace those of `model` (None: keep them). Their weights are read only if the checkpoint does not hold the
+    whole model, as with LoRA. texts, tokens: the artifacts of `format_prompts` and
+    `tokenize_text`, whose metadata says how rows were formatted; without them there is no `trnflow.json`."""
     from transformers import AutoConfig
 
     from tasks.training.checkpoint.shards import Reader

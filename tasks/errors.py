@@ -1,5 +1,8 @@
 """Every error that is shown to a user. Each says what happened, where, and what to do.
 
+exit: the exit code of the command. A stage's key is the hash of all that determines its result, such as settings,
+inputs and code; a miss is a key that has no result in the store; a blob is a file in the store under its digest.
+
 TrnflowError
 ├── ConfigError          a recipe, an override or a setting is wrong                     exit 2
 ├── DataError            a row, file, column or label is wrong                           exit 1
@@ -46,6 +49,7 @@ class TrnflowError(Exception):
         return f"{self.message}. Fix: {self.fix}" if self.fix else self.message
 
     def to_json(self) -> dict[str, Any]:
+        """Return {type, message, fix}, from which `from_json` makes the error again in another process."""
         return {"type": type(self).__name__, "message": self.message, "fix": self.fix}
 
 
@@ -90,7 +94,8 @@ class StoreError(TrnflowError):
 
 
 class BlobLost(StoreError):
-    """A blob of the store is missing or corrupt. digest: the blob's, `sha256:<hex>`."""
+    """A blob (a file in the store, named by the digest of its bytes) is missing or corrupt. The default `fix` is to run
+    the recipe again, which makes the lost artifact anew. digest: the blob's, `sha256:<hex>`; "" if it is not known."""
 
     def __init__(self, message: str, fix: str = "", digest: str = "") -> None:
         super().__init__(message, fix or "`trnflow run` makes anew what it belongs to")

@@ -76,7 +76,9 @@ class EvaluateConfig(StageConfig):
         return self.model_copy(update={"device": self.device or follows})
 
     def generates_before(self, task: str) -> bool:
-        """Return whether the model that training started from generates texts too, if there is one. task: of the rows."""
+        """Return whether the report also shows texts of the model that training started from, if there is such a model:
+        for a language model with prompts, unless `generation.before` is false. task: `classification` or
+        `causal_lm`."""
         return task == "causal_lm" and self.generation.before and bool(self.prompts or self.generation.prompts)
 
 
@@ -93,8 +95,8 @@ def accelerator(config: EvaluateConfig) -> Meta:
 
 
 def evaluate_inputs(config: EvaluateConfig, inputs: Keyed) -> Meta:
-    """Return the part of the stage's cache key that describes its inputs: the digests of the artifacts, and the weights that
-    training started from where texts are generated with them."""
+    """Return the part of the stage's cache key that describes its inputs: the digests of the artifacts and, if the
+    model that training started from generates texts too, the identity of its weights."""
     base, start, packed = inputs.get("base"), inputs.get("warm_start"), inputs["packed"]
     assert isinstance(packed, Artifact) and not isinstance(base, Artifact) and not isinstance(start, Source)
     keyed = identities(config, {name: item for name, item in inputs.items() if name not in ("base", "warm_start")})
@@ -119,18 +121,18 @@ def evaluate_model(
     *,
     out: Workdir,
 ) -> Meta:
-    """Evaluate a model on a split. Write report.json, report.html and predictions.parquet; of a classification
-    confusion_matrix.png and calibration.png, of a language model generations.jsonl.
+    """Evaluate a model on a split. Write report.json, report.html and predictions.parquet; for a classifier also
+    confusion_matrix.png and calibration.png, for a language model generations.jsonl.
 
     Args:
-        texts: the rows as text, the source of prompts.
-        packed: the rows as chunks of tokens, the source of the split.
-        weights: the consolidated Hugging Face folder.
-        exported: the exported model to compare with.
+        texts: the artifact of format_prompts, the rows as text, from which prompts are taken.
+        packed: the artifact of pack_chunks, the rows as chunks of tokens, from which the split is read.
+        weights: the artifact of consolidate, a Hugging Face folder.
+        exported: the artifact of export_neuron, whose outputs are compared with those of `weights`.
         base: the model's source; None, or one without weights: training started from scratch, or from `warm_start`.
         warm_start: the artifact whose weights replaced those of `base`, or None.
 
-    Returns: the artifact's metadata, with the metrics.
+    Returns: metadata: task, split (the one evaluated) and metrics, without those of REPORT_ONLY.
     """
     task, name = packed.meta["task"], _split(config, packed)
     _check_device(config)

@@ -81,9 +81,10 @@ to install."""
 )
 def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
     """Export the model of a Hugging Face folder as graphs from (input_ids, attention_mask) to logits, one for each static
-    shape [batch, length].
+    shape [batch, length]. For StableHLO also write the tokenizer, programs that load the export, and a README.
 
-    weights: the artifact of consolidate. Returns: the artifact's metadata.
+    weights: the artifact of consolidate. Returns metadata: target, batch, lengths (tokens a row, ascending), task,
+    labels, dtype, rows_compared and max_difference.
     """
     lengths = _lengths(config, weights)
     meta = {

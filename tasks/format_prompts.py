@@ -1,11 +1,11 @@
-"""Turn rows into the text that the model reads: a text and a label, or the parts of a text, some of which are trained
-on.
+"""Turn rows into the text that the model reads: a text and a label, or a text in pieces (column `parts`), of which some
+are trained on, such as an answer, and others are not, such as a prompt.
 
 Texts come from columns, from sandboxed Jinja templates over all kept columns, or for conversations from the tokenizer's
 chat template. Rows without an answer or a text are dropped and counted; so are rows that can't be rendered, if `bad_rows`
-is "drop". Works in parts of 32,768 rows; parts with templates run in processes of their own, so that a template that never
-ends stops the run. Fails with ConfigError for a column that the rows lack or a wrong template, DataError for a row that
-can't be formatted.
+is "drop". The work is done in parts of 32,768 rows each; those with templates run in processes of their own, so that a
+template that never ends stops the run. Fails with ConfigError for a column that the rows lack or a wrong template,
+DataError for a row that can't be formatted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
 
 
 def split_rows(config: FormatConfig, rows: Input, model: Source, out: Workdir) -> list[Part]:
-    """Cut each split into parts of 32,768 rows. Raises ConfigError for a wrong setting, before any row is read."""
+    """Return the parts of the stage's work: 32,768 rows each (the last of a split fewer), in the order of the splits
+    and their rows. Raises ConfigError for a wrong setting, before any row is read.
+
+    rows: the artifact of load_data; model: the model's source, whose tokenizer has the chat template."""
     chat = chat_document(config, tokenizer_folder(model)) if is_framed(config) else None
     maker_of(config, rows.meta, chat, no_limit)
     if config.task == "chat":
@@ -72,8 +75,9 @@ def _part(config: FormatConfig, chat: Meta | None, rows: Input, split: str, firs
 def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> Meta:
     """Format `count` rows of a split from row `first` on: a part of the stage's work.
 
-    part: split, first, count, and chat (from `chat_document`, or null). Writes `texts.arrow`, in which `source_row` is the
-    number of each example's row in the split; returns a Tally as JSON."""
+    part: split, first, count, and chat (from `chat_document`, or null). Writes `texts.arrow`, one row for each example
+    (a text made from a row; a conversation may give several), in which `source_row` is the number of the example's row
+    in the split. Returns a Tally (counts of rows read, made and dropped) as JSON."""
     arguments = {
         "config": config.model_dump(mode="json"),
         "file": str(rows.path / f"{part['split']}.parquet"),
@@ -89,8 +93,9 @@ def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> 
 @stage(kind="texts", inputs=_inputs, split=split_rows, part=format_rows)
 def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
     """Write `<split>.parquet` with the columns `text: string, label: int64` (classification) or `parts:
-    list<struct<text, train>>` (other tasks). Where the examples of a split are not its rows one for one, also
-    `<split>.source_row.npy` int32 [examples], the row of each example, counted from 0.
+    list<struct<text, train>>` (other tasks; train: whether the piece of text is trained on). An example is a text made
+    from a row; rows may be dropped, and a conversation may give several examples. Where the examples of a split are not
+    its rows one for one, also write `<split>.source_row.npy` int32 [examples], the row of each example, counted from 0.
 
     Returns metadata: task (`classification` or `causal_lm`), labels, splits {name: examples}, dropped {reason: rows},
     framed (whether a chat template wrote the special tokens, bos and eos included), templates (the recipe's; special tokens
@@ -156,8 +161,8 @@ def _tables(
 
 
 def render_rows(arguments: Meta, limit: Limit) -> Meta:
-    """Do the work of `format_rows` in this process. arguments: as `format_rows` makes them; limit: the context of each
-    rendering."""
+    """Format the rows of one part, as `format_rows` describes, in this process. arguments: as `format_rows` makes them;
+    limit: returns the context in which a row is rendered, such as one that limits the time."""
     import pyarrow as pa
 
     config, part = FormatConfig.model_validate(arguments["config"]), arguments["part"]

@@ -2,9 +2,10 @@
 
 Equal rows give equal bytes, whether they come as csv, json lines or parquet. `limit` and `nulls: drop` drop rows of any
 split; `dedupe` and the weights of a mixture drop rows of train only. Dropped rows are counted. Texts that occur twice
-in train or in two splits are counted even when they are not dropped. A nested column becomes JSON text. Memory: a batch
-and 8 bytes a row; with `dedupe` or `stratify` 60 bytes a row. Disk: the chosen columns, uncompressed. Fails with
-DataError, which names file and row (missing text, unknown label, broken row), or ConfigError for a wrong setting.
+in train or in two splits are counted even when they are not dropped. A nested column (of lists or objects) becomes JSON
+text. Memory: one batch of rows, and 8 bytes for each row (60 with `dedupe` or `stratify`). Disk: the chosen columns,
+uncompressed. Fails with DataError, which names file and row (missing text, unknown label, broken row), or ConfigError
+for a wrong setting.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ MOST_SHOWN = 20
 
 
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
-    """Resolve `data.source` to exact bytes. For a mixture, resolve each of its sources; the identity is then `{mix:
-    {name: identity}}`.
+    """Return the source that `data.source` names: the digests of its files or a hub dataset's commit, and where its
+    bytes are. For a mixture, resolve each of its sources; the identity is then `{mix: {name: identity}}`.
 
-    Asks the network only about URLs and hub names. Raises ConfigError, or DataError for data that can't be read."""
+    config: the recipe's section `data`; resolver: finds and hashes files, and asks the network only about URLs and hub
+    names. Raises ConfigError for a source that can't be found, DataError for data that can't be read."""
     found = {}
     for name, one in config.sources().items():
         with _errors_name_source(name):
@@ -103,12 +105,13 @@ def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *
     """Run the stage: write `<split>.parquet` for each split, with the chosen columns and, if there is a label, `label:
     int64`.
 
-    source: from `data_source`; frozen: rows on which models are compared (`freeze_rows`). Rows of train whose text is among
-    them are dropped, and counted as `frozen`. Returns metadata: splits {name: rows}, columns, text (the text columns),
-    labels (names by id, or null), dropped {reason: rows}, duplicates (rows of train whose text occurs in an earlier row), leakage
-    {"train/test": rows of the first split whose text occurs in the second}. With labels also label_counts {split: {label:
-    rows}}. With nested columns also `nested`, their names. For a mixture also sources {split: {source: rows}} and overlap
-    {"a/b": train rows of source a whose text occurs in train of source b}."""
+    source: from `data_source`; frozen: the artifact of `freeze_rows`, test rows on which models are compared, or None.
+    Rows of train whose text is among the frozen rows are dropped, and counted in `dropped` as `frozen`. Returns
+    metadata: splits {name: rows}, columns, text (the text columns), labels (names by id, or null), dropped {reason:
+    rows}, duplicates (rows of train whose text occurs in an earlier row), leakage {"train/test": rows of the first
+    split whose text occurs in the second}. With labels also label_counts {split: {label: rows}}. With nested columns
+    also `nested`, their names. For a mixture also sources {split: {source: rows}} and overlap {"a/b": train rows of
+    source a whose text occurs in train of source b}."""
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
@@ -151,15 +154,19 @@ def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *
 
 
 class ReadSource(NamedTuple):
-    """A source whose rows were read: the chosen columns, and {split: the scratch file with its rows}."""
+    """A source whose rows were read. columns: which columns are kept, and which of them is the label; splits: {split:
+    the temporary file with its rows}."""
 
     columns: Columns
     splits: dict[str, ReadSplit]
 
 
 def open_source(location: Meta) -> dict[str, list[Rows]]:
-    """Open a resolved source and return {split: its files' rows}. location: `Source.location` of files, a hub dataset or
-    the built-in corpus."""
+    """Open a resolved source and return {split: one `Rows` for each of its files}, from which batches of rows can be
+    read.
+
+    location: `Source.location` of files, a hub dataset or the built-in corpus; of a mixture, the location of one
+    source."""
     if "builtin" in location:
         from tasks.data.load.corpus import corpus_splits
 

@@ -5,11 +5,12 @@
 - bfd: several rows in a chunk, by best fit decreasing over the whole split; no row is cut.
 - concat: rows one after another, cut at each chunk's end, as tutorials do; the last chunk is padded.
 
-Rows in one chunk have segment ids from 1 and positions from 0, so that attention can keep them apart. A label stands at its
-own token (the loss shifts labels); a row's first token has no label, because nothing predicts it. Every token is in
-exactly one chunk, with one exception: pieces (cut from a row by `overlong: split`) and concat's chunks in which nothing
-is trained on are left out. Their tokens are counted as `left_out`. Memory: a block of chunks (60 MiB) and 100 bytes a
-row. Fails with DataError for an overlong row when `overlong` is "error".
+Each row in a chunk, or piece of a row, is a segment of the chunk. Segments have ids from 1 and positions from 0, so
+that attention can keep them apart. A label stands at its own token (the loss shifts labels); a row's first token has no
+label, because nothing predicts it. Every token is in exactly one chunk, with one exception: pieces (cut from a row by
+`overlong: split`) and concat's chunks in which nothing is trained on are left out. Their tokens are counted as
+`left_out`. Memory: a block of chunks (60 MiB) and 100 bytes a row. Fails with DataError for an overlong row when
+`overlong` is "error".
 """
 
 from __future__ import annotations
@@ -75,8 +76,11 @@ class PackConfig(StageConfig):
 
 
 def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
-    """Decide in which chunk each row goes. Writes a layout and the segments' source rows for each split and length, and
-    `counts.json`. Returns the parts of the work: blocks of chunks with 2^20 tokens each."""
+    """Decide in which chunk each row goes, and return the parts of the stage's work: blocks of chunks, of at
+    most 2^20 tokens each (one chunk at least).
+
+    Writes the files that all parts read to `out.path`: for each split and length the layout (which rows go into which
+    chunk) and the row that each segment comes from, and `counts.json`. tokens: the artifact of tokenize_text."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
@@ -104,9 +108,9 @@ def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int
 
 
 def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
-    """Fill the chunks from `first` up to `last` of one split and length: a part of the stage's work. part: split,
-    length, first, last. Writes a .npy file for each column. Returns {"supervised": the number of supervised tokens or
-    labelled rows}."""
+    """Fill the chunks from `first` up to `last` (not included) of one split and length: a part of the stage's work.
+    part: split, length, first, last. Writes a .npy file for each column. Returns {"supervised": the number of
+    supervised tokens or labelled rows}."""
     import numpy as np
 
     source = tokens.path / part["split"]
@@ -131,9 +135,10 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
     [chunks, length], and labels, int32 [chunks] for classification, else [chunks, length] with -100 where not supervised;
     `<split>/<length>.segments.npy` (`open_segments`), the row of the texts that each segment comes from; and `tokenizer/`.
 
-    Returns the metadata of `tokens` and: lengths (ascending), rows {split: {"<length>": chunks}} (no entry where there are none),
-    real_tokens, supervised_tokens and left_out {split: tokens}, strategy, cut {split: rows}, and where rows were dropped because
-    they fit no chunk, too_long_to_pack {split: rows}."""
+    A segment is a row, or a piece of one, in a chunk. Returns the metadata of `tokens` and: lengths (ascending), rows
+    {split: {"<length>": chunks}} (no entry where there are none), real_tokens, supervised_tokens and left_out {split:
+    tokens}, strategy, cut {split: rows}, and where rows were dropped because they fit no chunk, too_long_to_pack
+    {split: rows}."""
     counts = read_json(parts.shared / "counts.json")
     splits, lengths, dropped = counts["splits"], counts["lengths"], counts["dropped"]
     supervised = {

@@ -47,12 +47,16 @@ def machine(config: TrainConfig) -> Meta:
 
 @stage(kind="graphs", params=graph_settings, inputs=graph_inputs, accel=machine, environ=environ)
 def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
-    """Write `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops}], "memory", "micro_batch"}.
+    """Trace the graphs of training and write `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops}],
+    "memory", "micro_batch"}. Return the same as metadata, without the graphs' inputs and FLOPs.
 
-    graphs: sorted by name and length; memory: the peak in bytes on one device, by use (see `Memory`), or null when the
-    model cannot be traced; micro_batch: rows per replica and forward pass, with `micro_batch: auto` replaced by the
-    number found. On device neuron the graphs are also compiled, by `neuron_parallel_compile`, into `neuron-cache/`
-    (written from AWS's documentation, never run). With `train.compile_cache` the cache of torch.compile is written too."""
+    model: the model's source; packed: the artifact of `pack_chunks`, whose sequence lengths the graphs have.
+
+    In graphs.json: graphs, sorted by name and length (tokens a row); memory, the peak in bytes on one device, by use
+    (see `Memory`), or null when the model cannot be traced; micro_batch, the rows per replica and forward pass, with
+    `micro_batch: auto` replaced by the number found. On device neuron the graphs are also compiled, by
+    `neuron_parallel_compile`, into `neuron-cache/` (written from AWS's documentation, never run). With
+    `train.compile_cache` the cache of torch.compile is written too."""
     from tasks.training.devices import check_device
     from tasks.training.memory.device_fit import fit_to_device
 

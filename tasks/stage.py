@@ -6,7 +6,10 @@ writes to.
 
 The function takes its config, then its inputs, then a `Workdir`. It writes its files to `out.path` and returns the
 artifact's metadata. It must be deterministic: the same config and inputs give the same bytes. Its parameter names are the
-names of the inputs in the stage's key.
+names of the inputs in the stage's key, the hash of all that determines the result, under which the store finds the
+artifact.
+
+A stage may do its work in parts: pieces, such as blocks of rows, that several processes can make independently.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ Function = TypeVar("Function", bound=Callable[..., Meta])
 
 
 class Partial(Protocol):
-    """The resumable state of the stage with one key, in the folder `<root>/partial/<key>/` of the store.
+    """The resumable state of the stage with one key, in the folder `<root>/partial/<key>/` of the store (root: the
+    store's own folder).
 
-    A state is a folder saved at a step, such as a training checkpoint. Only completely written steps are visible.
+    A state is a folder saved at a step (a number that grows, such as that of the optimizer's steps), for example a
+    training checkpoint. Only completely written steps are visible.
     """
 
     def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
@@ -70,7 +75,7 @@ class Part:
 
     Attributes:
         identity: {"params": ..., "inputs": ...}: JSON that, with the stage's code and environment, determines the part's
-            result. It becomes part of the part's key document.
+            result. It becomes part of the part's key document, the JSON whose hash is the part's key.
         arguments: JSON that identifies the part to the stage's `part` function.
     """
 
@@ -169,6 +174,7 @@ class Workdir:
         self.emit({"warn": text})
 
     def info(self, text: str) -> None:
+        """Report a message for the user that is no warning, such as a count."""
         self.emit({"info": text})
 
 
@@ -185,8 +191,8 @@ class Stage:
         kind: The kind of the artifact that it makes.
         params: Returns the params in the stage's key, from the config.
         inputs: Returns the inputs in the stage's key, from the config and the inputs.
-        accel: Returns the accelerator part of the stage's key, from the config. Distributions that it lists under
-            `versions` enter the key with their versions.
+        accel: Returns the accelerator part of the stage's key, from the config. Python distributions that it lists
+            under `versions` enter the key with their versions.
         environ: Returns environment variables of the stage's process, from the config.
         assets: Files that the stage reads beside its code, such as templates. They are hashed like code. Paths are relative
             to the folder that holds the stage's top-level package.
@@ -197,8 +203,9 @@ class Stage:
             `out.path`.
         part: `part(config, inputs..., shared, part, out)` makes one part: it writes to `out.path` and returns metadata.
             `shared` is the folder that `split` wrote, as an Input; `part` is the part's `arguments`.
-        keep_parts: Whether each part is published with a record of its own, so that later runs make only changed parts.
-            Worth it if making a part takes longer than copying its result.
+        keep_parts: Whether the store keeps each part with a record of its own (the entry that names the result of a
+            key), so that later runs make only changed parts. Worth it if making a part takes longer than copying its
+            result.
     """
 
     name: str
@@ -217,8 +224,8 @@ class Stage:
 
 
 def identities(config: StageConfig, inputs: Keyed) -> Meta:
-    """Return the inputs in the form that a stage's key contains: the digest of each artifact, the identity of each
-    source.
+    """Return {input's name: the digest of an artifact, or the identity of a source}, the form in which a stage's key
+    contains its inputs.
 
     This is the default for the argument `inputs` of the decorator `stage`.
     """
@@ -239,7 +246,8 @@ def stage(
     part: Callable[..., Meta] | None = None,
     keep_parts: bool = False,
 ) -> Callable[[Function], Function]:
-    """Mark a function as a stage: attach a `Stage` with these values, which `of` returns. See `Stage` for the arguments."""
+    """Decorator that marks a function as a stage: it attaches a `Stage` with these values, which `of` returns, and
+    leaves the function as it is. See `Stage` for the arguments."""
 
     def mark(function: Function) -> Function:
         described = Stage(
@@ -284,4 +292,5 @@ def write_json(path: Path, document: Json) -> None:
 
 
 def read_json(path: Path) -> Json:
+    """Return the content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))

@@ -3,12 +3,12 @@
 The parts of a causal text are tokenised as one text, as at inference. A token is trained on if it contains a character
 that is trained on. bos is added if the tokenizer adds it, and eos is appended, unless the text has them already (a chat
 template writes both). The text of a special token becomes that token only where a template wrote it; in a row's own
-text it is read as ordinary text. Causal rows without a token to train on are dropped and counted. The work is done in
-shards of 2 MiB of text, which the store keeps, so after a change of the data only the changed shards are tokenised
-again. The bytes depend neither on the shards nor on the number of cores. Memory: a few shards. The key holds the
-tokenizer's files and the vocabulary size of a pretrained model, not its weights. Fails with DataError for an overlong
-row when `overlong` is "error", ModelError for a tokenizer that can't be read, has no padding token or has more ids than
-the model.
+text it is read as ordinary text. Causal rows without a token to train on are dropped and counted. The texts are cut
+into shards of about 2 MiB; the store keeps the tokens of each shard, so after a change of the data only the changed
+shards are tokenised again. The bytes depend neither on the shards nor on the number of cores. Memory: a few shards. The
+stage's cache key contains the tokenizer's files and the vocabulary size of a pretrained model, not its weights. Fails
+with DataError for an overlong row when `overlong` is "error", ModelError for a tokenizer that can't be read, has no
+padding token or has more ids than the model.
 """
 
 from __future__ import annotations
@@ -87,8 +87,10 @@ def _embeddings(model: Source) -> int | None:
 
 
 def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> list[Part]:
-    """Read or train the tokenizer, write it for all parts (`tokenizer/`, and its special ids in `special.json`), and
-    cut the splits into shards. Returns the parts."""
+    """Read or train the tokenizer, and cut each split into shards of consecutive rows. Return the shards, as the parts
+    of the stage's work.
+
+    Writes the files that all parts read to `out.path`: `tokenizer/`, and its special token ids in `special.json`."""
     causal = texts.meta["task"] == "causal_lm"
     if config.overlong == "split" and not causal:
         raise ConfigError("tokenize.overlong: a text with a class label can't be split", "use truncate, drop or error")
@@ -101,8 +103,9 @@ def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Met
     """Tokenise a shard: `count` rows of a split from row `first` on. part: split, first, count.
 
     Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`, and where each row
-    comes from: `source_row.npy` int64 [rows], counted from the shard's first row, and `source_tokens.npy` int32 [rows].
-    Returns a Count as JSON."""
+    comes from: `source_row.npy` int64 [rows], counted from the shard's first row, and `source_tokens.npy` int32 [rows],
+    the tokens of that row before anything was cut. Returns a Count (of rows and tokens, read, made and dropped) as
+    JSON."""
     import numpy as np
 
     encoder = _encoder(shared.path / "tokenizer", config.model_dump_json(), json.dumps(texts.meta))

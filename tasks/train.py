@@ -43,8 +43,9 @@ def train(
 
     Files: `shard-*.safetensors`, `index.json` (where each slice of a tensor is), `config.json`, the tokenizer, and for
     LoRA `adapter_config.json`. model: the model's source; packed: the artifact of `pack_chunks`; warm_start: the
-    artifact whose weights replace those of `model`, or None; graphs: precompile's artifact. It is not part of the key,
-    except for `micro_batch: auto`."""
+    artifact whose weights replace those of `model`, or None; graphs: precompile's artifact, which lists the graphs that
+    may be compiled. It is not part of the stage's cache key, except for `micro_batch: auto`. Returns the artifact's
+    metadata."""
     from tasks.training.checkpoint.warm_start import starting_from
     from tasks.training.fit import fit
 

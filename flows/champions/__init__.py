@@ -1,1 +1,5 @@
-"""Champions: freeze the rows on which a recipe's models are compared, promote a better model, roll back, publish."""
+"""Champions: a recipe's champion is the model that its users should get.
+
+The modules keep test rows for comparisons (frozen rows), compare models on them, promote a better model to champion,
+roll back to an earlier champion, and publish models.
+"""

@@ -1,4 +1,8 @@
-"""Find a model to promote: that of a recipe's present settings, of a past run, or of a digest."""
+"""Find the model that a user wants to promote to champion: by a recipe's present settings, a past run or a digest.
+
+The champion is the model that a recipe's users should get. Models are compared with it on frozen rows: test rows that
+the store keeps for that purpose.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,8 @@ class Contender:
         artifact: The model, an artifact of `consolidate`.
         shaping: The recipe's sections `format` and `tokenize` with which the model was trained, as JSON.
         evaluation: Digest of the artifact of `evaluate_model` about this model; None if the store has none.
-        records: The records of model and evaluation, each as {"stage", "key"}.
+        records: The store's records of the model and its evaluation, of a champion also of its scores; each as
+            {"stage", "key"}. A record says which artifact a stage made under a key (the hash of all that decides it).
     """
 
     artifact: Artifact
@@ -37,8 +42,15 @@ class Contender:
 
 
 def of_recipe(recipe: Recipe, store: Store) -> Contender:
-    """Return the model that a recipe's present data and settings made: in a retrain if there was one, whose training rows
-    have none of the frozen rows, else in a run. ConfigError when there is none in the store."""
+    """Find the model that was trained with a recipe's present data and settings; run no stage.
+
+    If `trnflow retrain` made such a model (without the frozen rows among its training rows), return that one, else the
+    one that `trnflow run` made.
+
+    Raises:
+        ConfigError: The store has no model of these data and settings.
+        BlobLost: The store has lost the recipe's frozen rows.
+    """
     retrained = look_at_retrain(recipe, store)
     outcome = retrained.outcomes["consolidate"] if retrained else None
     if outcome is None or outcome.artifact is None:
@@ -52,8 +64,10 @@ def of_recipe(recipe: Recipe, store: Store) -> Contender:
 
 
 def of_run(store: Store, run: str, name: str) -> Contender:
-    """Return the model that a past run of the recipe `name` made or used. run: the full id. ConfigError when the run is of
-    another recipe, or has no model."""
+    """Return the model of a past run of the recipe `name`: the one that the run trained, or found in the store.
+
+    run: the run's full id. ConfigError when the run is of another recipe, has no model, or its model is no longer in
+    the store."""
     document = store.run(run) or {}
     if document.get("recipe") != name:
         raise ConfigError(
@@ -70,8 +84,8 @@ def of_run(store: Store, run: str, name: str) -> Contender:
 
 
 def nth_last_run(store: Store, text: str, name: str) -> str:
-    """Return the id of the run that `last` or `last~N` means: of the runs of the recipe `name` that have a model, the last,
-    or the one N before the last. ConfigError when there is none."""
+    """Return the id of the run that `text` means: `last` is the newest run of the recipe `name` that has a model,
+    `last~N` the Nth such run before it. ConfigError when there is no such run."""
     back = text.partition("~")[2] or "0"
     ids = (run for run in newest_runs(store.backend.entries("runs")) if _has_model(store.run(run) or {}, name))
     found = next(islice(ids, int(back), None), None) if back.isdecimal() else None
@@ -85,8 +99,11 @@ def _has_model(run: Meta, name: str) -> bool:
 
 
 def of_digest(store: Store, digest: str, name: str) -> Contender:
-    """Return the model with a digest (in full). ConfigError when it is no model, or neither a champion of the recipe `name`
-    nor a run of this store had it."""
+    """Return the model with this full digest (`sha256:...`), and the settings with which it was trained.
+
+    The settings are those on file with a champion of the recipe `name` that has this digest, else those of the newest
+    run that made or used the model. ConfigError when the artifact is no model or not in the store, and when no such
+    champion or run is on record."""
     artifact = _model(store, digest)
     for _, document in numbered(store.backend, CHAMPIONS, name):
         if document["artifact"] == digest:
@@ -101,7 +118,8 @@ def of_digest(store: Store, digest: str, name: str) -> Contender:
 
 
 def of_champion(store: Store, document: Meta) -> Contender:
-    """Return the model that the file of a champion names. BlobLost when the store has lost it."""
+    """Return the model of a champion. document: the champion's file `roots/champions/<recipe>/<n>.json` in the store.
+    BlobLost when the store has lost the model."""
     return Contender(
         store.artifact(document["artifact"]), document["shaping"], document["evaluation"], tuple(document["records"])
     )
@@ -120,12 +138,14 @@ def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
 
 
 def model_in(run: Meta) -> str | None:
-    """Return the digest of the model in the document of a run; None if the run made none."""
+    """Return the digest of the model that a run made or found in the store; None if there is none. run: the run's
+    record."""
     return artifact_in(run, "consolidate")
 
 
 def run_of_model(store: Store, digest: str) -> Meta | None:
-    """Return the document of the newest run that made or used a model; None if the store has none."""
+    """Return the record of the newest run that made the model with this digest, or found it in the store; None if no
+    run did."""
     documents = (store.run(run) or {} for run in newest_runs(store.backend.entries("runs")))
     return next((one for one in documents if model_in(one) == digest and "resolved" in one), None)
 

@@ -1,7 +1,8 @@
 """Copy the files of a published artifact to a folder or to an object store.
 
-Both are resumable: files that are there with the same bytes are not copied again. A destination never holds files of two
-models: one that has other files is refused, and nothing in it is changed.
+An interrupted copy is resumed by the same call: files that are there with the same bytes are not copied again. A
+destination never holds files of two models: a destination that has other files is refused, and nothing in it is
+changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LOADABLE = frozenset({"config.json", "adapter_config.json", "export.json"})
 """The files that loaders read first: a destination with one of them may be in use."""
 
 UNFINISHED = ".trnflow-unfinished"
-"""The name under which a file is copied into a folder before it gets its own."""
+"""The name that a file has in the destination folder while it is being copied; then it is renamed to its own name."""
 
 
 def to_folder(folder: Path, names: list[str], to: str, report: Report) -> int:
@@ -125,8 +126,9 @@ def _destination_errors(to: str) -> Iterator[None]:
 def to_object_store(folder: Path, names: list[str], to: str, report: Report) -> int:
     """Copy files to a prefix of an object store and return how many were copied.
 
-    folder, names, report: as of `to_folder`; to: the URL of an empty prefix, or of one that a publication of the same model
-    left unfinished. Objects can't be replaced all at once, so a prefix that holds another model is refused.
+    folder, names, report: as for `to_folder`; to: the URL of an empty prefix (`s3://BUCKET/PREFIX`), or of one that a
+    publication of the same model left unfinished. Objects can't be replaced all at once, so a prefix that holds another
+    model is refused.
 
     Raises ConfigError when the prefix holds other files, and StoreError when the object store refuses or fails.
     """

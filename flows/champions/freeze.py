@@ -1,6 +1,6 @@
-"""Freeze a recipe's test rows: make an artifact of them and name it in `roots/frozen/<name>/<n>.json`.
+"""Freeze a recipe's test rows: keep them as an artifact that the store's file `roots/frozen/<recipe>/<n>.json` names.
 
-All models of a recipe are compared on the same frozen rows, whatever its data becomes later.
+The models of a recipe are compared on its newest frozen rows (the highest n), even after the recipe's data changed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ from tasks.system.clock import now
 
 
 def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, offline: bool = False) -> Frozen:
-    """Freeze the test rows of a recipe's present data under the next number; earlier frozen rows stay as they are.
+    """Keep the test rows of a recipe's present data as its newest frozen rows, on which models are then compared.
 
-    Runs `load_data` if it is not cached. offline: make no requests to a data hub.
+    Runs `load_data` if it is not cached, and creates the store's file of the next number. Earlier frozen rows stay.
+
+    Args:
+        listeners: Called with the events of the stages, such as a progress display.
+        offline: Make no requests to a data hub.
 
     Raises:
         DataError: The data has no test split.
+        StoreError: Garbage collection removed the rows meanwhile.
     """
     clean(store)
     runner = new_runner(recipe, store, Options(offline=offline), listeners)
@@ -53,10 +58,19 @@ def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, off
 
 
 def secure_named(store: Store, kind: str, name: str, number: int, artifact: Artifact) -> None:
-    """Bring back what a numbered root names, if garbage collection took it just before the root was created.
+    """Make sure that the artifact which a new numbered root names is in the store, and bring it back from the trash if
+    garbage collection moved it there just before the root was created.
+
+    A numbered root is a file `roots/<kind>/<name>/<n>.json`, whose artifact garbage collection keeps.
+
+    Args:
+        kind: CHAMPIONS or FROZEN.
+        name: The recipe's name.
+        number: The n of the root's file.
+        artifact: The artifact that the root names.
 
     Raises:
-        StoreError: It is gone for good; the root is removed again.
+        StoreError: The artifact is gone for good; the root is removed again.
     """
     try:
         store.secure([], artifact)

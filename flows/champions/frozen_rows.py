@@ -1,4 +1,8 @@
-"""The frozen rows of a recipe, and the pipeline that a retrain runs: without the training rows whose texts are among them."""
+"""Find a recipe's frozen rows, and plan a retrain, which leaves them out of training.
+
+Frozen rows are test rows that the store keeps to compare all models of a recipe on them. `trnflow retrain` drops the
+training rows that have the same text as a frozen row; `trnflow run` does not.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,8 @@ from tasks.store.garbage.numbered_roots import FROZEN, numbered
 
 
 class Frozen(NamedTuple):
-    """Frozen rows. number: the n of their file; artifact: made by `freeze_rows`."""
+    """Frozen rows of a recipe. number: the n of their file `roots/frozen/<recipe>/<n>.json` in the store; artifact: the
+    rows, made by the stage `freeze_rows`."""
 
     number: int
     artifact: Artifact
@@ -35,10 +40,11 @@ def newest_frozen(recipe: Recipe, store: Store) -> Frozen | None:
 
 
 def old_frozen(store: Store, name: str, days: float) -> str:
-    """Say that the newest frozen rows of a recipe are old; "" if they are not, or if there are none.
+    """Return a note that the newest frozen rows of a recipe are old; "" if they are not, or if there are none.
 
     Args:
-        days: The age in days from which they are old (`promote.frozen_days`).
+        name: The recipe's name.
+        days: The age in days from which frozen rows count as old (`promote.frozen_days`).
     """
     found = numbered(store.backend, FROZEN, name)
     if not found:
@@ -50,13 +56,16 @@ def old_frozen(store: Store, name: str, days: float) -> str:
 
 
 def pipeline_without(frozen: Frozen | None) -> Pipeline:
-    """The pipeline without the training rows whose texts are among the frozen rows."""
+    """Return the pipeline of a retrain: as FINETUNE, but training rows that have the same text as a frozen row are
+    dropped. Return FINETUNE for None."""
     return replace(FINETUNE, call_stages=partial(finetune, frozen=frozen.artifact)) if frozen else FINETUNE
 
 
 def look_at_retrain(recipe: Recipe, store: Store) -> Planner | None:
-    """Plan a retrain with a recipe's present data and settings; None if the recipe has no frozen rows. Makes no request to
-    a hub.
+    """Find out which stages a retrain with a recipe's present data and settings would run, and which are cached.
+
+    Runs no stage and makes no request to a hub. Returns the planner with the stages' outcomes; None if the recipe has
+    no frozen rows.
 
     Raises:
         BlobLost: The store has lost the frozen rows.
@@ -66,8 +75,8 @@ def look_at_retrain(recipe: Recipe, store: Store) -> Planner | None:
 
 
 def other_model(recipe: Recipe, store: Store, planned: Planner) -> str:
-    """Say that a retrain made a model of a recipe's present data and settings, where `trnflow run` would make another one;
-    "" if there is no such model.
+    """Return a note for the user that a retrain has made a model of a recipe's present data and settings, and that
+    `trnflow run` would train a different one. Return "" if a run's model is cached, or if no retrain made one.
 
     planned: the plan of `trnflow run`."""
     if planned.outcomes["consolidate"].action == "hit":

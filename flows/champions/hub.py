@@ -1,9 +1,10 @@
 """Publish a model, an adapter or an export as a model repository on a Hugging Face hub, by the hub's own client.
 
-Large files are uploaded first: nobody sees them before a commit names them, and the hub takes none of them twice, so the same
-command goes on after an interruption. The file that makes the folder loadable has a commit of its own, the last one. If the
-repository holds another model, publishing is refused or, with `replace`, one commit replaces it: whoever loads the repository
-gets the old model or the new one, and its history keeps the old one.
+Large files are uploaded first: they are not visible before a commit names them, and the hub takes none of them twice,
+so the same command resumes an upload that was interrupted. The file that makes the repository loadable (`config.json`,
+for example) has a commit of its own, the last one. If the repository holds another model, publishing is refused or,
+with `replace`, one commit replaces that model: a program that loads the repository gets the old model or the new one,
+never a mixture, and the repository's history keeps the old one.
 
 The token is the one that the client finds (HF_TOKEN, or `hf auth login`), the hub is HF_ENDPOINT. Xet, the hub's newer way to
 store large files, is switched off; uploads through it were never tested.
@@ -25,10 +26,10 @@ from tasks.system.redaction import know, scrub
 
 SCHEME = "hf://"
 OWN = frozenset({".gitattributes"})
-"""Files that the hub makes itself."""
+"""Files that the hub itself puts into a repository."""
 
 Listing = dict[str, Any]
-"""{path: the client's RepoFile}."""
+"""The files of a repository: {path: `RepoFile` of the hub's client}."""
 
 
 def repository_of(to: str) -> str:

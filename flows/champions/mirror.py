@@ -1,4 +1,7 @@
-"""Show a recipe's champion in MLflow, by a small run of its own. MLflow is not waited for, and can't stop a promotion."""
+"""Show a recipe's champion in MLflow's model registry, by way of a small MLflow run made for it.
+
+The caller never waits for MLflow, and an error of MLflow never stops a promotion.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,15 @@ from tasks.system.redaction import scrub
 def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> str | None:
     """Record the present champion for MLflow's model registry. Does nothing if `tracking.enabled` is false.
 
-    The upload goes on in another process after this function returns.
+    Another process uploads the record; this function does not wait for it.
 
     Args:
-        decision: What became of the last challenger; None after a rollback.
+        decision: The result of the comparison that went before: MLflow also gets its figures and the losing challenger.
+            None after a rollback.
 
     Returns:
-        A sentence for the user if MLflow can't be told, else None. The champion is on record by then, so nothing is raised.
+        A sentence for the user if the champion can't be recorded or uploaded, else None. A TrnflowError or OSError is
+        not raised, because the store has the champion already.
     """
     try:
         return _mirror(recipe, store, decision)

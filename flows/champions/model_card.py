@@ -19,11 +19,13 @@ METRICS = {
 
 
 def with_results(card: str, name: str, evaluation: Meta) -> str:
-    """Return a model card with a `model-index`.
+    """Return the text of a model card, with the results of an evaluation in its metadata (`model-index`).
+
+    Only the metrics of METRICS are added.
 
     Args:
         card: The card's text, with or without metadata.
-        name: The published name of the model.
+        name: The name under which the model is published.
         evaluation: Metadata of the artifact of `evaluate_model`: task, split, metrics.
     """
     from huggingface_hub import EvalResult, ModelCard

@@ -1,8 +1,9 @@
 """Promote a model: compare it with the champion on frozen rows, and make it the champion if it is surely better.
 
-The champion of a recipe is a fact of the store: the file with the highest n among `roots/champions/<name>/<n>.json`. A file
-is created once and never changed. Of two challengers at once, one creates n + 1; the other finds it taken, and is compared
-with the new champion.
+The champion is the model that a recipe's users should get, the challenger the model that may replace it; frozen rows
+are test rows that the store keeps to compare them. The store's file `roots/champions/<recipe>/<n>.json` with the
+highest n names the champion. A file is created once and never changed. Of two challengers at once, one creates n + 1;
+the other finds it taken, and is compared with the new champion.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ PROMOTED, ROLLED_BACK = "promoted", "rolled back"
 
 
 class Decision(NamedTuple):
-    """What became of a challenger.
+    """Whether a challenger became the champion, and why.
 
     Attributes:
         promoted: Whether the challenger is the champion now, and was not before.
         number: The n of the champion's file.
         champion: Digest of the model that is the champion now.
         challenger: Digest of the model that was to be promoted.
-        comparison: How the two compare; None for the first champion, and for a model that is the champion already.
-        frozen: The rows on which they were compared.
+        comparison: The metrics of both models; None for the first champion, and if the challenger is the champion.
+        frozen: The rows on which the models were compared, or the first champion was scored.
         froze: Whether the rows were frozen by this promotion, because there were none.
         why: The reason in a sentence.
     """
@@ -55,7 +56,8 @@ class Decision(NamedTuple):
 
 
 def champions_of(store: Store, name: str) -> list[Numbered]:
-    """Return the files of all champions of a recipe, the present one first. StoreError when one can't be read."""
+    """Return the present and all earlier champions of a recipe, each as number and content of its file in the store;
+    the present one first. StoreError when a file can't be read."""
     return numbered(store.backend, CHAMPIONS, name)
 
 
@@ -71,15 +73,17 @@ def promote(
     """Compare a challenger with the recipe's champion and make it the champion if it is better, or if there is none yet.
 
     Better means: the lower end of the bootstrap interval of the difference exceeds `promote.margin`. If the recipe has no
-    frozen rows, its present test rows are frozen first.
+    frozen rows, its present test rows are frozen first. Models that are not scored on the frozen rows yet are scored.
 
     Args:
+        listeners: Called with the events of the stages that freeze and score, such as a progress display.
         frozen: The rows to compare on. Default: the newest frozen rows of the recipe.
         offline: Make no requests to a data hub.
 
     Raises:
+        ConfigError: `promote.metric` is no metric of the challenger's task.
         DataError: The frozen rows have other labels than a model, or the two models' scores can't be paired.
-        BlobLost: The store has lost the champion's bytes.
+        BlobLost: The store has lost a file of the champion or the challenger, or the frozen rows.
     """
     clean(store)
     metric_of(recipe.promote, challenger.artifact.meta["task"])
@@ -105,7 +109,10 @@ def promote(
 
 
 def rollback(recipe: Recipe, store: Store) -> Numbered:
-    """Make the model that the present champion replaced the champion again, and return its new file.
+    """Make the model that the present champion replaced the champion again.
+
+    Creates the champion's file with the next number in the store, and returns number and content of the file. No model
+    is scored.
 
     Raises:
         ConfigError: There is no champion, or no earlier one.
@@ -153,7 +160,19 @@ def _kept(store: Store, digest: str | None) -> str | None:
 
 
 def add_champion(store: Store, name: str, document: Meta, artifact: Artifact) -> Numbered | None:
-    """Create the file of a champion under `document["number"]`; return None if this number is taken."""
+    """Make a model the champion of a recipe: create the file `roots/champions/<name>/<number>.json` in the store.
+
+    Args:
+        name: The recipe's name.
+        document: The file's content; its "number" is the file's.
+        artifact: The model.
+
+    Returns:
+        Number and content of the file; None if the number is taken, in which case nothing is written.
+
+    Raises:
+        StoreError: Garbage collection removed the model meanwhile; the file is removed again.
+    """
     number = document["number"]
     if not add_numbered(store.backend, CHAMPIONS, name, number, document):
         return None
@@ -162,7 +181,8 @@ def add_champion(store: Store, name: str, document: Meta, artifact: Artifact) ->
 
 
 def describe(found: Comparison) -> str:
-    """Return a comparison as one sentence."""
+    """Return one sentence about a comparison: whether the challenger is better, the metric of both models, and the
+    interval of the difference."""
     word = "better" if found.is_better else "not surely better"
     word += f" ({LEAST_ROWS} rows are the least that can tell)" if found.rows < LEAST_ROWS else ""
     less = ", less is better" if found.metric in LESS_IS_BETTER else ""

@@ -25,7 +25,8 @@ ADAPTER = "adapter/"
 
 
 class Kind(NamedTuple):
-    """What can be published. artifact: the kind of artifact that has it; loadable: the file that a loader reads first."""
+    """A kind of thing that can be published, such as an adapter. artifact: the kind of the artifact that contains it;
+    loadable: the file that a loader reads first."""
 
     artifact: str
     loadable: str
@@ -40,7 +41,15 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Published:
-    """What was published. to: where; files, bytes: number and size; copied: files that were not there already."""
+    """The result of a publication.
+
+    Attributes:
+        to: The destination, as the user gave it.
+        what: `model`, `adapter` or `export`.
+        artifact: Digest of the artifact.
+        files, bytes: Number of the published files, and their size together.
+        copied: Number of the files that were copied now, because the destination did not have them.
+    """
 
     to: str
     what: str
@@ -71,10 +80,10 @@ def publish(
         to: A new or empty folder, the URL of an empty prefix, or a model repository of a hub.
         evaluation: Metadata of the evaluation of exactly this model, for the published card; None if there is none.
         report: Called with a sentence for each file that is copied.
-        replace: Whether another model in the hub's repository is replaced, in one commit.
+        replace: Whether another model in the hub's repository is replaced, in one commit. Other destinations refuse it.
 
     Raises:
-        ConfigError: The artifact has no such part, or another model lies at `to`.
+        ConfigError: The artifact contains no such thing, another model lies at `to`, or `to` can't be replaced.
         StoreError: The destination refuses or fails. What was copied stays for the next try.
     """
     files = _files(artifact, what)
@@ -140,7 +149,8 @@ def _ordered(names: list[str], what: str) -> list[str]:
 
 
 def evaluation_of(store: Store, digest: str) -> Meta | None:
-    """Return the metadata of the newest evaluation of exactly this model; None if there is none."""
+    """Return the metadata (task, split, metrics) of the newest evaluation of the model with this digest; None if the
+    store has none."""
     for record in store.records("evaluate_model"):
         if record["document"]["inputs"].get("weights") == digest:
             try:

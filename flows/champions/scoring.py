@@ -1,6 +1,7 @@
-"""Score a model on frozen rows: format and tokenise them as the model's own recipe does, then run `score_rows`.
+"""Score a model on frozen rows (test rows that the store keeps to compare models on them).
 
-Each step is a stage with a key, so a model that was scored on these rows before is not scored again.
+The rows are formatted and tokenised with the settings that the model was trained with, then the stage `score_rows` runs
+the model. Each step is a cached stage, so a model that was scored on these rows before is not scored again.
 """
 
 from __future__ import annotations
@@ -25,22 +26,26 @@ from tasks.store import Store
 from tasks.tokenize_text import TokenizeConfig, tokenize_text
 
 WHOLE = 1 << 24
-"""The most tokens of a row of a language model, which is scored in windows and never cut."""
+"""`max_length` for the rows of a language model: so large that no row is cut, since long rows are scored in windows."""
 
 
 class Scored(NamedTuple):
-    """The scores of a model. artifact: made by `score_rows`; key: its stage key."""
+    """The scores of a model on each of the frozen rows. artifact: `scores.parquet`, made by `score_rows`; key: the
+    stage's key, under which the store has the artifact."""
 
     artifact: Artifact
     key: str
 
 
 def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, listeners: tuple[Listener, ...]) -> Scored:
-    """Score a model on frozen rows.
+    """Score a model on frozen rows, or find its scores in the store.
 
     Args:
-        recipe: Its settings of store, processes and device are used; how rows become tokens is the model's own.
+        recipe: Its settings of store, processes and device are used. The settings by which rows become tokens are those
+            of `model`.
+        model: The model, with the settings it was trained with.
         frozen: The artifact of `freeze_rows`.
+        listeners: Called with the events of the stages, such as a progress display.
 
     Raises:
         DataError: The frozen rows have other labels than the model, or a column that the model needs is missing.

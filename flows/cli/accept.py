@@ -26,8 +26,12 @@ from tasks.system.clock import now
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add the command `accept` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands
-    that take a recipe."""
+    """Add the command `accept` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        recipe: A parser with the arguments that all commands which take a recipe have in common.
+    """
     adopt = sub.add_parser("accept", parents=[recipe], help="record a stage's past result as that of the present code")
     adopt.add_argument("stage")
     adopt.set_defaults(command=accept)
@@ -36,9 +40,11 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 def accept(options: Namespace) -> int:
     """Make a past artifact of a stage the result of the stage's present key, and return exit code 0.
 
-    Of the past records with the same inputs and settings, the one whose key document differs least from the present key
-    document is chosen. The new record names that artifact and the old key. ConfigError when there is no such record, or
-    when the stage's inputs are not known yet.
+    The key is the hash of the key document, which lists all that decides a stage's result (code, settings, inputs,
+    libraries, device). Of the past records with the same inputs and settings, the one whose key document differs least
+    from the present one is chosen. A new record under the present key names its artifact and the old key. Nothing is
+    written when the stage is cached already. ConfigError when there is no such record, or when the stage's inputs are
+    not known yet.
     """
     recipe = settings.load(options.recipe, options.overrides)
     stage = FINETUNE.stage(options.stage)

@@ -58,10 +58,12 @@ complete -o bashdefault -F _trnflow trnflow
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command `completion` to the parser.
+    """Add the command `completion` to the argument parser of `trnflow`.
 
-    sub: argparse's collection of commands, whose names and options the script completes; common: the arguments of all
-    commands.
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the command is added to it, and the script completes
+            the names and options of all its commands.
+        common: A parser with the arguments that all commands have in common.
     """
     shell = sub.add_parser("completion", parents=[common], help="print a completion script for a shell")
     shell.add_argument("shell", choices=("bash", "zsh"))
@@ -75,7 +77,8 @@ def completion(options: Namespace) -> int:
 
 
 def script(shell: str, commands: dict[str, argparse.ArgumentParser]) -> str:
-    """Return the completion script of a shell. shell: `bash` or `zsh`; commands: {name of a command: its parser}."""
+    """Return the text of a script with which a shell completes `trnflow`. shell: `bash` or `zsh`; commands: {name of a
+    command: its argument parser}."""
     names = [one.name for one in settings_of(Recipe) if not {NAME, NUMBER} & {*one.name.split(".")}]
     sections = {name.rpartition(".")[0] for name in names}
     words = {name: " ".join(parser._option_string_actions) for name, parser in commands.items()}

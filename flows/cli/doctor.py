@@ -42,8 +42,10 @@ class Check(NamedTuple):
 
 
 def checkup(home: Path) -> list[Check]:
-    """Run all checks of this machine and return their results, without using the network. home: the project's local state
-    (`.trnflow`)."""
+    """Run all checks of this machine and return their results. Creates the store (TRNFLOW_STORE, else `<home>/store`)
+    if there is none.
+
+    home: the folder of local state (TRNFLOW_HOME)."""
     return [_python(), *_packages(), _memory(), _store(home), _home(home), _disk(home), _devices(), _prefect()]
 
 

@@ -1,8 +1,8 @@
-"""The commands about past runs: `diff` compares two of them, `report` makes a page of one, `lineage`
-shows the inputs of an artifact and the artifacts that were made from it.
+"""The commands about past runs: `diff` compares two runs, `report` writes an HTML page about a run, `lineage` prints
+the inputs of an artifact and the artifacts that were made from it.
 
-They need only a store (`--store`, TRNFLOW_STORE, else `<home>/store`), no recipe, and import no large library, so they
-start fast.
+They need only a store (`--store`, TRNFLOW_STORE, else `<home>/store`; home: the folder of local state, TRNFLOW_HOME),
+no recipe, and import no large library, so they start fast.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ ACTED = ("hit", "ran", "skip")
 """What a run did with a stage: took it from the store, ran it, or left it out."""
 
 LONGEST_MANIFEST = 1 << 26
-"""The largest size of a manifest in bytes. A larger blob can't be a manifest, and is not searched."""
+"""The largest size, in bytes, of a manifest (the file that lists the files of an artifact). A larger file of the store
+is not read when manifests are searched."""
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add `diff`, `report` and `lineage` to the parser. sub: argparse's collection of commands; store: the arguments of
-    commands that read a store."""
+    """Add the commands `diff`, `report` and `lineage` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        store: A parser with the arguments that all commands which read a store have in common.
+    """
     ancestry = sub.add_parser(
         "lineage", parents=[store], help="print what an artifact was made of, and what was made of it"
     )
@@ -57,7 +62,7 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def root_of(options: Namespace) -> str:
-    """Return the root of the store: the option --store, else TRNFLOW_STORE, else `<home>/store`."""
+    """Return the folder or URL of the store: the option --store, else TRNFLOW_STORE, else `<home>/store`."""
     return options.store or default_root(home_folder())
 
 
@@ -69,8 +74,9 @@ def store_of(options: Namespace) -> Store:
 
 
 def all_records(store: Store) -> list[Meta]:
-    """Return the records of every stage, newest first, without the records of shards (parts of a stage's work), of which
-    there may be thousands."""
+    """Return the store's records of all stages, newest first. A record says which artifact a stage made under a key.
+
+    Records of shards (cached parts of a stage's work) are left out, because there may be thousands."""
     stages = sorted({name.split("/")[1] for name in store.backend.names("records")})
     stages = [stage for stage in stages if not stage.endswith(SHARD)]
     found = [record for stage in stages for record in store.records(stage)]
@@ -83,16 +89,19 @@ def run_ids(store: Store) -> list[str]:
 
 
 def named_run(text: str, store: Store) -> str | None:
-    """Return the id of the run that a text names, as `nearest_run` does; None for a text that names none, such as the digest of
-    an artifact."""
+    """Return the id of the run that a user means by `text`: an id, the beginning of one, `last`, or `last~N` (N runs
+    before the last). None if no run's id begins with the text, which may be the digest of an artifact. ConfigError when
+    several ids begin with it, or when the store has too few runs for `last~N`."""
     ids = run_ids(store)
     is_run = text.split("~")[0] == "last" or any(run.startswith(text) for run in ids)
     return nearest_run(text, ids) if is_run else None
 
 
 def brief(run: str, document: Meta) -> Meta:
-    """Return {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics} of a past run. run: its id; document: its
-    record."""
+    """Return the main facts about a past run: {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics}.
+
+    `outcome` is completed, failed or cancelled; `hit`, `ran` and `skip` are numbers of stages (see ACTED); `metrics`
+    are those of all stages, by name. run: the run's id; document: the run's record in the store."""
     stages = document.get("stages", [])
     counts = {action: sum(stage["action"] == action for stage in stages) for action in ACTED}
     metrics = {name: value for stage in stages for name, value in stage.get("metrics", {}).items()}
@@ -101,7 +110,8 @@ def brief(run: str, document: Meta) -> Meta:
 
 
 def lineage(options: Namespace) -> int:
-    """Print the inputs of an artifact, the artifacts made from it, and the runs that used it; return exit code 0."""
+    """Print how an artifact was made (its inputs, their inputs and so on), the artifacts made from it, and the runs
+    that made or used it; return exit code 0."""
     store = store_of(options)
     family = Family(all_records(store))
     documents = {run: store.run(run) or {} for run in run_ids(store)}
@@ -189,7 +199,7 @@ def _listed(value: Any) -> str:
 
 
 def diff(options: Namespace) -> int:
-    """Print how two runs differ in settings, data, code, libraries, artifacts and metrics."""
+    """Print how two past runs differ in settings, data, code, libraries, artifacts and metrics; return exit code 0."""
     store = store_of(options)
     ids = run_ids(store)
     sides = [nearest_run(text, ids) for text in (options.before, options.after)]
@@ -209,8 +219,10 @@ def diff(options: Namespace) -> int:
 
 
 def write_report(options: Namespace) -> int:
-    """Write the page of a run to `<home>/reports/<run>.html` and print its path; on a terminal also open it, unless --no-open
-    or --json is given."""
+    """Write an HTML page about a run to `<home>/reports/<run>.html` and print its path; return exit code 0.
+
+    If stdout is a terminal, the page is also opened in a browser, unless --no-open or --json is given. StoreError when
+    the run's record can't be read."""
     from flows.display.run_page import run_page
 
     store = store_of(options)

@@ -54,7 +54,10 @@ OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_0-9-]+)*=")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code. arguments: the words after `trnflow`; None takes them from `sys.argv`."""
+    """Run a command of `trnflow` and return its exit code. Errors of the command are printed, not raised.
+
+    arguments: the words after `trnflow`; None takes them from `sys.argv`. Raises SystemExit for wrong usage and
+    --help."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with log_as_asked():
@@ -104,8 +107,8 @@ def _call(options: argparse.Namespace) -> int:
 
 
 def fail(error: TrnflowError, options: argparse.Namespace) -> int:
-    """Print an error and its fix on stderr, with --json also a JSON document on stdout; return the exit code of the
-    error."""
+    """Print an error and its fix on stderr, with --json also a JSON document on stdout, with --debug also a traceback;
+    return the exit code of the error. options: the parsed arguments of the command that failed."""
     error = scrubbed(complete(error, options))
     if options.json:
         print(json.dumps({"schema": 1, "error": {"stage": error.stage or None, **error.to_json()}}))
@@ -163,10 +166,10 @@ class _PrintVersion(argparse.Action):
 
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Return the argument parser of `trnflow`.
+    """Return the argument parser of `trnflow`, which knows only the commands of the modules that it imports.
 
-    command: the command whose module is imported. All are imported for None, for a name that is no command, and for
-    `completion`, which describes all commands."""
+    command: the command whose module is imported. The modules of all commands are imported for None, for a name that is
+    no command, and for `completion`, which describes all commands."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     common.add_argument("--debug", action="store_true", help="print tracebacks")

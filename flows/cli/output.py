@@ -15,7 +15,9 @@ from tasks.system.redaction import hide, scrub
 
 
 def emit(options: Namespace, document: Meta, *lines: object) -> None:
-    """Print the result of a command on stdout: `document` as JSON when the option --json is given, else the lines."""
+    """Print the result of a command on stdout: `document` as a line of JSON when --json is given, else `lines`.
+
+    options: the command's parsed arguments. Passwords and tokens are hidden in the JSON, not in the lines."""
     if options.json:
         emit_json({"schema": 1, **document})
     else:
@@ -29,7 +31,8 @@ def emit_json(document: Json) -> None:
 
 
 def say_error(error: TrnflowError) -> None:
-    """Print an error and its fix on stderr, with passwords and tokens hidden."""
+    """Print an error and its fix (what the user can do) on stderr, with passwords and tokens hidden; as a JSON line if
+    TRNFLOW_LOG=json."""
     if isinstance(sys.stderr, LogLines):
         told = error.to_json()
         sys.stderr.record(

@@ -1,5 +1,5 @@
-"""Commands that run no stage: `plan` and `explain` say what a run of a recipe would do, `show` and `get` read what past
-runs have made."""
+"""Commands that run no stage: `plan` and `explain` print what a run of a recipe would do and why, `show` prints and
+`get` copies artifacts that past runs have made."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ from tasks.training.memory.trace_process import trace_in_process
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add `plan`, `explain`, `show` and `get` to the parser. sub: argparse's collection of commands; recipe: the arguments
-    of commands that take a recipe."""
+    """Add the commands `plan`, `explain`, `show` and `get` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        recipe: A parser with the arguments that all commands which take a recipe have in common.
+    """
     expected = sub.add_parser(
         "plan", parents=[recipe], help="print what would run, why, and what it is expected to cost"
     )
@@ -51,8 +55,11 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def plan(options: Namespace) -> int:
-    """Print for each stage what a run would do with it, why, and the expected seconds and bytes. Return exit code 0, or 1
-    when training does not fit in the device's memory."""
+    """Print for each stage whether a run would run it or find it cached, why, and the expected seconds, bytes and
+    dollars.
+
+    Also print the memory that training needs (measured only with --trace, else as far as known). Return exit code 0, or
+    1 when training does not fit in the device's memory."""
     recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
     planner = look(recipe, store, FINETUNE)
@@ -98,8 +105,10 @@ def _plan_json(outcome: Outcome, price_per_hour: float) -> Meta:
 
 
 def explain(options: Namespace) -> int:
-    """Print whether a stage is cached or has to run, and each value in which its key document differs from that of the
-    nearest past record."""
+    """Print whether a stage is cached or has to run, and why; return exit code 0.
+
+    If the stage has to run, print what changed since its most similar past result, by comparing the key documents. A
+    key document lists all that decides a stage's result: code, settings, inputs, libraries and device."""
     recipe = settings.load(options.recipe, options.overrides)
     stage = FINETUNE.stage(options.stage)
     store = open_store(recipe)
@@ -119,7 +128,10 @@ def explain(options: Namespace) -> int:
 
 
 def show(options: Namespace) -> int:
-    """Print the artifacts of all stages, or one of them in full."""
+    """Print what past runs have made with a recipe's present settings; return exit code 0.
+
+    Without a stage: a table of the stages with their main figures. With a stage: its artifact's digest, metadata,
+    figures and files; ConfigError when the stage has no artifact."""
     recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
     if options.stage is None:
@@ -145,7 +157,12 @@ def show(options: Namespace) -> int:
 
 
 def get(options: Namespace) -> int:
-    """Copy a stage's artifact into a new folder; the copy appears under its name when it is complete."""
+    """Copy the files of a stage's artifact into a new folder; return exit code 0. The folder appears when it is
+    complete.
+
+    Raises ConfigError when the folder exists and is not empty, or when the stage has no artifact for the recipe's
+    present settings, and BlobLost when files of the artifact are missing or corrupt: the next run then makes the
+    artifact again."""
     recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
     destination = Path(options.dest).expanduser()

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 
 def quiet() -> None:
-    """Set the environment variables of QUIET that the user did not set, and the heartbeats, by whose end Prefect's server
-    knows that a run was killed."""
+    """Set environment variables for Prefect, before Prefect is imported: those of QUIET that the user did not set, and
+    HEARTBEATS, with which a run sends heartbeats. When these stop, the automations of `trnflow deploy` mark the run as
+    crashed."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     os.environ.update(HEARTBEATS)
@@ -52,7 +53,7 @@ def run_here(
         overrides: `section.setting=value` texts.
         options: where to stop, which stages to run even if cached, and whether to stay offline.
         listeners: called with the events of the run, such as the progress display.
-        home: the project's local state, with the server's database.
+        home: the folder of local state (TRNFLOW_HOME), with the server's database.
 
     Returns: the result of the run. When a stage failed, `result.error` is its error.
     """
@@ -72,9 +73,15 @@ def retrain_here(
 ) -> Session:
     """Run the Prefect flow `retrain` in this process; start the local server first if there is none.
 
-    The arguments are as for `run_here`; wait: whether to wait for another retrain of the recipe.
+    The flow trains the recipe if its data, code or settings changed, and makes a better model the champion.
 
-    Returns: the session, with `retrained` and, if the recipe was trained, `result`.
+    Args:
+        recipe, overrides, listeners, home: as for `run_here`.
+        offline: whether to make no requests to a hub.
+        wait: whether to wait while another retrain of the recipe is under way.
+
+    Returns: the flow's session. Its `retrained` says how the retraining ended; its `result` is the result of the run if
+    the recipe was trained, else None.
     """
 
     def call(shown: list[str]) -> None:

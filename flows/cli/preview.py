@@ -19,8 +19,12 @@ OPEN, CLOSE = "⟦", "⟧"
 
 
 def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser) -> None:
-    """Add the command `preview` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands
-    that take a recipe."""
+    """Add the command `preview` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        recipe: A parser with the arguments that all commands which take a recipe have in common.
+    """
     parser = sub.add_parser("preview", parents=[recipe], help="print the first rows as the model reads them")
     parser.add_argument("rows", nargs="?", type=int, default=3, metavar="N", help="the number of rows (3)")
     parser.add_argument("--split", default="train", help="train, validation or test")
@@ -28,8 +32,8 @@ def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser)
 
 
 def show_rows(options: Namespace) -> int:
-    """Run the stages up to `tokenize_text`, then print the first rows of a split, decoded from their tokens; return exit
-    code 0."""
+    """Run the stages up to `tokenize_text` unless they are cached, then print the first rows of a split, decoded from
+    their tokens; return exit code 0. The store keeps the stages' results, but no record of the run."""
     recipe, store = open_recipe(options.recipe, options.overrides)
     with Progress() as progress:
         result = execute(recipe, store, Options(until="tokenize_text", preview=True), FINETUNE, listeners=(progress,))
@@ -50,7 +54,8 @@ def show_rows(options: Namespace) -> int:
 
 
 def print_rows(rows: list[Row], stream: TextIO) -> None:
-    """Write the rows. The text that is trained on is green on a terminal, and in ⟦brackets⟧ elsewhere."""
+    """Write rows to `stream`: for each its number, its count of tokens, its label or count of tokens trained on, and
+    its text. The text that is trained on is green on a terminal, and in ⟦brackets⟧ elsewhere."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,5 +1,5 @@
-"""The commands about recipe files: `config` resolves one, `recipes` lists the shipped ones, `settings` and `schema`
-describe the settings that a recipe may contain."""
+"""The commands about recipe files: `config` prints one with every setting filled in, `recipes` lists the shipped
+recipes, `settings` and `schema` describe the settings that a recipe may contain."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tasks.errors import ConfigError
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.ArgumentParser) -> None:
-    """Add `config`, `recipes`, `settings` and `schema` to the parser.
+    """Add the commands `config`, `recipes`, `settings` and `schema` to the argument parser of `trnflow`.
 
     Args:
-        sub: argparse's collection of commands.
-        common: the arguments of all commands.
-        recipe: the arguments of commands that take a recipe.
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        common: A parser with the arguments that all commands have in common.
+        recipe: A parser with the arguments that all commands which take a recipe have in common.
     """
     resolved = sub.add_parser("config", parents=[recipe], help="print a recipe with every setting filled in")
     resolved.set_defaults(command=config)
@@ -39,7 +39,10 @@ def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.Arg
 
 
 def describe_settings(options: Namespace) -> int:
-    """Print name, meaning, allowed values and default of each setting that the argument names."""
+    """Print name, meaning, allowed values and default of settings; return exit code 0.
+
+    Without a name: of all settings. A name is a section (`train`), a setting (`train.learning_rate`), or the last word
+    of settings (`learning_rate`). With --markdown, print the page docs/settings.md."""
     if options.markdown:
         sys.stdout.write(markdown(settings.Recipe))
         return 0
@@ -70,7 +73,7 @@ def _described(one: Setting) -> str:
 
 
 def print_schema(options: Namespace) -> int:
-    """Print the JSON schema of recipe files."""
+    """Print the JSON schema of recipe files, with which an editor completes and checks them; return exit code 0."""
     emit_json(json_schema(settings.Recipe))
     return 0
 
@@ -86,7 +89,7 @@ def config(options: Namespace) -> int:
 
 
 def recipes(options: Namespace) -> int:
-    """Print the shipped recipes, one line each."""
+    """Print name and description of each shipped recipe (those in `conf/`), one line each; return exit code 0."""
     found = {name: str(read_recipe(name)[0].get("description", "")) for name in recipe_names()}
     document = {"recipes": [{"name": name, "description": text} for name, text in found.items()]}
     emit(options, document, *(f"{name:<24} {text}" for name, text in found.items()))

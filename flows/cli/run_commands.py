@@ -1,4 +1,4 @@
-"""The commands that run stages: `run` and `prepare`."""
+"""The commands that run a recipe: `run` its whole pipeline, `prepare` only the data stages (up to `pack_chunks`)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from tasks.system.redaction import scrub
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add `run` and `prepare` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands that
-    take a recipe."""
+    """Add the commands `run` and `prepare` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        recipe: A parser with the arguments that all commands which take a recipe have in common.
+    """
     stages = argparse.ArgumentParser(add_help=False, parents=[recipe])
     stages.add_argument(
         "--force", metavar="STAGE", action="append", default=[], help="run this stage although it is cached"
@@ -38,8 +42,10 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Run the stages of a recipe and print what was done for each. Return exit code 0, or that of the error when a stage
-    failed."""
+    """Run the stages of a recipe that are not cached, and print a table of what was done with each stage.
+
+    The run is a Prefect flow, unless --direct is given or no stage has to run. Return exit code 0, or that of the
+    error when the run failed or was interrupted."""
     recipe, store = open_recipe(options.recipe, options.overrides)
     what = Options(options.until, frozenset(options.force), options.offline)
     result = nothing_to_do(recipe, store, what, FINETUNE)

@@ -16,8 +16,12 @@ from tasks.system.redaction import hide
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
-    """Add `doctor`, `up`, `down`, `deploy`, `worker` and `ui` to the parser. sub: argparse's collection of commands;
-    common: the arguments of all commands."""
+    """Add the commands `doctor`, `up`, `down`, `deploy`, `worker` and `ui` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        common: A parser with the arguments that all commands have in common.
+    """
     for name, command, text in (
         ("doctor", doctor, "check this machine: packages, memory, store, devices"),
         ("up", up, "start the local Prefect server"),
@@ -35,7 +39,8 @@ def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
 
 
 def doctor(options: Namespace) -> int:
-    """Print the checks of this machine; exit code 1 when one fails."""
+    """Check this machine (packages, memory, store, disk, devices) and print the results. Return exit code 0, or 1 when
+    a check fails."""
     from flows.cli.doctor import checkup
 
     checks = checkup(open_home())
@@ -45,7 +50,9 @@ def doctor(options: Namespace) -> int:
 
 
 def up(options: Namespace) -> int:
-    """Start the local Prefect server unless one runs, and print its address. The server runs until `down`."""
+    """Start the local Prefect server unless one runs, and print its address; the server then runs until `trnflow down`.
+
+    If the user configured another server (PREFECT_API_URL), only print its address. Return exit code 0."""
     from flows.services.prefect_server import ensure_server
 
     url = ensure_server(open_home(), stays=True)
@@ -54,7 +61,7 @@ def up(options: Namespace) -> int:
 
 
 def down(options: Namespace) -> int:
-    """Stop the local Prefect server."""
+    """Stop the local Prefect server and print whether one was running; return exit code 0."""
     from flows.services.prefect_server import stop_server
 
     stopped = stop_server(home_folder())
@@ -65,7 +72,7 @@ def down(options: Namespace) -> int:
 
 def deploy(options: Namespace) -> int:
     """Register the deployments of ./prefect.yaml and their automations with Prefect's server, and wait until the next flow
-    run of each schedule is planned."""
+    run of each active schedule is planned. Print their names; return exit code 0."""
     from flows.services.deploy import deploy
     from flows.services.notification import VARIABLE
 
@@ -86,7 +93,7 @@ def worker(options: Namespace) -> NoReturn:
 
 
 def ui(options: Namespace) -> int:
-    """Print the addresses of the web pages of Prefect and MLflow."""
+    """Print the addresses of the web pages of Prefect and MLflow; return exit code 0. Starts neither server."""
     from flows.services.pages import pages
 
     lines = pages(home_folder(), settings.TrackingConfig())

@@ -1,5 +1,5 @@
-"""The commands that maintain a store: `verify` checks it, `gc` removes what is not needed, `pin` and `unpin` mark what `gc`
-must keep."""
+"""The commands that maintain a store: `verify` looks for damaged files, `gc` (garbage collection) removes files that
+nothing needs, `pin` and `unpin` say which artifacts or runs `gc` must keep."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add `verify`, `gc`, `pin` and `unpin` to the parser. sub: argparse's collection of commands; store: the arguments of
-    commands that read a store."""
+    """Add the commands `verify`, `gc`, `pin` and `unpin` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        store: A parser with the arguments that all commands which read a store have in common.
+    """
     check = sub.add_parser("verify", parents=[store], help="read everything in the store and report damage")
     check.add_argument(
         "--repair", action="store_true", help="move damaged files to quarantine; the stages that need them run again"
@@ -63,8 +67,10 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def verify(options: Namespace) -> int:
-    """Read everything in the store and print the damaged files. Return exit code 0, or 1 when damage was found and not
-    repaired."""
+    """Read every file of the store and print the damaged and missing files.
+
+    With --repair, damaged files are moved to quarantine, and the next run that needs them makes them again. Return exit
+    code 0, or 1 when damage was found and not repaired."""
     from tasks.store.verify import verify as read_all
 
     store = store_of(options)
@@ -88,7 +94,9 @@ def verify(options: Namespace) -> int:
 
 
 def gc(options: Namespace) -> int:
-    """Print which files garbage collection keeps and which it removes; remove them only with --yes."""
+    """Print how many files garbage collection keeps, moves to the trash and deletes for good; return exit code 0.
+
+    Without --yes nothing is moved or deleted. A file is deleted after the time of --grace in the trash."""
     from tasks.store.garbage.collect import collect
 
     store = store_of(options)
@@ -110,7 +118,10 @@ def gc(options: Namespace) -> int:
 
 
 def pin(options: Namespace) -> int:
-    """Pin an artifact or a run: garbage collection keeps it until it is unpinned."""
+    """Create a pin: until it is removed, garbage collection keeps the named artifact, or all artifacts of the named
+    run.
+
+    Return exit code 0. ConfigError when there is no such artifact or run, or when another pin has the name."""
     store = store_of(options)
     target = _target(options.target, store)
     kind = "run" if "run" in target else "artifact"
@@ -129,8 +140,8 @@ def pin(options: Namespace) -> int:
 
 
 def unpin(options: Namespace) -> int:
-    """Remove a pin, so that garbage collection may remove what the pin protected. ConfigError when no pin has the given
-    name."""
+    """Remove a pin (see `pin`), so that garbage collection may remove the artifacts that the pin protected; return exit
+    code 0. ConfigError when no pin has the given name."""
     store = store_of(options)
     if not remove_pin(store.backend, options.name):
         pins = ", ".join(pin_names(store.backend)) or "none"

@@ -38,14 +38,19 @@ BAR = 20
 
 
 def log_line(at: StageProgress) -> str:
-    """Return the progress as a line for a log, such as `train: 40/500 steps, loss 0.4123, 1234 tokens/s, ETA 0:12:34`."""
+    """Return the progress of a stage as a line for a log, such as `train: 40/500 steps, loss 0.4123, 1234 tokens/s, ETA
+    0:12:34` (the speed counts tokens without padding; the ETA is h:mm:ss).
+
+    If the stage has reported neither a count nor a metric, the line is `train: running for 0:01:10`."""
     return (
         f"{at.stage}: {', '.join([*_count(at), *_figures(at), *_ends(at)]) or f'running for {clock_face(at.elapsed)}'}"
     )
 
 
 def terminal_line(at: StageProgress, width: int) -> str:
-    """Return the progress as a line for a terminal: the most detailed layout that fits into `width` columns."""
+    """Return the progress of a stage as a line for a terminal: the most detailed layout that fits into `width` columns.
+    If none fits, the shortest layout is cut. Before the stage reports a count, the line has its name and the time it
+    has run."""
     if not at.total:
         return f"  {at.stage:<15} {clock_face(at.elapsed)}"[:width]
     text = ""
@@ -73,7 +78,8 @@ def _count(at: StageProgress) -> list[str]:
 
 
 def _figures(at: StageProgress, *, tight: bool = False) -> Iterator[str]:
-    """Yield loss, evaluation and speed (tokens without padding). tight: three digits and short names, without accuracy."""
+    """Yield the texts of loss, evaluation loss, evaluation accuracy and speed (tokens without padding per second), of
+    those that are known. tight: three digits and short names, without accuracy."""
     names = {"loss": "loss", "eval_loss": "eval"} if tight else {n: n for n in ("loss", "eval_loss", "eval_accuracy")}
     for name, shown in names.items():
         if name in at.values:
@@ -103,18 +109,22 @@ def _short(value: float) -> str:
 
 
 def clock_face(value: float) -> str:
-    """Return a duration as text. value: seconds. The text is h:mm:ss, such as `0:12:34`; from 100 hours on days and hours,
-    such as `4d 05h`."""
+    """Return a duration as text: h:mm:ss, such as `0:12:34`; from 100 hours on, days and hours, such as `4d 05h`.
+    value: seconds."""
     minutes, rest = divmod(int(value), 60)
     hours = minutes // 60
     return f"{hours}:{minutes % 60:02}:{rest:02}" if hours < 100 else f"{hours // 24}d {hours % 24:02}h"
 
 
 class Lines:
-    """Write the progress of stages as lines of a log.
+    """Writes the progress of stages as lines of a log.
 
     The caller must call `begin` and `end` around a stage, `event` for each of the stage's events, and `tick` about once
-    a second. say: a function that writes one line; clock: a function that returns monotonic time in seconds.
+    a second. Calls may come from several threads.
+
+    Args:
+        say: A function that writes one line.
+        clock: A function that returns monotonic time in seconds.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Clock = time.monotonic) -> None:
@@ -124,19 +134,22 @@ class Lines:
         self._logged = self._spoke = float("-inf")
 
     def begin(self, stage: str) -> None:
-        """Start showing the progress of a stage. stage: its name."""
+        """Start following a stage. Writes no line. stage: its name."""
         with self._lock:
             self._progress, self._spoke = StageProgress(stage, self._clock), self._clock()
 
     def say(self, text: str, **fields: Any) -> None:
-        """Write a line. fields: what `LogLines.record` takes, for a log of JSON lines."""
+        """Write a line to the log.
+
+        fields: the line's values by name, such as stage and level, for a log of JSON lines; a plain log ignores
+        them."""
         with self._lock:
             self._write(text, fields)
             self._spoke = self._clock()
 
     def event(self, event: Meta) -> None:
-        """Update the progress from an event. Write a line if the event has a training loss and the last such line is at
-        least ten seconds old."""
+        """Update the progress from an event of the stage. Write a line with the progress if the event has a training
+        loss and no such line was written in the last ten seconds. Does nothing before `begin`."""
         with self._lock:
             if self._progress is None:
                 return
@@ -146,13 +159,13 @@ class Lines:
                 self._log(self._progress)
 
     def tick(self) -> None:
-        """Write a line with the last known values if no line was written for sixty seconds."""
+        """Write a line with the last known progress if a stage runs and no line was written for sixty seconds."""
         with self._lock:
             if self._progress is not None and self._clock() - self._spoke >= SILENT_SECONDS:
                 self._log(self._progress)
 
     def end(self) -> None:
-        """Stop showing progress, since the stage has ended."""
+        """Stop following the stage, which has ended. Writes no line."""
         with self._lock:
             self._progress = None
 
@@ -165,8 +178,8 @@ class Lines:
 
 
 class Log(Lines):
-    """Write the progress of stages as lines of a log, as `Lines` does, and call `tick` each second in a thread while a
-    stage runs."""
+    """Writes the progress of stages as lines of a log, as `Lines` does, and calls `tick` itself: each second, in a
+    thread that runs from `begin` to `end`. say: a function that writes one line."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(say)
@@ -189,7 +202,8 @@ class Log(Lines):
 
 
 class JsonLog(Log):
-    """Write the progress of stages as `Log` does, as JSON lines. lines: the stream."""
+    """Writes the progress of stages as `Log` does, each line as a JSON object with the text and its values by name.
+    lines: the stream that the lines are written to."""
 
     def __init__(self, lines: LogLines) -> None:
         super().__init__(partial(print, file=lines))
@@ -200,8 +214,9 @@ class JsonLog(Log):
 
 
 class Screen:
-    """Show the progress of a stage in the last line of a terminal, and write other lines above it. A thread of the library
-    rich refreshes the line. stream: the terminal."""
+    """Shows the progress of a stage in the last line of a terminal, which a thread of the library rich refreshes, and
+    writes other lines above that line. Has the methods `begin`, `say`, `event` and `end` of `Lines`. stream: the
+    terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -242,9 +257,12 @@ class Screen:
 
 
 class Progress(Listener):
-    """The listener of a run that shows its progress on stderr: in one refreshed line if it is a terminal, else in lines of
-    a log. A line is also written when a stage ends. At the end of its context the refreshed line is removed from the
-    terminal, and the thread that writes to a log ends."""
+    """A listener that shows the progress of a run on stderr: in one refreshed line if stderr is a terminal, else in
+    lines of a log. When a stage ends, a line with its action and seconds is written; messages of a stage are written as
+    lines, too.
+
+    Use it as a context manager: at the end of the context the refreshed line is removed from the terminal, and the
+    thread that writes to a log ends."""
 
     def __init__(self) -> None:
         stream = sys.stderr
@@ -261,7 +279,7 @@ class Progress(Listener):
         self.begin(call.name)
 
     def begin(self, name: str) -> None:
-        """Start showing the progress of work that is no stage, without a line of its own."""
+        """Start showing the progress of a stage or of other work, without first writing a line that names it."""
         self._view.begin(name)
 
     def event(self, stage: str, event: Meta) -> None:
@@ -291,7 +309,7 @@ class Progress(Listener):
 def columns(stream: TextIO, default: int) -> int:
     """Return the width of the stream's terminal in columns, or `default` if the stream is no terminal.
 
-    The terminal itself is asked, since the environment variable COLUMNS, which rich reads, may belong to another terminal.
+    The environment variable COLUMNS, which rich reads, is ignored: it may belong to another terminal.
     """
     try:
         return os.get_terminal_size(stream.fileno()).columns or default

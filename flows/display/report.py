@@ -13,14 +13,17 @@ FIRST = (
     "f1_weighted", "accuracy", "perplexity", "loss", "train_loss", "eval_loss", "eval_accuracy", "train_rows",
     "rows_truncated", "rows_unsupervised",
 )  # fmt: skip
-"""The metrics that a table shows first."""
+"""The names of the metrics that a table shows before all others, in this order."""
 
 MARKS = {"hit": "=", "ran": "+", "skip": "-", "run": "+", "maybe": "?"}
-"""The sign before a stage in the progress, by its action."""
+"""Action of a stage -> the sign before the stage's name in the progress: `=` for a hit (found in the store), for
+example."""
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Return the table of a finished run: one line for each stage with its action, seconds, artifact and main metrics."""
+    """Return the table of a finished run as text: one line for each stage with its action (`hit`, `ran` or `skip`),
+    seconds, the first 12 digits of its artifact's digest, and its main metrics or, if it has none, the reason for the
+    action."""
     rows = [("stage", "", "seconds", "artifact", "key figures")]
     for outcome in outcomes:
         digest = outcome.artifact.digest.removeprefix("sha256:")[:12] if outcome.artifact else "-"
@@ -31,8 +34,8 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def plan_table(outcomes: list[Outcome], price_per_hour: float = 0.0) -> str:
-    """Return the table of a plan: what would be done with each stage, why, and the expected seconds and bytes, with a line
-    of totals.
+    """Return the table of a plan as text: what a run would do with each stage (`hit`, `run`, `maybe` or `skip`), the
+    expected seconds and size, and the reason; then a line of totals, if any stage would or may run.
 
     price_per_hour: USD per hour of the hardware; the table has a column of dollars if it is above 0.
     """
@@ -53,14 +56,15 @@ def _expected(time: float | None, size: int | None, price_per_hour: float) -> tu
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows of cells as text with aligned columns. The first row is the heading, and a rule follows it."""
+    """Return rows of cells as text with aligned columns. The first row is the heading; a line of dashes follows it."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
 def highlights(outcome: Outcome) -> str:
-    """Return the main results of a stage as text: its metrics, or if it has none, figures from the artifact's metadata."""
+    """Return up to four results of a stage as text: its metrics, or if it has none, values of the artifact's metadata,
+    such as the rows of each split or the number of graphs. Empty if there is no artifact."""
     values: Meta = outcome.metrics
     if not values and outcome.artifact:
         meta = outcome.artifact.meta
@@ -71,7 +75,8 @@ def highlights(outcome: Outcome) -> str:
 
 
 def figures(values: Meta, most: int = 4) -> str:
-    """Return up to `most` metrics as text, such as `accuracy 0.91  loss 0.2`. The metrics named in FIRST come first."""
+    """Return up to `most` metrics as text, such as `accuracy 0.91  loss 0.2`. The metrics named in FIRST come first, in
+    that order. values: {name of a metric: value}."""
     names = sorted(values, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
 
@@ -94,7 +99,10 @@ def bytes_(value: int | None) -> str:
 
 
 def change_cells(found: Meta) -> tuple[str, str, str]:
-    """Return what `tasks.keys.lineage.compare` says of one difference between two runs as short texts: name, before, after."""
+    """Return one difference between two runs as three short texts for a table: (name, value before, value after).
+
+    found: an entry of the result of `tasks.keys.lineage.compare`, with "before", "after" and "stage", "name" or both.
+    Digests are cut to 19 characters, other values to 60; a missing value is `nothing`."""
     name = " ".join(str(found[label]) for label in ("stage", "name") if label in found)
     return name, _brief(found["before"]), _brief(found["after"])
 
@@ -105,8 +113,8 @@ def _brief(value: Any) -> str:
 
 
 def number(value: Any) -> str:
-    """Return a value as text for a table: floats with four significant digits, mappings as `name:value,...`, others as
-    `str` gives them."""
+    """Return a value as text for a table: floats with four significant digits, mappings as `name:value,...`, other
+    values as `str` formats them."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):

@@ -1,6 +1,8 @@
-"""Make the page of a run for `trnflow report`: its evaluation, and stages, curves, data, lineage and what changed.
+"""Make the HTML page of a run for `trnflow report`: the evaluation, the stages, training curves, the data, lineage
+(what the model was made from) and the differences from the run before.
 
-The evaluation's part is that of report.html. What varies from run to run, such as seconds and speed, is on this page alone.
+The part about the evaluation is that of report.html, a file that the stage evaluate_model makes. Values that vary from
+run to run, such as seconds and speed, are on this page only.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ CURVES = ("loss", "eval_loss", "eval_accuracy", "eval_f1_weighted", "learning_ra
 """The metrics whose curves are drawn, where training reported them."""
 
 POINTS = 400
-"""The most points of a curve."""
+"""About how many points of a curve are drawn at most; of longer curves every nth point is drawn."""
 
 LEFT, TOP, WIDTH, HEIGHT = 64, 8, 346, 150
 """The area of a curve in the template's drawing, in its units."""
@@ -36,17 +38,27 @@ PARTS = ("settings", "data", "code", "env", "artifacts", "metrics")
 
 
 class Previous(NamedTuple):
-    """The run of the same recipe before a run: its id, and what `tasks.keys.lineage.compare` says that changed since."""
+    """The run before another run of the same recipe.
+
+    Attributes:
+        run: The id of the run before.
+        changes: How the two runs differ: the result of `tasks.keys.lineage.compare`.
+    """
 
     run: str
     changes: Meta
 
 
 def run_page(store: Store, run: str, document: Meta, previous: Previous | None, lineage: Meta | None) -> str:
-    """Return the page of a run as HTML.
+    """Return the page of a run as HTML text, without secrets. Reads the run's artifacts in the store, and training
+    curves from logs on this machine; a note on the page says if the evaluation is no longer in the store.
 
-    document: the run's record; previous: None where the recipe had no run before; lineage: what `Family.up` returns for the
-    run's last artifact, or None where it made none.
+    Args:
+        run: The run's id.
+        document: The run record, the store's JSON document about the run.
+        previous: The recipe's run before; None if there was none.
+        lineage: What the run's last artifact was made from, as `tasks.keys.lineage.Family.up` returns it; None if the
+            run has no artifact.
     """
     document = hide(document)
     notes, report, evaluation = _evaluation(store, document)
@@ -70,7 +82,8 @@ def run_page(store: Store, run: str, document: Meta, previous: Previous | None, 
 
 
 def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, Meta | None]:
-    """(notes, report.json, the page's part) of the run's evaluation; None where the run has none."""
+    """Return (notes for the user, the content of report.json, the page's part about the evaluation). The last two are
+    None if the run has no evaluation, the store has lost it, or an earlier version of the project made it."""
     digest = artifact_in(document, "evaluate_model")
     if digest is None:
         return [], None, None
@@ -90,7 +103,8 @@ def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, M
 
 
 def _price(document: Meta) -> float:
-    """USD per hour; 0 where the run's hardware has no price, or was not used (its record then has no dollars)."""
+    """Return the price of the run's hardware in USD per hour; 0 if it has none, or if the run record says that the run
+    cost nothing."""
     price = document.get("resolved", {}).get("hardware", {}).get("price_per_hour", 0.0)
     return float(price) if document.get("dollars") else 0.0
 
@@ -122,8 +136,9 @@ def _curves(store: Store, document: Meta) -> Iterator[Meta]:
 
 
 def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float]]:
-    """{step: metrics} of the run's training, from the files beside its attempts' logs on this machine; {} elsewhere. A step
-    that a resumed training repeats counts as its latest attempt has it."""
+    """Return {step: {metric: value}} of the run's training, from the files of metrics beside the logs of its attempts
+    (tries to run the stage) in the home, the folder of local state; {} on a machine that does not have them. If a
+    resumed training repeated a step, the values of the latest attempt count."""
     key = next((one["key"] for one in document["stages"] if one["stage"] == "train"), None)
     found: dict[int, dict[str, float]] = {}
     names = sorted(Path(name).stem for name in store.backend.names(f"attempts/{key}")) if key else []
@@ -136,7 +151,8 @@ def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float
 
 
 def _drawn(points: list[tuple[int, float]]) -> Meta:
-    """A curve for the template: the corners of its line and the ends of its axes."""
+    """Return a curve for the page's template: the points of its line in the drawing's units, and the first and last
+    step and lowest and highest value, which label the axes. points: (step, value), sorted by step."""
     every = -(-len(points) // POINTS)
     kept = [*points[:-1:every], points[-1]]
     steps, values = [step for step, _ in kept], [value for _, value in kept]
@@ -150,7 +166,8 @@ def _drawn(points: list[tuple[int, float]]) -> Meta:
 
 
 def _data(store: Store, document: Meta) -> Meta:
-    """The table of splits and the lines about dropped rows, labels and leakage."""
+    """Return {"data": the table of splits, "data_lines": lines about dropped rows, duplicates, labels, and rows that
+    occur in two splits}; None and [] if the store no longer has the run's rows."""
     rows, texts, tokens, packed = (
         _meta(store, document, stage) for stage in ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
     )
@@ -185,7 +202,7 @@ def _counts(counts: Meta) -> str:
 
 
 def _meta(store: Store, document: Meta, stage: str) -> Meta:
-    """The metadata of a stage's artifact; {} where the run has none or the store lost it."""
+    """Return the metadata of a stage's artifact in the run; {} if the run has none or the store lost it."""
     digest = artifact_in(document, stage)
     try:
         return store.artifact(digest).meta if digest else {}
@@ -215,8 +232,11 @@ def _difference(previous: Previous | None) -> Meta:
 
 
 def _tree(node: Meta, name: str) -> Meta:
-    """A node of the lineage for the template. An artifact that occurs again is not unfolded again. Inputs that the recipe
-    does not set are left out."""
+    """Return a node of the lineage for the page's template: {"line": text, "below": the nodes of the inputs}. If an
+    artifact occurs a second time, its inputs are not repeated. Inputs that the recipe does not set are left out.
+
+    node: as `tasks.keys.lineage.Family.up` returns it; name: the name under which the stage above reads the
+    artifact."""
     head = f"{name}: " if name else ""
     if "source" in node:
         return {"line": f"{head}source {_source(node['source'])}", "below": []}

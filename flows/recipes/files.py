@@ -3,7 +3,7 @@
 A recipe is named by the name of a file in `conf/` or by the path of a YAML file. Its `extends` lists other recipes in the
 same way. Values of a later file in that list replace those of an earlier one, and values of the recipe itself replace both.
 Mappings are merged, any other value is replaced (`flows.recipes.schema` has the rules). `name` and `description` are not
-inherited. The file and line of every value are recorded for error messages.
+inherited. The file and line of every value, its *origin*, are recorded for error messages.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ OWN = ("name", "description")
 
 @cache
 def conf_folder() -> Path:
-    """Return the folder of the shipped recipes, `conf`: in an installed wheel inside the package, in a checkout at its
-    top."""
+    """Return the folder `conf` of the shipped recipes. An installed wheel has it inside the package `flows`, a checkout
+    at its top."""
     inside = Path(__file__).parents[1] / "conf"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "conf"
 
@@ -61,7 +61,7 @@ def recipe_names() -> list[str]:
 
 
 def hardware_names() -> list[str]:
-    """Return the values that the option `--on` takes: the names of the files in `conf/base/hardware`."""
+    """Return the names of hardware that the option `--on` takes, sorted: those of the files in `conf/base/hardware`."""
     return sorted(path.stem for path in (conf_folder() / HARDWARE).glob("*.yaml"))
 
 
@@ -72,13 +72,15 @@ def read_recipe(
 
     Args:
         name: the name of a recipe in `conf/`, or the path of a YAML file.
-        overrides: `section.setting=value` texts; the setting `on` names the hardware to fit the recipe to.
+        overrides: `section.setting=value` texts. `on=NAME` fits the recipe to the hardware NAME (`--on`), before the
+            others.
         root: the config class of recipes; its annotations decide what null and `{}` mean.
 
-    Returns: the merged mapping of settings, and the origin of each setting.
+    Returns: the merged mapping {section: {setting: value}}, not validated, and {path of a setting: its origin}.
 
     Raises:
-        ConfigError: the recipe is unknown, its YAML or an override is malformed, or a section is empty.
+        ConfigError: the recipe or hardware is unknown, a file or an override is malformed, recipes extend each other in
+            a circle, or a section is empty.
     """
     path = _find(name, Path.cwd())
     tree, origins = _read(path, [], root)
@@ -100,10 +102,10 @@ def read_recipe(
 
 
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:
-    """Return the file and line, or the override, in which a setting was written, for an error message.
+    """Return the place where a setting was written, for an error message: `file:line`, or the name of the override.
 
     path: the parts of the setting's name. If the setting itself was not written, the origin of a setting below it is
-    returned, else that of the nearest section around it, else `recipe`.
+    returned, else that of the nearest section around it, else the text `recipe`. origins: from `read_recipe`.
     """
     inside = [where for setting, where in origins.items() if setting[: len(path)] == path]
     if inside:

@@ -1,8 +1,8 @@
 """Fit a recipe to other hardware (`--on NAME`).
 
-The settings that spread training over devices are fitted to the new devices, because they change results only by
-rounding. Batch size, steps and learning rate are kept, because they change results. If a kept value does not fit the
-devices, the validation of the recipe raises its usual error.
+The settings that spread training over devices (tensor parallelism, micro batch) are fitted to the new devices, because
+they change results only by rounding. Global batch, steps and learning rate are kept, because they change results. If a
+kept value does not fit the devices, the validation of the recipe raises its usual error.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ ENGINE_SETTINGS = ("xla_processes", "compiler_flags", "compile", "compile_cache"
 
 
 def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
-    """Remove the settings of the old hardware from a recipe and fit its parallelism and micro batch to the new devices.
+    """Remove the settings of the old hardware from a recipe, in place, and fit its parallelism and micro batch to the
+    new devices. `train.tensor_parallel_size` becomes the greatest common divisor of its old value and the number of
+    devices (on Neuron 1, unless `train.xla_processes` is `one`); `train.micro_batch` becomes the greatest common
+    divisor of its old value and the rows of the global batch that each replica gets.
 
-    tree: the recipe's settings, changed in place; hardware: the settings of a file in `conf/base/hardware`, which the
+    tree: the recipe's settings, not validated yet; hardware: the settings of a file in `conf/base/hardware`, which the
     caller merges into the recipe after this call.
     """
     tree.pop("hardware", None)

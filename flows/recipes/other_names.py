@@ -78,11 +78,13 @@ NOTES = {
 
 
 def suggested(path: tuple[str, ...], root: Any) -> str:
-    """Return the known setting that an unknown name probably means, for an error's hint.
+    """Return the setting that the user probably means by an unknown name, for the hint of an error.
 
-    The name may be another tool's name of a setting, or a setting in the wrong section. path: the parts of the unknown
-    name; root: the config class of recipes. Returns: the dotted name, followed by a note in brackets if the setting differs
-    from the other tool's; several names are joined by `or`; an empty string when nothing fits.
+    The unknown name may be that of another tool, such as `lr`, or a setting in the wrong section. path: the parts of
+    the unknown name; root: the config class of recipes.
+
+    Returns: the setting's dotted name, such as `train.learning_rate`, followed by a note in brackets if its values
+    differ from the other tool's; several candidates are joined by `or`; an empty string when nothing fits.
     """
     name = path[-1]
     wanted = OTHER_NAMES.get(name, name)

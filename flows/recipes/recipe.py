@@ -1,5 +1,5 @@
-"""The config class of a recipe: the configs of all stages, and the settings of hardware, store, launch, task runner and
-tracking.
+"""`Recipe`, the config class of a recipe (the YAML file that describes a run): the configs of all stages, and the
+settings of hardware, store, launch, task runner, tracking and others.
 
 `load(name, overrides)` returns a validated Recipe, or raises a ConfigError that names the file, the line, the setting and
 the fix.
@@ -59,7 +59,8 @@ class HardwareConfig(StageConfig):
 
 
 class StoreConfig(StageConfig):
-    """The store: where artifacts are kept, and how long a silent run keeps its claim on a stage."""
+    """The store: where artifacts are kept, and how long a run that gives no sign of life keeps the right to make a
+    stage's result."""
 
     root: str | None = None
     """The folder or fsspec URL (`s3://bucket/prefix`) of the store. Default: the variable TRNFLOW_STORE, else
@@ -77,7 +78,7 @@ else:
 
 
 class LaunchConfig(StageConfig):
-    """How training processes are started and stopped."""
+    """How the processes of stages are started and stopped, and which devices training uses."""
 
     kind: LauncherKind = "local"
     """Where the stages' processes run: `local` is this machine."""
@@ -106,7 +107,7 @@ class TaskRunnerConfig(StageConfig):
     """The workers that run parts of the data stages in parallel: their kind and number."""
 
     kind: Literal["threads", "processes", "ray", "dask"] = "threads"
-    """The workers: `threads` of the flow's process, `processes` of this machine, or a `ray` or `dask` cluster."""
+    """The workers: `threads` of the stage's process, `processes` of this machine, or a `ray` or `dask` cluster."""
     workers: Parallel | None = None
     """The number of workers; with `address`, the largest number of parts that are sent to the cluster at once. Default:
     the number of CPU cores of this machine."""
@@ -121,7 +122,8 @@ class TaskRunnerConfig(StageConfig):
 
     @property
     def count(self) -> int:
-        """The number of workers: `workers`, or by default the number of cores that this process may use."""
+        """The number of workers: the setting `workers`, or if it is None the number of CPU cores that this process may
+        use."""
         return self.workers or len(os.sched_getaffinity(0))
 
 
@@ -173,7 +175,7 @@ class Recipe(StageConfig):
     store: StoreConfig = StoreConfig()
     """Where artifacts are kept."""
     launch: LaunchConfig = LaunchConfig()
-    """How training processes are started and stopped."""
+    """How the stages' processes are started and stopped."""
     task_runner: TaskRunnerConfig = TaskRunnerConfig()
     """The workers of the data stages."""
     tracking: TrackingConfig = TrackingConfig()
@@ -186,13 +188,15 @@ class Recipe(StageConfig):
     def folders(self) -> Folders:
         """Return {dotted name of a setting: the folder to which a relative path in its value is joined}.
 
-        A setting that is missing here uses the working directory. The settings themselves keep the relative path as the
-        user wrote it; records contain that path, too.
+        The folder is that of the recipe file in which the setting was written. A setting that is missing here uses the
+        working directory. The recipe's values keep the relative path as the user wrote it; run records contain that
+        path, too.
         """
         return self._folders
 
     def folder(self, setting: str) -> Path:
-        """Return the folder to which a relative path in a setting's value is joined. setting: the dotted name."""
+        """Return the folder to which a relative path in a setting's value is joined: that of the recipe file in which
+        the setting was written, else the working directory. setting: the dotted name, such as `data.source`."""
         return self._folders.get(setting) or Path.cwd()
 
     @property
@@ -213,24 +217,36 @@ class Recipe(StageConfig):
         return self.hardware.device in (None, self.train.device)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all settings, defaults included and secrets hidden, for records, MLflow and `trnflow config`."""
+        """Return all settings as nested JSON objects, defaults included and secrets replaced by `***`, for run records,
+        MLflow and `trnflow config`."""
         document: dict[str, Any] = hide(self.model_dump(mode="json"))
         return document
 
 
 def store_root(recipe: Recipe) -> str:
-    """Return the root of the recipe's store: `store.root` with its `${NAME}` variables filled in, else TRNFLOW_STORE, else
-    `<home>/store`."""
+    """Return the root of the recipe's store, a folder or URL: `store.root` with its `${NAME}` environment variables
+    filled in, else the environment variable TRNFLOW_STORE, else `<home>/store`, where home is the folder of local state
+    (TRNFLOW_HOME).
+
+    Raises:
+        ConfigError: A variable in `store.root` is not set.
+    """
     if recipe.store.root:
         return located(fill(recipe.store.root, "store.root"), recipe.folder("store.root"))
     return default_root(home_folder())
 
 
 def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read and validate a recipe.
+    """Read a recipe, merge the recipes that it extends and the overrides, and return it validated.
 
-    name: the name of a file in `conf/`, or the path of a YAML file; overrides: `section.setting=value` texts. ConfigError
-    when the recipe can't be read or a setting is wrong.
+    Args:
+        name: the name of a file in `conf/`, such as `demo`, or the path of a YAML file.
+        overrides: `section.setting=value` texts, which replace the recipe's values; `on=NAME` fits it to other
+            hardware.
+
+    Raises:
+        ConfigError: the recipe can't be read, or a setting is unknown or wrong. The message names file, line and
+            setting.
     """
     tree, origins = read_recipe(name, overrides, Recipe)
     learn(tree)

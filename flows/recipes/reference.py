@@ -54,8 +54,8 @@ class Setting(NamedTuple):
 
 
 def meanings(kind: type[BaseModel]) -> dict[str, str]:
-    """Return {field: its docstring} of a config class, inherited fields included. Fields without a docstring are left
-    out."""
+    """Return {name of a field: the docstring under the field, as one line} of a config class, inherited fields
+    included. Fields without a docstring are left out. Parses the source code of the class."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, BaseModel) and base.__module__.startswith(("flows.", "tasks.")):
@@ -71,8 +71,10 @@ def meanings(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def settings_of(kind: type[BaseModel], above: str = "", without: frozenset[str] = frozenset()) -> Iterator[Setting]:
-    """Yield the descriptions of all settings of a config class, in the order of its fields, each section before the
-    settings in it.
+    """Yield a `Setting` for each setting and section of a config class, in the order of its fields, each section before
+    the settings in it.
+
+    In the names, `NAME` stands for a name that the user chooses, and `N` for a place in a list.
 
     above: the prefix of the names, such as `train.`, empty for a whole recipe; without: names of fields to leave out.
     """
@@ -94,7 +96,7 @@ def settings_of(kind: type[BaseModel], above: str = "", without: frozenset[str] 
 
 
 def groups_of(kind: type[BaseModel]) -> list[tuple[str, set[str]]]:
-    """Return (heading, names of fields) of each group of settings of a config class.
+    """Return (heading, names of fields) of each group of settings of a config class, for docs/settings.md.
 
     A class that inherits from several config classes, such as `TrainConfig`, has one group for each of them, with the first
     sentence of its docstring as heading. Any other class has one group with an empty heading.
@@ -106,7 +108,8 @@ def groups_of(kind: type[BaseModel]) -> list[tuple[str, set[str]]]:
 
 
 def markdown(kind: type[BaseModel]) -> str:
-    """Return the page docs/settings.md: one table for each section of the recipe. kind: the config class of recipes."""
+    """Return the text of the page docs/settings.md, with one table for each section of the recipe. kind: the config
+    class of recipes."""
     lines = [
         "# Settings",
         "",
@@ -132,7 +135,8 @@ def json_schema(kind: type[BaseModel]) -> dict[str, Any]:
     """Return the JSON schema of recipe files, for editors and validators. kind: the config class of recipes.
 
     A file may leave out any setting, since it may extend other files, and may set any setting to null, which means the
-    default or removes an entry of a mapping. So the schema requires nothing and allows null everywhere.
+    default or removes an entry of a mapping. Therefore the schema requires nothing, and allows null everywhere but for
+    whole sections.
     """
     schema = kind.model_json_schema()
     for config in (kind, *_configs_below(kind)):

@@ -1,7 +1,8 @@
 """Find out from the config classes of a recipe which settings exist, which values each one takes and what null means.
 
-Each node of a recipe's tree has an annotation: for a section its config class, for a mapping with names that the user
-chooses (called a *table*, such as `data.split`, `data.mix`, `model.config`) a `dict[...]`, for a value any other type.
+Each section and setting of a recipe has a type annotation in its config class. That of a section is another config
+class, that of a *table*, a mapping with names that the user chooses (such as `data.split`, `data.mix`, `model.config`),
+is a `dict[...]`, and that of a single value is any other type.
 """
 
 from __future__ import annotations
@@ -21,24 +22,26 @@ LONGEST = 60
 
 
 def known_settings(root: type[BaseModel], path: Iterable[str]) -> list[str]:
-    """Return the names of the settings in the section at `path`; empty when `path` leads to a value or to a table."""
+    """Return the names of the settings in a section; empty when `path` leads to a value or to a table.
+
+    root: the config class of recipes; path: the parts of the section's name, empty for the recipe itself."""
     kind = config_in(annotation_at(root, path))
     return list(kind.model_fields) if kind is not None else []
 
 
 def annotation_at(root: Any, path: Iterable[str]) -> Any:
-    """Return the type annotation of the setting at `path`; None when there is no such setting. root: the config class of
-    recipes."""
+    """Return the type annotation of a setting, such as `int | None`; None when there is no such setting. root: the
+    config class of recipes; path: the parts of the setting's name, such as ("train", "epochs")."""
     for name in path:
         root = below(root, name)
     return root
 
 
 def below(annotation: Any, name: str) -> Any:
-    """Return the annotation of one entry of a node; None when the node can't have that entry.
+    """Return the type annotation of one entry of a section, table or list; None when there can't be such an entry.
 
-    annotation: the node's type annotation; name: the name of a field or of a table's entry, or an index into a list, as
-    text.
+    annotation: the section's, table's or list's type annotation; name: the name of a field or of a table's entry, or an
+    index into a list, as text.
     """
     if annotation is Any:
         return Any
@@ -56,7 +59,8 @@ def below(annotation: Any, name: str) -> Any:
 
 
 def table_in(annotation: Any) -> Any:
-    """Return the `dict[...]` inside an annotation such as `dict[str, int] | None`; None when it has none."""
+    """Return the `dict[...]` inside an annotation such as `dict[str, int] | None`; None when the annotation has
+    none."""
     return next((kind for kind in kinds_of(annotation) if get_origin(kind) is dict), None)
 
 
@@ -74,8 +78,8 @@ def config_listed(annotation: Any) -> type[BaseModel] | None:
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """Return the alternatives of an annotation: `int | str | None` gives [int, str, NoneType]. Bounds of numbers are
-    dropped."""
+    """Return the alternatives of a type annotation: `int | str | None` gives [int, str, NoneType]. Metadata such as the
+    bounds of numbers is left out."""
     if get_origin(annotation) is Annotated:
         return kinds_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -91,12 +95,13 @@ def takes_null(annotation: Any) -> bool:
 
 
 def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
-    """Merge the settings `other` into `into`, in place. annotation: the type annotation of the section or table that
-    both are values of.
+    """Merge the settings `other` into `into`, in place, as a recipe's settings win over those that it extends.
 
     Mappings are merged entry by entry. Any other value, and the empty mapping `{}`, replaces the earlier value. In a
-    table, null removes the entry; if there is no such entry and the table's values may be null (`model.overrides`),
-    null is stored.
+    table (a mapping with names that the user chooses), null removes the entry; if there is no such entry and the
+    table's values may be null (`model.overrides`), null is stored.
+
+    annotation: the type annotation of the section or table whose settings both are.
     """
     table = annotation is Any or table_in(annotation) is not None
     for name, value in other.items():
@@ -112,8 +117,9 @@ def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
 
 
 def without_null(tree: dict[str, Any], annotation: Any) -> dict[str, Any]:
-    """Return `tree` without settings that are null although None is not an allowed value for them. They then take their
-    defaults."""
+    """Return a copy of `tree`, a recipe's settings, without those that are null although null is not an allowed value:
+    a setting that is left out takes its default. annotation: the config class of recipes, or that of the section
+    `tree`."""
     kept = {}
     for name, value in tree.items():
         inner = below(annotation, name)
@@ -125,13 +131,14 @@ def without_null(tree: dict[str, Any], annotation: Any) -> dict[str, Any]:
 
 
 def sections(root: type[BaseModel]) -> set[str]:
-    """Return the names of the fields of a config class that are sections: fields whose value is a config."""
+    """Return the names of the sections of a recipe: the fields of the config class `root` whose value is a config
+    itself."""
     return {name for name, field in root.model_fields.items() if config_in(field.annotation) is not None}
 
 
 def allowed(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
-    """Describe in words which values an annotation allows, such as `a whole number from 1`. bounds: pydantic's limits
-    of a number, such as `Gt(0)`."""
+    """Return a description in words of the values that a type annotation allows, such as `a whole number from 1`, for
+    error messages and docs/settings.md. bounds: pydantic's limits of a number, such as `Gt(0)`."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return allowed(parts[0], (*bounds, *parts[1:]))
@@ -152,12 +159,13 @@ def allowed(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
 
 
 def choices(annotation: Any) -> list[str]:
-    """Return the words that an annotation allows by `Literal`, as texts; empty when it has no Literal."""
+    """Return the values that a `Literal` in an annotation lists, as texts; empty when the annotation has no Literal."""
     return [str(word) for kind in kinds_of(annotation) if get_origin(kind) is Literal for word in get_args(kind)]
 
 
 def shown(value: Any) -> str:
-    """Return a recipe's value as text for an error message: on one line, secrets hidden, cut to LONGEST characters."""
+    """Return a recipe's value as text for an error message: on one line, secrets hidden, cut to LONGEST characters. A
+    mapping or list is only named as such."""
     if isinstance(value, dict):
         return "a mapping" if value else "{}"
     if isinstance(value, list):
@@ -168,7 +176,7 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text for an error message: secrets hidden, cut to LONGEST characters."""
+    """Return a text as an error message shows it: secrets hidden, and cut to LONGEST characters followed by `...`."""
     text = scrub(text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 

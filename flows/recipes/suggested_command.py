@@ -15,8 +15,10 @@ _OWN = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
 
 
 def complete(error: TrnflowError, options: Namespace) -> TrnflowError:
-    """Insert the recipe and the overrides of the failed command into commands such as `trnflow run` in the error's fix;
-    return the error."""
+    """Insert the recipe and the overrides of the failed command into commands such as `trnflow run` in the error's fix,
+    and return the error, which is changed in place. Overrides with secrets are masked.
+
+    options: the parsed command line of the failed command; without a recipe, nothing is changed."""
     recipe = getattr(options, "recipe", None)
     if recipe is not None:
         given = shlex.join([recipe, *map(hide_override, options.overrides)])

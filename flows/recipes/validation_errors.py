@@ -34,9 +34,9 @@ class Recipes(NamedTuple):
 
     Attributes:
         root: the config class of recipes.
-        name: the recipe as the user named it.
-        tree: the merged settings.
-        origins: where each setting was written.
+        name: the recipe's name or path, as the user gave it.
+        tree: the merged settings, {section: {setting: value}}.
+        origins: where each setting was written, as `flows.recipes.files.read_recipe` returns it.
     """
 
     root: type[BaseModel]
@@ -49,8 +49,8 @@ class Problem(NamedTuple):
     """One problem that pydantic found in a recipe.
 
     Attributes:
-        setting: the parts of the setting's name.
-        kind: pydantic's type of the error.
+        setting: the parts of the setting's name, such as ("train", "epochs").
+        kind: pydantic's type of the error, such as `extra_forbidden`.
         at_name: True if the name of the entry is wrong, False if its value is.
         text: the message of this project's validator if one raised the error, else empty.
     """
@@ -62,7 +62,10 @@ class Problem(NamedTuple):
 
 
 def refused(error: ValidationError, read: Recipes) -> ConfigError:
-    """Return one ConfigError that describes all problems of a recipe; its fix is that of the first problem."""
+    """Return one ConfigError whose message describes all problems that pydantic found in a recipe. Its fix, the advice
+    to the user, is that for the first problem. Nothing is raised.
+
+    error: what pydantic raised; read: the recipe that it was raised for."""
     found = dict.fromkeys(_problem(entry, read.root) for entry in error.errors(include_url=False))
     described = [_described(problem, read) for problem in found if not _is_covered(problem, found)]
     return ConfigError("; ".join(dict.fromkeys(text for text, _ in described)), described[0][1])

@@ -2,7 +2,7 @@
 entry.
 
 Two kinds of values are read differently from YAML 1.1, as most users expect: 5e-5 is a number, and 2024-07-26 is text.
-Raises ConfigError with file and line.
+All errors are ConfigErrors that name file and line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Lines = dict[tuple[str, ...], int]
 DEPTH = 50
 """The deepest nesting of mappings and lists. PyYAML reads them by recursion in C, which would end the process."""
 NODES = 100_000
-"""The largest number of values in a file, after aliases are replaced by what they name."""
+"""The largest number of values in a file, after each alias (`*name`) is replaced by the value that it names."""
 BYTES = 1 << 20
 INTEGER = 2**63
 """Integers must be at least -INTEGER and less than INTEGER (64-bit signed)."""
@@ -31,9 +31,13 @@ _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "f
 
 
 def read_yaml(data: bytes, place: str) -> tuple[Any, Lines]:
-    """Parse a YAML file. data: its bytes; place: the name of the file for error messages.
+    """Parse a YAML file. data: the file's bytes; place: the name of the file for error messages.
 
-    Returns: the parsed value, and the line number of each entry by its path.
+    Returns: the parsed value (JSON types; None for an empty file), and {path: line number} of each entry of a mapping.
+
+    Raises:
+        ConfigError: the file is not UTF-8 or not valid YAML, is too large or nested too deeply, sets a name twice, or
+            contains a value that JSON does not have.
     """
     if len(data) > BYTES:
         raise ConfigError(f"{place} has more than {BYTES:,} bytes", "a recipe holds settings alone: check the path")
@@ -48,8 +52,9 @@ def read_yaml(data: bytes, place: str) -> tuple[Any, Lines]:
 
 
 def read_value(text: str, place: str) -> Any:
-    """Parse the value of an override, such as the `3` of `train.epochs=3`. place: the name of the override for error
-    messages."""
+    """Parse the value of an override as YAML and return it: the text `3` of `train.epochs=3` becomes the number 3.
+
+    place: the name of the override for error messages. ConfigError when the text is not valid (see `read_yaml`)."""
     if len(text) > BYTES:
         raise ConfigError(f"{place}: the value has more than {BYTES:,} characters", "write it into a recipe file")
     try:
@@ -110,7 +115,7 @@ def _refuse_depth(where: str) -> NoReturn:
 
 
 def _measure(node: yaml.Node, place: str, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return (number of values, depth) of a node with its aliases written out.
+    """Return (number of values, depth) of a node, counting each alias as the value that it names.
 
     Raises ConfigError for more than NODES or DEPTH, and for an alias inside the node that it names. known: results by node; None
     while a node is being measured."""
@@ -138,7 +143,7 @@ def _measure(node: yaml.Node, place: str, known: dict[int, tuple[int, int] | Non
 
 
 def _name_by_text(node: yaml.Node, where: str) -> None:
-    """Make the names of a mapping text as they are written, also `no`, `1` and `1.0`."""
+    """Change a mapping's node so that its names are read as text, as they are written: also `no`, `1` and `1.0`."""
     if not isinstance(node, yaml.MappingNode):
         return
     for key, _ in node.value:

@@ -1,7 +1,8 @@
 """Find out whether a recipe must be trained again, without running a stage.
 
-A recipe is unchanged if data, code and settings that make the model equal those of its newest judgement
-(`judgement.py`); the model that training starts from does not count, because a promotion changes it.
+A recipe is unchanged if the data, code and settings that make the model equal those of its newest judged model. A model
+is judged when a retrain compares it with the champion, the model that the recipe's users get (`judgement.py`). The
+model that training starts from does not count, because a promotion changes it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Change(NamedTuple):
         recipe: The recipe, with `train.warm_start_from` fixed to the present champion if it named `@champion`.
         champion: Digest of the present champion; None if there is none.
         challenger: Digest of the newest judged model; None if no model was judged.
-        frozen: The newest frozen rows; None if there are none.
+        frozen: The newest frozen rows, the copy of test rows on which models are compared; None if there are none.
         data: The digest of the data that the recipe has now (`ended.data_digest`).
     """
 
@@ -63,7 +64,8 @@ class Change(NamedTuple):
 def find_change(recipe: Recipe, store: Store, *, offline: bool = False) -> Change:
     """Find out whether a recipe must be trained again, without running a stage.
 
-    Resolves the recipe's sources. offline: make no requests to a hub.
+    Resolves the recipe's data and model: hashes local files that changed since they were last hashed, and asks the
+    network about URLs and hub names. offline: make no requests to a hub.
 
     Raises:
         ConfigError: A source can't be found.

@@ -1,5 +1,9 @@
-"""Look at a recipe's present data before training: its labels must be those of the frozen rows, and the recipe's `checks`
-compare it with the data of the champion."""
+"""Check a recipe's present data before training: its labels must be those of the frozen rows, and the recipe's section
+`checks` compares the data with that of the champion.
+
+champion: the model that the recipe's users get; frozen rows: the copy of test rows on which a recipe's models are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,10 @@ Verdict = Literal["passed", "warned", "stopped", "not applied"]
 
 
 class Checked(NamedTuple):
-    """What came of a check. measured: the value and its reason; result: `warned` and `stopped` if the value is above the
-    limit, `not applied` if there is no value."""
+    """The result of a check of the data.
+
+    check: the check's settings; measured: the value that was measured, and why it is so; result: `passed`; `warned` or
+    `stopped` if the value is above the limit, as `check.then` says; `not applied` if there is no value."""
 
     check: CheckConfig
     measured: Measured
@@ -39,7 +45,7 @@ class Checked(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Name the check, its value and its limit."""
+        """A sentence for the user that names the check, the measured value and the limit."""
         name = self.check.what + (f" of {self.check.column}" if self.check.column else "")
         if self.measured.value is None:
             return f"the check {name} can't be applied: {self.measured.why}"
@@ -62,13 +68,19 @@ def check_data(
     *,
     offline: bool = False,
 ) -> tuple[Checked, ...]:
-    """Load a recipe's present data as a retrain does, and make the recipe's checks. The training finds the data cached.
+    """Load a recipe's present data as a retrain does, and make the recipe's checks. The loaded data stays in the store,
+    so the training does not load it again.
 
     Args:
+        recipe: The recipe, whose section `checks` lists the checks.
+        store: The store that caches the loaded data and has the champion's.
         frozen: The newest frozen rows; None if there are none yet.
         champion: Digest of the champion; None if there is none.
         listeners: Called with the events of `load_data`.
         offline: Whether to make no requests to a data hub.
+
+    Returns:
+        One result for each entry of `checks`, in their order. A result that stops the retraining raises no error.
 
     Raises:
         ConfigError: A check names a column that the data does not have.
@@ -103,7 +115,7 @@ def check_cheaply(
     Does nothing if there is nothing to check: neither `checks` nor a classifier's frozen rows.
 
     Returns:
-        What the checks found, and why the data was not checked; one of both is empty.
+        The results of the checks, and a sentence that says why the data was not checked: "" if it was.
 
     Raises:
         ConfigError, DataError: As `check_data`.
@@ -122,7 +134,8 @@ def check_cheaply(
 
 
 def data_of(store: Store, model: str) -> Artifact | None:
-    """Return the artifact of `load_data` of the newest run that made or used a model; None if the store has lost it.
+    """Return the data that a model was trained on: the artifact of `load_data` of the newest run that made or used the
+    model. None if the store has lost it, or has no such run.
 
     model: the model's digest."""
     digest = artifact_in(run_of_model(store, model) or {}, "load_data")

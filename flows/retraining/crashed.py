@@ -1,7 +1,7 @@
-"""Report retrains whose flow run crashed so often that it is not scheduled again: nobody else does, since the run's own
-process is gone.
+"""Report retrains whose Prefect flow run crashed so often that it is not scheduled again. The run's own process, which
+reports other failures, is gone.
 
-Called by `trnflow worker` and by the deployment `watch`, after `tend_runs`.
+Called by `trnflow worker` and by the deployment `watch`, after `tend_runs`, which schedules crashed flow runs again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def report_crashed(times: int = TIMES) -> int:
     """Report each retrain that crashed more than `times` times within the last day, once; return their number.
 
     The report is the event `trnflow.retrain.failed`, and the store's file of how the newest retrain ended. The file is
-    written after the event was sent, under the lease of the recipe's retraining. A crash is not reported if another retrain
-    of the recipe has ended since, or is under way. A lease whose holder seems dead is watched for its time to live.
+    written after the event was sent, under the lease that lets one process at a time retrain the recipe. A crash is not
+    reported if another retrain of the recipe has ended since, or is under way. If the lease's holder seems dead, this
+    function waits for the lease's time to live (`store.lease_ttl_seconds`).
 
     Raises:
         ConfigError: Prefect's server can't be reached. The crash is reported the next time.
@@ -38,11 +39,11 @@ def report_crashed(times: int = TIMES) -> int:
 
 
 def report(run: CrashedRun) -> bool:
-    """Send the event of a crashed retrain and put the crash on record. Return whether the crash was reported: False if
-    another retrain of the recipe has ended since, or is under way.
+    """Send the event `trnflow.retrain.failed` of a crashed retrain, and write the failure to the store. Return whether
+    the crash was reported: False if another retrain of the recipe has ended since, or is under way.
 
     Raises:
-        ConfigError: Prefect's server can't be reached. Nothing is on record then.
+        ConfigError: Prefect's server can't be reached. Nothing is written to the store then.
     """
     error = _error(run)
     with ExitStack() as held:

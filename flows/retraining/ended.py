@@ -1,6 +1,7 @@
 """How the newest retrain of a recipe ended: the file `roots/retrained/<name>.json`.
 
-`trnflow watch` compares the data of this file with the source. Garbage collection keeps the file, and nothing that it names.
+`trnflow watch` compares the digest of the data in this file with that of the recipe's present data. Garbage collection
+keeps the file, but not the artifacts that the file names.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class Ended(NamedTuple):
     """How the newest retrain of a recipe ended.
 
     Attributes:
-        outcome: `promoted`, `kept`, `unchanged`, `stopped` or `failed`.
-        created: When it ended, in UTC.
-        data: The digest of the data that it was about; None if it failed before the data was found.
+        outcome: `promoted` (the new model is the champion), `kept` (the champion stays), `unchanged` (there was
+            nothing to train), `stopped` (by a check of the data) or `failed`.
+        created: When it ended, as ISO 8601 text in UTC.
+        data: The digest of the data that was to be trained on; None if it failed before the data was found.
         settled: The digest of the data of the newest retrain whose outcome is one of SETTLED; None if there was none.
         failures: The number of retrains that failed on the data `data`, one after the other; 0 unless `outcome` is `failed`.
         document: The JSON of `trnflow retrain`.
@@ -45,13 +47,14 @@ class Ended(NamedTuple):
 
 
 def data_digest(data: Source) -> str:
-    """Return a digest that changes with the bytes of a recipe's data, or with the commit of a hub dataset. data: what the
-    recipe's section `data` resolved to. The name and the time of a file do not count."""
+    """Return a digest that changes with the bytes of a recipe's data, or with the commit of a hub dataset. The name and
+    the time of a file do not count. data: the source that `data_source` returned for the recipe's section `data`."""
     return digest_of(data.identity)
 
 
 def present_data(recipe: Recipe, store: Store, *, offline: bool = False) -> str:
-    """Look at a recipe's data and return its digest. A local file that did not change since the last look costs one stat.
+    """Return the digest of a recipe's data as it is now. Each new or changed local file is read once to hash it; one
+    that did not change since costs one stat.
 
     offline: make no requests to a hub.
 
@@ -65,7 +68,7 @@ def present_data(recipe: Recipe, store: Store, *, offline: bool = False) -> str:
 
 
 def newest_ended(store: Store, name: str) -> Ended | None:
-    """Return how the newest retrain of the recipe `name` ended; None if none has ended.
+    """Return how the newest retrain of the recipe `name` ended; None if no retrain of it has ended in this store.
 
     Raises:
         StoreError: The file can't be read.
@@ -82,9 +85,11 @@ def newest_ended(store: Store, name: str) -> Ended | None:
 
 
 def write_ended(store: Store, done: Retrained, data: str | None) -> None:
-    """Replace the file of the newest retrain of a recipe, unless the retrain was interrupted.
+    """Write `roots/retrained/<name>.json`, which replaces the file of an earlier retrain; nothing if the retrain was
+    interrupted.
 
-    data: the digest of the data that it was about; None if it failed before the data was found.
+    done: how the retrain ended; data: the digest of the data that was to be trained on, None if the retrain failed
+    before the data was found.
 
     Raises:
         StoreError: The file can't be written.

@@ -1,7 +1,8 @@
-"""The newest judgement of a recipe: the file `roots/judged/<name>.json`, which names the run whose model was judged, and
-the runs of the models that were judged before.
+"""The newest judgement of a recipe: the file `roots/judged/<name>.json` in the store, which names the run whose model
+was judged, and the runs of the models that were judged before. A model is judged when a retrain compares it with the
+champion, or makes it the first champion.
 
-Garbage collection keeps what these runs made.
+Garbage collection keeps the artifacts that these runs made.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ JUDGED = "roots/judged"
 
 
 def newest_judged(store: Store, recipe: Recipe) -> Meta | None:
-    """Return the document of a recipe's newest judgement; None if no model was judged.
+    """Return the content of a recipe's file `roots/judged/<name>.json`; None if no model was judged.
 
-    Its field `run` is the id of the run whose model was judged, `document` the JSON of `Retrained`.
+    Its field `run` is the id of the run whose model was judged, `document` the JSON of `Retrained`, `created` the time,
+    and `earlier` the models that were judged before, each as {"run", "model"}.
 
     Raises:
         StoreError: The file can't be read.
@@ -40,8 +42,10 @@ def newest_judged(store: Store, recipe: Recipe) -> Meta | None:
 
 
 def write_judged(recipe: Recipe, store: Store, run: str, outcome: Meta) -> None:
-    """Replace the newest judgement of a recipe. It names the runs of the last `promote.keep_models` models, and that of the
-    champion, whose data the next retrain's checks compare with.
+    """Write `roots/judged/<name>.json`, which replaces the newest judgement of the recipe.
+
+    The file names the runs of the last `promote.keep_models` judged models, and the run of the champion, with whose
+    data the next retrain's checks compare; garbage collection keeps the results of these runs.
 
     run: the id of the run whose model was judged; outcome: the JSON of `Retrained`."""
     before = newest_judged(store, recipe)

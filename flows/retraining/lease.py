@@ -1,4 +1,5 @@
-"""The lease in the store that lets one process at a time retrain a recipe."""
+"""The lease that lets one process at a time retrain a recipe: a file in the store that names the process which holds
+it."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ from tasks.store.lease import Holder, Lease, Waiter, newest_holder
 def hold_lease(
     recipe: Recipe, store: Store, *, wait: bool, tell: Callable[[Holder], None] = lambda holder: None
 ) -> Iterator[Lease | str]:
-    """Hold the lease of a recipe's retraining. Yields the lease, or as text who holds it. wait, tell: see
-    `Waiter.take_watching`."""
+    """Context that holds the lease of a recipe's retraining. Yields the lease; or, if another process holds it, a text
+    that describes that process.
+
+    wait: whether to wait while another living process holds the lease; tell: called once with each holder that is
+    waited for. A holder that sends no heartbeats is watched in any case, until the lease's time to live is over."""
     run = new_run_id()
     waiter: Waiter = store.waiter(_key(recipe), run=run, attempt=run, ttl=recipe.store.lease_ttl_seconds)
     lease = waiter.take_watching(wait=wait, tell=tell)
@@ -29,7 +33,9 @@ def hold_lease(
 
 
 def holder_of(recipe: Recipe, store: Store) -> Holder | None:
-    """Return who retrains a recipe, without taking the lease; None if nobody does, as far as clocks and processes say."""
+    """Return the process that retrains a recipe now, without taking the lease; None if there is none. A process that is
+    known to be dead, or whose last heartbeat is older than the lease's time to live by the wall clock, does not
+    count."""
     newest = newest_holder(store.backend, _key(recipe))
     return None if newest is None or newest.is_over or newest.seems_silent else newest
 

@@ -20,10 +20,12 @@ class Retrained:
             found out.
         promoted: Whether the new model is the champion now.
         stopped: Whether a check stopped the retraining before training.
-        champion: Digest of the model that is the champion now; None if there is none.
-        challenger: Digest of the model that was judged; None if none was.
+        champion: Digest of the recipe's champion, the model that its users get, after the retraining; None if there is
+            none.
+        challenger: Digest of the model that was judged (compared with the champion, or made the first champion), in
+            this retraining or, if nothing changed, in an earlier one; None if none was.
         frozen: Digest of the frozen rows on which models are compared; None if there are none.
-        why: The reason in a sentence.
+        why: The reason for the outcome in a sentence.
         comparison: How challenger and champion compare; None if they were not compared.
         margin: The setting `promote.margin`.
         checks: What the checks of the data found, each as JSON.
@@ -50,7 +52,9 @@ class Retrained:
 
     @property
     def outcome(self) -> str:
-        """Return `failed`, `unchanged`, `stopped`, `promoted` or `kept`."""
+        """The outcome in a word: `failed` (or interrupted), `unchanged` (nothing to train, or another process
+        retrains the recipe), `stopped` (by a check of the data), `promoted` (the new model is the champion) or `kept`
+        (the old champion stays)."""
         if self.error is not None:
             return "failed"
         if not self.changed:
@@ -59,10 +63,11 @@ class Retrained:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of `trnflow retrain`."""
+        """The exit code of `trnflow retrain`: that of the error, 1 if a check stopped the retraining, else 0."""
         return self.error.exit_code if self.error else int(self.stopped)
 
     def to_json(self) -> Meta:
+        """Return the document that `trnflow retrain --json` prints."""
         names = (
             "recipe", "run", "changed", "promoted", "stopped", "champion", "challenger", "frozen", "why",
         )  # fmt: skip

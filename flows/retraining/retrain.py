@@ -1,6 +1,12 @@
-"""Retrain a recipe: train on its present data if anything changed, compare the model with the champion, promote or keep.
+"""Retrain a recipe: train on its present data if anything changed, compare the new model with the champion on frozen
+rows, and make the new model the champion if it is surely better (the bootstrap interval of the
+difference lies above `promote.margin`).
 
-Of several retrainings of a recipe at once, one works under a lease of the store.
+champion: the model that the recipe's users get, named by a file in the store; frozen rows: a copy of test rows, kept so
+that all models of a recipe are compared on the same ones; to judge a model: to compare it with the champion in this
+way, or to make it the first champion.
+
+A lease in the store lets only one process at a time retrain a recipe.
 """
 
 from __future__ import annotations
@@ -43,18 +49,28 @@ def retrain(
     offline: bool = False,
     wait: bool = False,
 ) -> Retrained:
-    """Retrain a recipe if its data, code or settings changed since its newest judged model.
+    """Retrain a recipe if its data, code or settings changed since its newest judged model, and promote the new model
+    if it is better than the champion.
 
-    If the recipe has no frozen rows, its present test rows are frozen before training.
+    If the recipe has no frozen rows, its present test rows are frozen before training. The data is checked first; a
+    check may stop the retraining. If the data changed during training, the recipe is retrained once more. How the
+    retraining ended is written to the store, in `roots/retrained/<name>.json`, unless it was interrupted or another
+    process retrains the recipe.
 
     Args:
-        listeners: Called with the events of the stages that freeze and score, and once for each process that is waited for.
+        recipe: The recipe to retrain.
+        store: The recipe's store, which has the champion, the frozen rows and the earlier results.
+        listeners: Called with the events of the stages that load, freeze and score rows, and once for each process that
+            is waited for.
         train: Runs the pipeline, with listeners of its own.
         offline: Whether to make no requests to a model or data hub.
         wait: Whether to wait while another process retrains this recipe; otherwise end at once as unchanged.
 
     Returns:
-        How it ended. A TrnflowError of training or of the comparison is returned in `error`.
+        How the retraining ended. A TrnflowError is returned in `error`.
+
+    Raises:
+        Exception: Any error that is not a TrnflowError, after it was recorded as a failure.
     """
 
     def tell(holder: Holder) -> None:
@@ -76,7 +92,9 @@ def retrain(
 
 
 def record_failure(recipe: Recipe, store: Store, error: Exception, *, offline: bool = False) -> Retrained:
-    """Put on record that a retraining failed before it could train, and return how it ended."""
+    """Write to the store that a retraining failed before it could train, and return how it ended (see `failure`).
+
+    error: why it failed; offline: make no requests to a hub when the digest of the present data is looked up."""
     data = None
     with contextlib.suppress(TrnflowError):
         data = present_data(recipe, store, offline=offline)
@@ -84,13 +102,15 @@ def record_failure(recipe: Recipe, store: Store, error: Exception, *, offline: b
 
 
 def failure(recipe: Recipe, store: Store, error: Exception) -> Retrained:
-    """Return how a retraining ends that failed before it could train. Writes nothing."""
+    """Return the outcome of a retraining that failed before it could train: the error, with the present champion and
+    frozen rows. Writes nothing. error: why it failed; one that is no TrnflowError is turned into one."""
     known = scrubbed(error if isinstance(error, TrnflowError) else unexpected(error))
     return _with_present(recipe, store, Retrained(recipe.name, None, False, known.message, error=known))
 
 
 def unchanged(change: Change, store: Store) -> Retrained:
-    """Put on record that a retraining found nothing changed, and return how it ends."""
+    """Write to the store that a retraining found nothing changed, and return its outcome. change: from
+    `find_change`."""
     frozen = change.frozen.artifact.digest if change.frozen else None
     name, champion, challenger = change.recipe.name, change.champion, change.challenger
     done = Retrained(name, None, False, change.why, champion=champion, challenger=challenger, frozen=frozen)
@@ -98,9 +118,10 @@ def unchanged(change: Change, store: Store) -> Retrained:
 
 
 def on_record(store: Store, done: Retrained, data: str | None) -> Retrained:
-    """Write how a retraining ended to the store, and return it; with a note if the store does not take it.
+    """Write how a retraining ended to the file `roots/retrained/<name>.json` of the store, and return `done`; with a
+    note for the user if the file can't be written.
 
-    data: the digest of the data that it was about."""
+    done: how the retraining ended; data: the digest of the recipe's data at that time, None if it is not known."""
     try:
         write_ended(store, done, data)
     except StoreError as error:
@@ -205,8 +226,9 @@ def _with_checks(begun: Retrained, checked: tuple[Checked, ...]) -> Retrained:
 
 
 def _decided(work: _Work, challenger: Contender, frozen: Frozen) -> Decision:
-    """Promote or keep. A model that was rolled back stays so, and a promotion that an earlier retrain was killed after is
-    told now."""
+    """Promote the challenger or keep the champion, and return the decision. A model that was rolled back is not
+    promoted again. If an earlier retrain promoted this model, but was killed before it could report that, the decision
+    reports it."""
     recipe, store = work.recipe, work.store
     digest, found = challenger.artifact.digest, champions_of(store, recipe.name)
     last = next((one for one in found if digest in (one.document["artifact"], one.document["replaces"])), None)
@@ -222,7 +244,8 @@ def _decided(work: _Work, challenger: Contender, frozen: Frozen) -> Decision:
 
 
 def _with_present(recipe: Recipe, store: Store, done: Retrained) -> Retrained:
-    """A retraining that judged nothing, with the present champion and frozen rows where the store can be read."""
+    """Return the outcome `done` of a retraining that judged no model, with the digests of the present champion and
+    frozen rows filled in, if the store can be read."""
     try:
         found, frozen = champions_of(store, recipe.name), newest_frozen(recipe, store)
     except TrnflowError:

@@ -1,7 +1,9 @@
 """Look at a recipe's data, and find out whether it differs from the data of the recipe's newest retrain.
 
-A look resolves the sources of the section `data`, which costs a stat for each local file that did not change. What earlier
-looks saw is kept in `<home>/watch/<recipe>.json`, so that each look can be a process of its own.
+A look computes a digest of the data that the recipe's section `data` names, which costs a stat for each local file that
+did not change. The digest that earlier looks found is kept in `<home>/watch/<recipe>.json` (home: the folder of local
+state, TRNFLOW_HOME), so that each look can be a process of its own. To announce a change is to send the event that
+starts a retrain; the caller does that.
 
 - Data counts as changed only when two looks, at least half of `every` apart, found the same digest. A file that still grows
   starts no retrain.
@@ -44,10 +46,11 @@ class Look(NamedTuple):
     Attributes:
         recipe: The recipe's name.
         outcome: `unchanged`: the data is that of the newest retrain that did not fail. `new`: the data was not seen before,
-            and a later look must find the same. `changed`: a retrain is due. `waiting`: it was announced before, or failed.
-            `training`: a retrain of the recipe is under way. `failed`: TRIES retrains failed on this data.
+            and a later look must find the same. `changed`: a retrain is due. `waiting`: the change was announced
+            before, or a retrain failed on this data; it is announced again later. `training`: a retrain of the recipe
+            is under way. `failed`: TRIES retrains failed on this data, which is not announced again.
         data: The digest of the data.
-        why: The finding in a sentence.
+        why: The finding in a sentence, for the user.
     """
 
     recipe: str
@@ -60,7 +63,8 @@ class Look(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What earlier looks saw. Times are seconds since 1970.
+    """What earlier looks at a recipe's data found, as `<home>/watch/<recipe>.json` has it. Times are seconds since
+    1970.
 
     Attributes:
         data: The digest of the data; "" if there was no look.
@@ -83,7 +87,8 @@ def look(
     offline: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Look:
-    """Look at a recipe's data once, and write down what was seen. A caller that acts on a change calls `note_announced`.
+    """Look at a recipe's data once, and return whether a retrain is due. A new digest of the data is written to
+    `<home>/watch/<recipe>.json`. A caller that announces a change (outcome `changed`) then calls `note_announced`.
 
     Args:
         every: The seconds between two looks; also the first wait before a change is announced again.
@@ -93,7 +98,7 @@ def look(
     Raises:
         ConfigError: There is no data, or the hub can't be reached.
         DataError: A file can't be read.
-        StoreError: The file of the newest retrain can't be read.
+        StoreError: The file of the newest retrain can't be read, or the digest can't be written to disk.
     """
     data = present_data(recipe, store, offline=offline)
     time_now, seen = clock(), _read(_file(store, recipe.name))
@@ -105,7 +110,8 @@ def look(
 
 
 def note_announced(found: Look, store: Store, *, clock: Callable[[], float] = time.time) -> None:
-    """Write down that a change was announced, so that the following looks wait."""
+    """Record in `<home>/watch/<recipe>.json` that a change was announced, so that the following looks wait before they
+    announce it again. found: the look that found the change; nothing is written if a later look found other data."""
     seen = _read(_file(store, found.recipe))
     if seen.data == found.data:
         _write(_file(store, found.recipe), found.recipe, seen._replace(told=seen.told + 1, last=clock()))
@@ -141,7 +147,8 @@ def _due(failed: Ended | None, seen: Seen, every: float) -> float:
 
 
 def _wait(every: float, times: int) -> float:
-    """Return the seconds to wait after the so-manieth time: `every`, then twice the wait before, at most an hour."""
+    """Return the seconds to wait after a change was announced, or its retrain failed, `times` times: `every`, doubled
+    each time after the first, at most an hour."""
     return min(every * 2.0 ** min(times - 1, 12), LONGEST_WAIT)
 
 

@@ -1,6 +1,8 @@
-"""Make the id and the first journal of an attempt, classify how it ended, and tell whether the next one can resume.
+"""Make the id and the journal of an attempt to run a stage, classify how an attempt ended, and find out whether the
+next attempt can resume from saved state.
 
-An attempt is one try to run a stage. Its journal is the JSON document `attempts/<key>/<attempt>.json` in the store.
+An attempt is one try to run a stage. Its journal is the JSON document `attempts/<key>/<attempt>.json` in the store. The
+stage's key is the hash of its key document, the JSON of everything that decides the stage's result.
 """
 
 from __future__ import annotations
@@ -22,12 +24,20 @@ PREVIEW = "-preview"
 
 
 def attempt_id(run: str, stage: str) -> str:
-    """Return a new id for an attempt to run a stage: the ids of the run and the stage, and a number."""
+    """Return a new id for an attempt to run a stage: `<run id>-<stage name>-<number>`, such as
+    `20261120T142233Z-3f9a1c-train-481516`."""
     return f"{run}-{stage}-{time.monotonic_ns() % 10**6}"
 
 
 def new_journal(run: str, stage: str, attempt: str, recipe: str = "") -> dict[str, Json]:
-    """Return the journal of an attempt that begins now in this process. Its outcome is "running". recipe: its name."""
+    """Return the journal of an attempt that begins now in this process, with the outcome "running". Writes nothing.
+
+    Args:
+        run: The run's id.
+        stage: The stage's name.
+        attempt: The id from `attempt_id`.
+        recipe: The recipe's name.
+    """
     return {
         "schema": 1,
         "attempt": attempt,
@@ -43,19 +53,24 @@ def new_journal(run: str, stage: str, attempt: str, recipe: str = "") -> dict[st
 
 
 def ending(error: BaseException) -> str:
-    """Return the outcome of an attempt that an error ended: "superseded" (another run took the lease), "interrupted" or
-    "failed"."""
+    """Return the outcome of an attempt that ended with this error: "superseded" (another run took over the lease, the
+    right to make the key's result), "interrupted" (Ctrl-C, SIGTERM, a cancelled flow run) or "failed"."""
     if isinstance(error, LeaseLost):
         return "superseded"
     return "interrupted" if is_interruption(error) else "failed"
 
 
 def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
-    """Say where a resumable stage would start, as text for the user.
+    """Return a text for the user that says at which step a resumable stage, such as train, would start.
 
-    If the stage's key has partial state, the text is "goes on from step N". If only another key of the stage has partial
-    state, the text says that the stage starts from zero and which values differ between the two keys. Otherwise the text is
-    empty. Costs one listing of the store.
+    Partial state is what the stage saved at a step to resume from. If the stage's key has partial state, the text is
+    "goes on from step N". If only another key of the stage has some, the text says that the stage starts from zero and
+    which values differ between the two key documents. Otherwise the text is empty.
+
+    Args:
+        stage: The stage's name.
+        key: The key of the result that the stage would make.
+        document: The key document, of which `key` is the hash.
     """
     steps = store.partial(key).steps()
     if steps:
@@ -69,9 +84,10 @@ def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
 
 
 def unfinished(store: Store, stage: str) -> list[Meta]:
-    """List the keys of a stage that have partial state, each as {"document": its key document}.
+    """Return the key documents of a stage's keys that have partial state, each as {"document": key document}.
 
-    The key document is taken from the newest attempt that wrote one to its journal.
+    The store keeps partial state under the key alone, so the key document is taken from the journal of the newest
+    attempt that contains one. Keys without such a journal are left out.
     """
     found = []
     for key in store.backend.folders("partial"):

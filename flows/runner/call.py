@@ -1,6 +1,8 @@
-"""A call of a stage (the stage, its config and its inputs) and the outcome of a call.
+"""The types `Call` (a stage with its config and its inputs), `Outcome` (what a run did with the stage, or would do) and
+`Stages` (the interface through which a pipeline function calls its stages).
 
-The commands `run`, `plan` and `explain` share these types.
+The commands `run`, `plan` and `explain` share these types. A stage's key is the hash of everything that decides its
+result.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Function = Callable[..., Meta]
 
 @dataclass(frozen=True)
 class Unknown:
-    """Stand in, during `plan`, for the output of a stage that has yet to run. stage: the name of that stage."""
+    """A placeholder, in a plan, for the artifact of a stage that has yet to run. stage: the name of that stage."""
 
     stage: str
 
@@ -33,9 +35,10 @@ class Call:
     """A stage with the config and the inputs that a pipeline gives it.
 
     Attributes:
-        inputs: The inputs by parameter name; in a plan an input may be `Unknown`.
-        after: Calls of stages whose artifacts this stage also reads but which are no part of its key, by parameter name.
-            Such a stage runs only if this stage has to run.
+        stage: The description of the stage function.
+        inputs: The artifacts and sources that the stage reads, by parameter name; in a plan an input may be `Unknown`.
+        after: Calls of stages whose artifacts this stage reads without their being part of its key, by parameter name,
+            such as precompile for train. Such a stage runs only if this stage has to run.
     """
 
     stage: Stage
@@ -55,13 +58,15 @@ class Call:
 
 @dataclass
 class Outcome:
-    """What a run did with a stage, or what a plan expects a run to do with it.
+    """What a run did with a stage, or what a plan expects a run to do with the stage.
 
     Attributes:
+        stage: The stage's name.
         action: In a run: `hit` (the artifact was in the store), `ran` or `skip` (no other stage needed it). In a plan:
             `hit`, `run`, `maybe` (not known before another stage has run or a file was checked) or `skip`.
-        why: The reason for the action, to be shown.
-        key: None where it is not known yet.
+        why: The reason for the action, as text for the user; may be empty.
+        key: The stage's key; None in a plan in which the stage's inputs are not known yet.
+        artifact: What the stage made, or what was found in the store; None if there is none.
         seconds: How long the stage took in this run, 0 for a hit. In a plan: how long it is expected to take, or None.
         figures: What the attempt that made the artifact measured, such as samples_per_second.
         expected_bytes: In a plan, the expected size of the artifact, or None.
@@ -82,17 +87,21 @@ class Outcome:
 
     @property
     def metrics(self) -> Meta:
-        """Return the deterministic results in the artifact's metadata, such as f1_weighted, train_loss or perplexity.
+        """Return {name: value} of the metrics in the artifact's metadata, such as f1_weighted, train_loss or
+        perplexity.
 
-        Empty where there is no artifact.
+        The same inputs always give the same metrics; values that vary from run to run are in `figures`. Empty if there
+        is no artifact.
         """
         return dict(self.artifact.meta.get("metrics", {})) if self.artifact else {}
 
 
 class Stages(Protocol):
-    """The interface through which a pipeline function calls its stages.
+    """The interface through which a pipeline function, such as `flows.finetune.finetune`, calls its stages.
 
-    `Runner` runs them, `PrefectRunner` runs each one as a Prefect task, and `Planner` only finds out what a run would do.
+    `Runner` runs the stages, `PrefectRunner` runs each stage as a Prefect task, and `Planner` only finds out what a run
+    would do. `stage(function, config, *inputs)` returns the stage's artifact (in a plan perhaps an `Unknown`). The
+    other methods are described in `flows.runner.inputs.Inputs` and `flows.runner.runner.Runner`.
     """
 
     def resolve(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source: ...
@@ -116,8 +125,10 @@ def bind(function: Function, config: StageConfig, inputs: tuple[Value | None, ..
     """Make the `Call` of a stage function: assign the inputs, in order, to the function's parameters after `config`.
 
     Args:
+        function: A function with the decorator `stage`. Its parameters `parts` and `out` are no inputs.
         inputs: An input that is None leaves its parameter at the default.
-        after: The call of a stage that must run first; it is assigned to the parameter that follows the inputs.
+        after: The call of a stage that must run first, and whose artifact becomes the parameter that follows the
+            inputs.
 
     Raises:
         TypeError: The number of inputs is not the number of parameters.
@@ -134,4 +145,5 @@ def bind(function: Function, config: StageConfig, inputs: tuple[Value | None, ..
 
 
 class Stop(Exception):
-    """Raised to leave the pipeline once the stage that `--until` names is done."""
+    """Raised by `Runner` to leave the pipeline function when the stage that the option `--until` names is done. No
+    error."""

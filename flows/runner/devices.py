@@ -1,9 +1,11 @@
-"""The devices on which a training runs, and the leases in the store that let one training at a time use each of them.
+"""The devices on which a training runs, and the leases by which only one training at a time uses each device.
 
-A training on GPUs or Neuron holds the leases of its devices while it runs, and another one waits: two trainings would share
-the device's memory, and one of them would fail. So do precompile, where it measures memory on the device, and on a GPU an
-evaluation and the scoring of champions. Trainings on the CPU hold none: processes share cores, and both end, later.
-Trainings see each other if they share a store. A lease ends with its process, also if that is killed.
+The lease of a device is a file in the store that says which process uses the device. A training on GPUs or Neuron holds
+the leases of its devices while it runs, and another training waits: two trainings would share the device's memory, and
+one of them would fail. Leases are held, too, by precompile where it measures memory on the device, and on a GPU by
+evaluation and by the scoring of champions. Trainings on the CPU hold none, since processes can share cores, unless
+`launch.device_names` is set. Only trainings that share a store wait for each other. A lease ends with its process, also
+if the process is killed.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def device_names(recipe: Recipe, environment: Mapping[str, str], trainings: int = 1) -> tuple[str, ...]:
     """Return the names of the devices for which a recipe's training needs leases, sorted; none on the CPU.
 
-    They are `launch.device_names` if that is set, else each GPU as CUDA_VISIBLE_DEVICES names it, else `neuron` for all
-    NeuronCores of the machine, since one training can't tell which cores another one uses.
+    The names are those in `launch.device_names` if that is set. Otherwise they are, with `train.device: cuda`, `cuda N`
+    for each GPU that training uses, with N as in CUDA_VISIBLE_DEVICES; with `train.device: neuron`, the one name
+    `neuron` for all NeuronCores of the machine, since one training can't tell which cores another training uses.
 
     Args:
-        environment: `launch.environment`, filled in.
+        environment: The setting `launch.environment`, with the variables in its values filled in.
         trainings: How many trainings run at a time, each on GPUs of its own.
     """
     named, device = recipe.launch.device_names, recipe.train.device
@@ -44,11 +47,13 @@ def device_names(recipe: Recipe, environment: Mapping[str, str], trainings: int 
 
 
 def devices_of_stages(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return {stage: names of the devices for which it needs leases} of the stages that use devices. precompile is among
-    them if it finds out `train.micro_batch`, and evaluate_model and score_rows if they run on a GPU, of which they use the
-    first.
+    """Return {stage name: names of the devices for which the stage needs leases}; other stages need none.
 
-    environment: `launch.environment`, filled in."""
+    train is always among the stages, with no names on the CPU unless `launch.device_names` is set; precompile if
+    `train.micro_batch` is `auto`, which it then measures; evaluate_model and score_rows if they run on a GPU. These two
+    need the first GPU only, or all names of `launch.device_names` if that is set.
+
+    environment: the setting `launch.environment`, with the variables in its values filled in."""
     training = device_names(recipe, environment)
     found = {"train": training}
     if recipe.train.micro_batch == "auto":
@@ -60,22 +65,27 @@ def devices_of_stages(recipe: Recipe, environment: Mapping[str, str]) -> dict[st
 
 
 def visible_gpus(environment: Mapping[str, str], count: int) -> list[str]:
-    """Return the first `count` GPUs that a training may use: those of `launch.environment`, else those of this process, else
-    0, 1, ... environment: `launch.environment`, filled in."""
+    """Return the names of the first `count` GPUs that a training may use, at most as many as CUDA_VISIBLE_DEVICES
+    names.
+
+    That variable is looked up in `environment` (the setting `launch.environment`, filled in), then in the environment
+    of this process. If neither has it, the names are 0, 1, ..., count - 1."""
     found = gpu_names(environment) or gpu_names(os.environ)
     return found[:count] or [str(number) for number in range(count)]
 
 
 def gpu_names(environment: Mapping[str, str]) -> list[str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names in an environment, in its order; none if it is not set."""
+    """Return the GPUs that the variable CUDA_VISIBLE_DEVICES names in an environment, such as ["0", "3"], in that
+    order; an empty list if the variable is not set."""
     return [name.strip() for name in environment.get(VISIBLE, "").split(",") if name.strip()]
 
 
 def device_key(name: str) -> str:
-    """Return the key of the lease of a device of this machine, which is known by the id of its kernel's boot.
+    """Return the key under which the store keeps the lease of a device of this machine: 64 hexadecimal digits.
 
-    The number of a GPU, and `neuron`, may mean other devices in another container: their key has the host name, too. Any
-    other name means the same device in all containers of the machine.
+    The key is the hash of the device's name and of the machine's boot id (its host name, if the id is unknown). The
+    number of a GPU, and the name `neuron`, may mean other devices in another container of the machine: for these, the
+    host name is hashed too. Any other name means the same device in all containers.
     """
     here = this_process()
     document = {"device": name, "machine": here.boot or here.host}
@@ -96,23 +106,24 @@ def take_devices(
     say: Callable[[str], None],
     heed: Callable[[], None],
 ) -> Outcome | None:
-    """Take the leases of devices, and wait while other processes hold them. Devices that this process holds already, such
-    as those of a sweep for its trials, are not waited for.
+    """Take the leases of devices, one after the other, and wait while other processes hold them.
+
+    Devices whose lease this process holds already, as a sweep does for its trials, are skipped.
 
     Args:
-        held: Gets the leases, and releases them when it ends.
-        names: The names of the devices. Every process takes them in the order of their names, so that no two of them wait
-            for each other.
-        run: What the leases say of their holder: the id of the run, and its recipe.
-        attempt: The id of the attempt that trains. A lease lasts as long as a process of it lives, which may still save its
-            state when the run was killed.
-        ttl: The leases' time to live in seconds.
-        made: Looks up what another run has published.
-        say: Gets text for the user: once for each training that is waited for.
-        heed: Called again and again while this run waits; raises to end the waiting.
+        held: The stack that gets the leases. When its context ends, they are released.
+        names: The names of the devices, in sorted order. Every process takes the leases in this order, so that no two
+            processes wait for each other.
+        run: The text by which the leases name their holder: the id of the run, and its recipe.
+        attempt: The id of the attempt that trains. A lease lasts as long as a process of this attempt lives, which may
+            still save its state after the run was killed.
+        ttl: Seconds without a heartbeat after which another process may take over a lease.
+        made: Returns the outcome of the stage if another run has published its artifact meanwhile, else None.
+        say: Gets text for the user: once for each process that is waited for.
+        heed: Called again and again while this run waits; an error that it raises ends the waiting.
 
     Returns:
-        What another run has published meanwhile; None if the devices were taken.
+        The outcome that `made` returned, if any; None if all leases were taken.
     """
     for name in names:
         if (holder := newest_holder(store.backend, device_key(name))) and holder.process == this_process():

@@ -1,4 +1,9 @@
-"""Execute one stage: take its artifact from the store or, under a lease, make it in a process and publish it."""
+"""Execute one stage: take its artifact from the store or, under a lease, make the artifact in a process and publish it.
+
+A lease is a file in the store by which one run at a time makes the result of a key; other runs wait and use that
+result. To publish an artifact is to write the record by which later runs find it. An attempt is one try to run a stage;
+its journal is a JSON document in the store with host, times, outcome and error.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +40,16 @@ Emit = Callable[[Meta], None]
 
 
 class Listener:
-    """Base class for objects that receive the events of a run. Override the methods you need.
+    """Base class for objects that receive the events of a run, such as a progress display. Override the methods you
+    need.
 
-    They are called in the runner's thread. `waits` is called again and again while a stage waits for another run; it may raise
-    an error to end the run. `retrain_begins` is called with the reason for a retraining, `planned` with what
-    is to be done with each stage of a run.
+    The methods are called in the runner's thread:
+    - `retrain_begins`: `trnflow retrain` is about to train; with the reason.
+    - `planned`: before the first stage; with the planned outcome of each stage, in order.
+    - `stage_started`: a stage is about to be executed; not called for a stage whose artifact is in the store.
+    - `waits`: again and again while a stage waits for another run; an error that it raises ends the run.
+    - `event`: a running stage reports progress, metrics, figures or a message (see `tasks.stage.Workdir`).
+    - `stage_ended`, `stage_failed`: with the stage's outcome, or with the error.
     """
 
     def retrain_begins(self, why: str) -> None: ...
@@ -53,18 +63,21 @@ class Listener:
 
 @dataclass
 class Executor:
-    """Executes stages of one run against a store.
+    """Executes the stages of one run: looks up each stage's artifact in the store, and makes and publishes missing
+    ones.
 
     Attributes:
+        listeners: Objects that receive the events of the run.
         run: The run's id.
         recipe: The recipe's name, for the journals of attempts.
-        launch: Settings of the stages' processes.
-        min_free_gb: Space that must stay free on the disk, in GB; a stage whose output may not fit fails before it starts.
-        lease_ttl: Time to live of the lease on a key that is being made, in seconds.
+        launch: Settings of the stages' processes: the recipe's section `launch`.
+        min_free_gb: Space that must stay free on the disk, in GB (10^9 bytes); a stage whose output may not fit fails
+            before it starts.
+        lease_ttl: Seconds without a heartbeat after which another run may take over the lease of a key.
         part_maker: Makes the parts of stages in other processes; None: each stage's own process makes them.
         threads: Threads of a stage's process that make its parts.
-        devices: {stage: names of the devices that it holds while it runs}; see `flows.runner.devices`.
-        price_per_hour: Price of the hardware in USD; 0 reports no cost.
+        devices: {stage: names of the devices whose leases the stage holds while it runs}; see `flows.runner.devices`.
+        price_per_hour: Price of the hardware in USD per hour; 0 reports no cost.
         force: Stages that are executed even if their artifacts are in the store.
         lost: Digests of blobs that were found missing or corrupt.
         notes: Sentences to show to the user when the run ends.
@@ -92,23 +105,26 @@ class Executor:
     # What is on record
 
     def recorded(self, call: Call) -> Outcome | None:
-        """Return the outcome `hit` if the store has the stage's artifact, else None. If bytes of the artifact are
-        missing, a note tells the user."""
+        """Return the outcome `hit` if the store has a usable artifact of the stage, else None. Also None for a forced
+        stage.
+
+        If the store has a record but its artifact can't be used, the reason is added to `notes`."""
         if call.name in self.force:
             return None
         return self.look(call, self.key(call), self.notes.append)
 
     def key(self, call: Call) -> str:
-        """Return the key of a call whose inputs are known."""
+        """Return the stage's key, 64 hexadecimal digits, for this config and these inputs, which must all be known."""
         return key_of(self._document(call))
 
     # What is made
 
     def execute(self, call: Call, before: Iterable[Outcome] = ()) -> Outcome:
-        """Run the stage, check that it left its inputs unchanged, and publish its artifact.
+        """Run the stage, check that the stage left its inputs unchanged, and publish its artifact.
 
-        If another run makes the same key at the same time, wait for that run and use its artifact. On failure nothing is
-        published, and the attempt's journal in the store holds the error.
+        If another run makes the result of the same key at the same time, wait for that run and use its artifact: the
+        action of the returned outcome is then `hit`, else `ran`. On failure nothing is published, and the attempt's
+        journal in the store holds the error.
 
         Args:
             before: The outcomes of the stages that this run has finished. Garbage collection keeps their artifacts
@@ -121,31 +137,35 @@ class Executor:
         return _Execution(self, self.store, call, self._document(call), done).outcome()
 
     def say(self, call: Call, text: str) -> None:
-        """Pass a message about a stage to the listeners. Does nothing if the text is empty."""
+        """Pass a message for the user about a stage to the listeners, as an `info` event. Does nothing if the text is
+        empty."""
         for listener in self.listeners if text else ():
             listener.event(call.name, {"info": text})
 
     def heed(self, call: Call) -> None:
-        """Tell the listeners that a stage waits for another run. What they raise ends the waiting."""
+        """Call the method `waits` of the listeners, because a stage waits for another run. An error that a listener
+        raises ends the waiting."""
         for listener in self.listeners:
             listener.waits(call.name)
 
     def job(self, call: Call, document: Meta, inputs: dict[str, Input | Source], attempt: str, log: Path) -> Job:
-        """Return the job that makes a call. The other arguments: as for `Job`."""
+        """Return the `Job` that runs the stage of a call in a process. `run` of the job starts the process.
+
+        `launch.environment` is passed only to stages whose code imports torch. The other arguments: as for `Job`."""
         environment = self._environment if "torch" in document["env"] else {}  # for stages that train or run models
         grace = self.launch.grace_seconds
         return Job(call.stage, call.config, document, inputs, attempt, log, environment, grace, self._launcher)
 
     def usable(self, call: Call, record: Meta) -> bool:
-        """Return whether a record's artifact can be used: none of its blobs is missing or known to be damaged. Reads no
-        blob."""
+        """Return whether the artifact that a record names can be used: none of its blobs (files in the store) is
+        missing or known to be damaged. Reads no blob."""
         return on_record(self.store, record, call.stage.kind, self.lost).artifact is not None
 
     def look(self, call: Call, key: str, note: Callable[[str], None]) -> Outcome | None:
-        """Return the outcome `hit` if a key has a record whose artifact can be used, else None. Blobs that have changed
-        on disk are hashed again first.
+        """Return the outcome `hit` if the store has a record of a key and its artifact can be used, else None. Blobs
+        (files in the store) that changed on disk since they were verified are hashed again first.
 
-        note: called with the reason if a record can't be used.
+        note: called with the reason, as text for the user, if there is a record whose artifact can't be used.
         """
         record = self.store.record(call.name, key)
         if record is None:
@@ -168,11 +188,13 @@ class Executor:
 
 @dataclass
 class _Execution:
-    """One stage that has to be made.
+    """One stage that has to run. `outcome` runs it.
 
     Attributes:
+        terms: The executor, with the settings of the run.
+        document: The key document, of which the stage's key is the hash.
         before: The outcomes of the stages that this run has finished; each has an artifact.
-        made: The digest of what this run made, whether or not it was published.
+        made: The digest of the artifact that this run made, whether or not it was published; None before that.
     """
 
     terms: Executor
@@ -339,14 +361,18 @@ class _Execution:
             )
 
     def _expected_bytes(self) -> int:
-        """Twice the size of the stage's inputs, for want of a better guess."""
+        """Return how many bytes the stage may write: twice the size of its input artifacts, a rough guess."""
         return 2 * sum(item.size for item in self.call.inputs.values() if isinstance(item, Artifact))
 
 
 def filled_environment(launch: LaunchConfig) -> dict[str, str]:
-    """Return the variables of `launch.environment` with the environment variables they refer to filled in.
+    """Return the variables of `launch.environment`, with each `${NAME}` in a value replaced by the environment variable
+    NAME.
 
-    Their values are treated as secrets from now on: they are removed from logs and messages.
+    The returned values are treated as secrets from now on: they are removed from logs and messages.
+
+    Raises:
+        ConfigError: An environment variable is not set.
     """
     filled = {name: fill(value, f"launch.environment.{name}") for name, value in launch.environment.items()}
     for value in filled.values():
@@ -355,5 +381,6 @@ def filled_environment(launch: LaunchConfig) -> dict[str, str]:
 
 
 def _scrubbed(event: Meta) -> Meta:
-    """What a stage says in words may come from a library, and hold a secret."""
+    """Return an event with secrets removed from its messages, which may come from a library. Other events are returned
+    as they are."""
     return scrub_all(event) if event.keys() & {"warn", "info"} else event

@@ -1,4 +1,8 @@
-"""Check whether the artifact of a recorded stage can still be used: no blob is missing or damaged."""
+"""Check whether a stage's result in the store can be used instead of running the stage (a hit).
+
+A record names the artifact that a stage made for a key. The artifact can be used if none of its blobs, the files that
+the store keeps under the digest of their bytes, is missing or damaged.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from tasks.store import Store
 
 
 class OnRecord(NamedTuple):
-    """What a record of a stage is worth now.
+    """Whether the artifact that a record names can be used now.
 
     Attributes:
         artifact: The recorded artifact, or None if it can't be used.
@@ -26,7 +30,8 @@ class OnRecord(NamedTuple):
 
 
 def on_record(store: Store, record: Meta, kind: str, lost: set[str]) -> OnRecord:
-    """Look up the artifact of a record and check whether it can be used. Reads no blob.
+    """Look up the artifact of a record and check whether the artifact can be used. Compares sizes and modification
+    stamps, and reads no blob.
 
     Args:
         record: A record of a stage.
@@ -47,9 +52,11 @@ def on_record(store: Store, record: Meta, kind: str, lost: set[str]) -> OnRecord
 
 
 def checked(store: Store, found: OnRecord) -> OnRecord:
-    """Hash the blobs of `found.changed` again, and return `found` without changed files, or why it can't be used.
+    """Hash the blobs of `found.changed` again, which reads them in full.
 
-    Reads these blobs in full. Corrupt ones are moved to quarantine.
+    Returns:
+        `found` with no changed files if all digests are right; else an `OnRecord` without artifact that says why.
+        Corrupt blobs are moved to the store's folder `quarantine`.
     """
     corrupt = store.recheck(found.changed)
     if corrupt:
@@ -58,9 +65,10 @@ def checked(store: Store, found: OnRecord) -> OnRecord:
 
 
 def hit(store: Store, record: Meta, artifact: Artifact) -> Outcome:
-    """Return the outcome `hit` of a stage whose recorded artifact can be used.
+    """Return the outcome `hit` of a stage whose artifact is in the store and can be used.
 
-    Its figures are those of the attempt that made the artifact.
+    Its figures (seconds, samples per second and others) are those of the attempt that made the artifact. Its `why` says
+    when the artifact was made, or when the user accepted an artifact of another key for this one ("adopted").
     """
     figures = store.attempt(record["key"], record["attempt"]).get("figures", {})
     why = f"adopted {record['created']}" if "adopted" in record else f"made {record['created']}"

@@ -1,4 +1,5 @@
-"""Find what a pipeline takes from outside its stages: sources, and the model that training starts from.
+"""Find the inputs of a pipeline that none of its stages makes: sources (the data and the pretrained model, outside the
+store) and the model in the store that training starts from (`train.warm_start_from`).
 
 `flows.runner.runner.Runner` and `flows.runner.planning.planner.Planner` share this code, so that a plan computes the same
 keys as a run.
@@ -20,10 +21,14 @@ from tasks.store import Store
 
 
 class Inputs:
-    """Base class of `Runner` and `Planner`: finds sources and the model that training starts from.
+    """Base class of `Runner` and `Planner`: finds the sources of a pipeline and the model that training starts from.
+
+    Args:
+        store: The store in which models are looked up.
+        resolver: Finds out which exact bytes a path, URL or hub name stands for.
 
     Attributes:
-        sources: The sources found so far, by kind ("model", for example).
+        sources: The sources found so far, by kind ("data" or "model").
         notes: Sentences to show to the user when the run or plan ends.
         start: The model that training starts from, set by `starting_model`; None if no model was named or the plan can't tell
             it.
@@ -37,7 +42,13 @@ class Inputs:
         self.start: Artifact | None = None
 
     def resolve(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source:
-        """Return the source that `find` makes from a config, and add it to `sources` and its note, if any, to `notes`."""
+        """Return the source that a config names, with the identity of its exact bytes. Add the source to `sources`, and
+        its note for the user, if it has one, to `notes`.
+
+        Args:
+            find: Finds the source, such as `data_source` or `model_source`.
+            config: The section of the recipe that names the source, such as `data` or `model`.
+        """
         source = find(config, self.resolver)
         self.sources[source.kind] = source
         if source.note:
@@ -48,8 +59,12 @@ class Inputs:
         """Find in the store the model that a setting names.
 
         Args:
-            text: The value of the setting: a digest, the beginning of one, or a recipe's name; None for no model.
+            text: The value of the setting: a digest, the beginning of a digest, a recipe's name, or a champion
+                (`NAME@champion`, `NAME@N`); None for no model.
             setting: The name of the setting, such as train.warm_start_from, for error messages.
+
+        Returns:
+            The model; None if `text` is None, or names the champion of a recipe that has no champion yet.
 
         Raises:
             ConfigError: The store has no such model.
@@ -59,7 +74,8 @@ class Inputs:
     def check_vocabulary(self, start: EarlierModel | None, tokens: Artifact | Unknown) -> None:
         """Raise ConfigError if a token id means one word in the model `start` and another in `tokens`.
 
-        Without a model, or in a plan whose tokens have yet to be made, nothing is checked.
+        tokens: the artifact of tokenize_text, which contains the tokenizer of this run. Nothing is checked if `start`
+        is None, or in a plan in which tokenize_text has yet to run.
         """
         if start is not None and isinstance(tokens, Artifact):
             check_vocabulary(self.store, start.artifact, tokens)
@@ -72,16 +88,18 @@ class Inputs:
         *inputs: Value | None,
         after: Call | None,
     ) -> Artifact | None:
-        """Return the model that a training starts from, or None if none was named.
+        """Return the model that a training starts from, or None if it starts from none in the store.
 
-        This is the model `earlier`, with one exception: if the very same training (config and inputs) made that model from
-        another one, it is that other model, so that repeating a run repeats the key. In a plan some inputs may be unknown;
-        then the exception is not looked for, and the attribute `start` is not set.
+        Usually this is the model `earlier`. If a training with the same config and inputs made that model from yet
+        another model, the other model is returned: the training's key is then the same as before, and a repeated run is
+        a hit. In a plan with unknown inputs, `earlier` is returned without this check, and the attribute `start` is not
+        set.
 
         Args:
             earlier: The model that the setting names, or None.
-            function: The training stage's function, with its config, inputs and `after` as for `bind`, but without the
-                model.
+            function: The training stage's function.
+            config, inputs, after: Those of the call of `function`, as for `flows.runner.call.bind`, with None in place
+                of the model that this method finds.
         """
         call = bind(function, config, inputs, after)
         if earlier is None or call.unknown:

@@ -1,4 +1,8 @@
-"""Run a job, which is a stage or a part of a stage, and write the record of its artifact."""
+"""Run a job, which is a stage or a part of a stage, in a process, and write the record of its artifact.
+
+A record is the JSON document in the store by which later runs find an artifact under a stage's key, the hash of the key
+document: the JSON of everything that decides the result.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,14 @@ class Job:
     """A stage, with its inputs and its place to write, ready to run in a process.
 
     Attributes:
-        document: The stage's key document, or that of the part.
+        stage: The description of the stage function.
+        document: The key document of the stage or of the part.
         inputs: The inputs by parameter name; the files of artifacts are on this machine.
-        attempt: The name of the attempt.
-        log: The file that takes stdout and stderr of the stage's processes.
+        attempt: The id of the attempt, this one try to run the stage.
+        log: The file to which stdout and stderr of the stage's processes are written.
         environment: Further environment variables for the process; their values are secret.
-        grace_seconds: How long the stage may save its state when it is stopped.
-        launcher: Runs the process.
+        grace_seconds: Seconds between SIGTERM and SIGKILL in which a stage that is stopped may save its state.
+        launcher: Runs the process, such as `tasks.launch.launcher.Local` on this machine.
     """
 
     stage: Stage
@@ -49,8 +54,11 @@ class Job:
 
         Args:
             out: The folder that the stage writes its files to.
-            emit: Called with each event of the stage, in this thread.
-            step: The step to run of a stage that works in parts; None runs the whole stage.
+            store: The store in which a resumable stage keeps its state. The artifact is not written there: see
+                `publish`.
+            emit: Called with each event of the stage (progress, metrics, messages), in this thread.
+            step: Which step of a stage that works in parts to run (list the parts, make a part, put them together);
+                None runs the whole stage.
 
         Raises:
             TrnflowError: The error of the stage.
@@ -80,11 +88,11 @@ class Job:
 
 
 def record_of(document: Meta, artifact: Artifact, attempt: str, created: str, **more: Json) -> Meta:
-    """Build the record that lets later runs find an artifact by the key of `document`.
+    """Return the record that lets later runs find an artifact by the key of `document`. Writes nothing (see `publish`).
 
     Args:
         document: The key document.
-        attempt: The name of the attempt that made the artifact.
+        attempt: The id of the attempt that made the artifact.
         created: When it was made, UTC, ISO 8601.
         more: Further fields of the record.
     """
@@ -103,14 +111,21 @@ def record_of(document: Meta, artifact: Artifact, attempt: str, created: str, **
 def publish(
     store: Store, record: Meta, artifact: Artifact, *, holds: Sequence[Meta] = (), unusable: Callable[[Meta], bool]
 ) -> Meta:
-    """Write the record of an artifact. Returns the record that the key has afterwards: this one, or the record of
-    another run that published first.
+    """Write the record of an artifact to the store, which makes the artifact the result of its key.
 
     Args:
         record: Made by `record_of`.
-        holds: {"stage", "key"} of records that the artifact depends on. If garbage collection has moved them to the trash
-            meanwhile, they are brought back.
-        unusable: Whether the record of another run has to be replaced.
+        artifact: The artifact, whose files are in the store already.
+        holds: {"stage", "key"} of records that the artifact depends on. If garbage collection has moved these records,
+            or files of `artifact`, to the trash meanwhile, they are moved back.
+        unusable: Called with the record of another run that published a different artifact first. Returns whether to
+            replace that record, for example because files of its artifact are missing.
+
+    Returns:
+        The record that the key has afterwards: `record`, or that of the other run.
+
+    Raises:
+        BlobLost: A record or file that the artifact depends on is gone.
     """
     store.secure([*holds], artifact)
     published = store.publish(record)

@@ -1,4 +1,5 @@
-"""Describe a pipeline to the runner: the names of its stages and the function that calls them."""
+"""The class `Pipeline`, by which the runner knows a pipeline: the names of its stages, the function that calls them,
+and the check before a run."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ class Pipeline:
     """A pipeline that `flows.runner.run` can run or plan.
 
     Attributes:
-        call_stages: Calls the stages of a recipe in order, through the `Stages` object that it gets.
+        call_stages: The pipeline function, such as `flows.finetune.finetune`. Its arguments: the recipe, and the
+            `Stages` object through which it calls its stages in order.
         stages: The names of the stages in that order.
         check: Raises a TrnflowError if a run is bound to fail; called before the first stage runs. Its arguments: the
             recipe, the plan, the stage after which the run stops (None: the last one), and a function that returns the
-            `Parent` of a call.
+            `Parent` of a stage's call.
     """
 
     call_stages: Callable[[Recipe, Stages], Any]

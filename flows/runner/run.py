@@ -1,6 +1,6 @@
-"""Execute one run of a recipe, from the resolved recipe to the run record.
+"""Execute one run of a recipe, from the resolved recipe to the run record, the store's JSON document about the run.
 
-The command line, Prefect and tests all run pipelines through `execute`.
+The command line and Prefect both run pipelines through `execute`.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Result:
         run: The run's id.
         recipe: The recipe's name.
         seconds: Duration of the whole run.
-        outcomes: One for each stage, in the pipeline's order.
+        outcomes: What was done with each stage, in the pipeline's order; without the stages that were not reached.
         notes: Sentences to show to the user.
         error: Why the run failed or was cancelled; None if it completed.
-        price_per_hour: Price of the hardware in USD.
+        price_per_hour: Price of the hardware in USD per hour; 0 if it has none.
         prefect_lost: Whether Prefect's server stopped answering during the run.
         start: The earlier model that training started from; None if no model was named.
     """
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def dollars(self) -> float:
-        """Return the cost of the run in USD: its seconds at the price of its hardware."""
+        """Return the cost of the run in USD: its duration times the hourly price of its hardware."""
         return dollars(self.seconds, self.price_per_hour)
 
     @property
@@ -120,15 +120,17 @@ class Options:
 
 
 def new_run_id() -> str:
-    """Return a new run id, such as `20261120T142233Z-3f9a1c`. Ids sort by time, to the second."""
+    """Return a new run id, such as `20261120T142233Z-3f9a1c`: the UTC time to the second and random digits. Sorted as
+    text, ids are in the order of time, except within a second."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
 def open_store(recipe: Recipe) -> Store:
-    """Return the recipe's store, which need not exist yet.
+    """Return the recipe's store, which need not exist yet and is not created. The home, the folder of local state
+    (TRNFLOW_HOME), is created if it is missing.
 
     Raises:
-        ConfigError: The store exists, in a format of another version.
+        ConfigError: The store exists, but is damaged or in a format of another version.
     """
     store = Store(store_root(recipe), open_home())
     store.is_made()
@@ -136,7 +138,8 @@ def open_store(recipe: Recipe) -> Store:
 
 
 def open_recipe(name: str, overrides: Iterable[str]) -> tuple[Recipe, Store]:
-    """Read a recipe as `flows.recipes.recipe.load` does, and open its store, which is created if there is none yet."""
+    """Read and validate a recipe, open its store, which is created if there is none yet, and return both. The arguments
+    are as for `flows.recipes.recipe.load`. Raises ConfigError or StoreError."""
     recipe = load(name, overrides)
     store = open_store(recipe)
     store.prepare()
@@ -144,9 +147,10 @@ def open_recipe(name: str, overrides: Iterable[str]) -> tuple[Recipe, Store]:
 
 
 def look(recipe: Recipe, store: Store, pipeline: Pipeline, *, offline: bool = True) -> Planner:
-    """Plan the pipeline without running a stage, and return the planner, which holds what a run would do with each stage.
+    """Plan the pipeline without running a stage, and return the planner. Its attribute `outcomes` is what a run would
+    do with each stage.
 
-    offline: make no requests to a model or data hub.
+    offline: make no requests to a model or data hub; use the hub's last answers on this machine.
     """
     planner = Planner(store, resolver_of(recipe, store, offline=offline))
     pipeline.call_stages(recipe, planner)
@@ -155,14 +159,17 @@ def look(recipe: Recipe, store: Store, pipeline: Pipeline, *, offline: bool = Tr
 
 
 def resolver_of(recipe: Recipe, store: Store, *, offline: bool) -> Resolver:
-    """Return what finds the sources of a recipe. offline: make no requests to a model or data hub."""
+    """Return the `Resolver` that finds out which exact bytes the paths, URLs and hub names in a recipe stand for.
+
+    offline: make no requests to a model or data hub; use the hub's last answers on this machine."""
     return Resolver(store.home, offline=offline, memo=store.memo, folders=recipe.folders)
 
 
 def nothing_to_do(recipe: Recipe, store: Store, options: Options, pipeline: Pipeline) -> Result | None:
-    """Return the result of a run in which no stage has to run, after writing its run record; None if some stage has to run.
+    """Plan the run; if no stage has to run, write its run record to the store and return its result, else return None.
 
-    Called before `execute`, to save the start of Prefect and of a runner.
+    Called before `execute`: a run that finds everything in the store then starts neither Prefect nor a runner. None is
+    returned, too, if `options.force` names a stage.
     """
     begun = time.monotonic()
     options.check(pipeline)
@@ -190,15 +197,21 @@ def execute(
     runner_type: Callable[..., Runner] = Runner,
     part_maker: PartMaker | None = None,
 ) -> Result:
-    """Run the pipeline and write the run record.
+    """Run the stages of a pipeline that are not in the store yet, and write the run record to the store.
 
-    A TrnflowError, or Ctrl-C, is returned in the result; any other exception is recorded there and raised, too.
+    A TrnflowError, such as that of a stage, and Ctrl-C end the run and are returned in the result's `error`. Any other
+    exception is put on record as the run's error and then raised.
 
     Args:
+        options: Where the run stops, which stages are forced, and whether it is offline.
         run: The run's id; None makes a new one.
-        listeners: Called at each event of the run.
-        runner_type: Makes the runner; Prefect passes its own.
+        listeners: Objects that receive the events of the run.
+        runner_type: The class of the runner; `flows.deployments` passes `PrefectRunner`.
         part_maker: Makes the parts of stages in other processes; None: each stage's own process makes them.
+
+    Raises:
+        ConfigError: `options` names a stage that does not exist, or the recipe needs Prefect's task runners and there
+            is no `part_maker`. No run record is written then.
     """
     begun = time.monotonic()
     options.check(pipeline)
@@ -247,8 +260,9 @@ def new_runner(
     run: str | None = None,
     part_maker: PartMaker | None = None,
 ) -> Runner:
-    """Return a runner with the recipe's settings, for the stages of `execute` or a few others. The arguments are as for
-    `execute`."""
+    """Return a runner with the recipe's settings, ready to call stages: those of a pipeline, or single ones.
+
+    kind: the class of the runner; the other arguments are as for `execute`."""
     return kind(
         store, resolver_of(recipe, store, offline=options.offline), run=run or new_run_id(), recipe=recipe.name,
         listeners=listeners, part_maker=part_maker, launch=recipe.launch, min_free_gb=recipe.store.min_free_gb,
@@ -259,8 +273,10 @@ def new_runner(
 
 
 def preload_for(recipe: Recipe, store: Store, options: Options, pipeline: Pipeline) -> None:
-    """Start the warm parents of a run that is about to begin, so that they import while Prefect is imported and its server
-    starts. What is wrong with the recipe is ignored here: the run raises the same error later."""
+    """Start the warm parents of a run that is about to begin: processes that import slow libraries, such as torch, and
+    from which the stages' processes are forked. They import while this process imports Prefect and starts its server.
+
+    A TrnflowError, such as a wrong setting, is ignored here: the run raises the same error later."""
     with contextlib.suppress(TrnflowError):
         _preloaded(recipe, store, options, pipeline)
 
@@ -280,15 +296,19 @@ def _preloaded(
 
 
 def _parent_of(environment: dict[str, str], store: Store, call: Call) -> Parent:
-    """The warm parent of a call's stage. environment: `launch.environment`."""
+    """Return the warm parent of a call's stage. environment: `launch.environment`, for stages whose code imports
+    torch."""
     distributions = closure(call.stage.function.__module__, store.memo)[1]
     variables = call.stage.environ(call.config) | (environment if "torch" in distributions else {})
     return variables, modules_for(distributions, variables)
 
 
 def _put_on_record(store: Store, recipe: Recipe, result: Result, options: Options) -> None:
-    """Write the run record. That a store does not take it is the run's failure, unless it failed before, or only hit in a
-    store that can only be read. A preview is not put on record: garbage collection would keep it in place of a run."""
+    """Write the run record to the store. A preview gets none: garbage collection would keep its results in place of a
+    run's.
+
+    If the store is read-only, a note in the result says that the run is not on record. Another error of the store
+    becomes the run's error, unless the run failed before."""
     if options.preview:
         return
     try:
@@ -300,10 +320,10 @@ def _put_on_record(store: Store, recipe: Recipe, result: Result, options: Option
 
 
 def run_record(recipe: Recipe, result: Result, options: Options) -> Meta:
-    """Build the JSON document that the store keeps of a run.
+    """Return the run record, the JSON document that the store keeps of a run. Writes nothing.
 
-    It has all that is needed to repeat the run except secrets: the resolved recipe, keys and artifacts of the stages, the
-    Python version, the git commit, and the host.
+    The record has all that is needed to repeat the run except secrets: the recipe with all settings, keys and artifacts
+    of the stages, the Python version, the git commit, and the host.
     """
     return {
         **result.to_json(),
@@ -318,7 +338,8 @@ def run_record(recipe: Recipe, result: Result, options: Options) -> Meta:
 
 
 def checkout_state() -> Meta | None:
-    """The git commit of the code and whether the tree was dirty; None outside a checkout."""
+    """Return {"commit": the git commit of the code, "dirty": whether tracked files have uncommitted changes}; None
+    outside a checkout, or if git can't be run."""
     folder = Path(__file__).parent
     command = ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
@@ -330,12 +351,18 @@ def checkout_state() -> Meta | None:
 
 
 def artifact_in(run: Meta, stage: str) -> str | None:
-    """Return the digest of the artifact that a run made or used of a stage; None if there is none. run: its record."""
+    """Return the digest of a stage's artifact in a run, whether the run made the artifact or found it in the store;
+    None if the run has none. run: the run record; stage: the stage's name."""
     return next((one.get("artifact") for one in run.get("stages", []) if one["stage"] == stage), None)
 
 
 def heal(runner: Runner, pipeline: Callable[[], object]) -> None:
-    """Run the pipeline; if a blob of the store turns out missing or corrupt, run the pipeline again to replace it.
+    """Run the pipeline; if a blob (a file of the store) turns out missing or corrupt, run the pipeline again from its
+    first stage. Stages whose artifacts are undamaged are hits; the stage that made the damaged blob runs again.
+
+    Args:
+        runner: The runner that `pipeline` uses. A note about each damaged blob is added to its `notes`.
+        pipeline: Calls the stages.
 
     Raises:
         StoreError: A blob was missing or corrupt HEALINGS times.
@@ -354,7 +381,7 @@ def heal(runner: Runner, pipeline: Callable[[], object]) -> None:
 
 
 def _until(outcomes: list[Outcome], until: str | None, pipeline: Pipeline) -> list[Outcome]:
-    """Those of the stages up to `until`, in the pipeline's order."""
+    """Return the outcomes of the stages up to and including `until`, in the pipeline's order."""
     stages = pipeline.until(until)
     return sorted((one for one in outcomes if one.stage in stages), key=lambda one: stages.index(one.stage))
 

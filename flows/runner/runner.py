@@ -1,7 +1,8 @@
-"""Run the stages of a pipeline in order: reuse what the store has, execute the rest.
+"""Run the stages of a pipeline in order: take a stage's artifact from the store if it is there (a hit), else run the
+stage.
 
-`flows.runner.executor` executes each stage. `flows.deployments` overrides `run_or_reuse` to show each stage as a Prefect
-task.
+`flows.runner.executor` runs each stage. `flows.services.run_view.stage_tasks.PrefectRunner` overrides `run_or_reuse` to
+show each stage as a Prefect task.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class Runner(Inputs):
 
     Args:
         until: The stage after which the pipeline stops; None for the last.
-        settings: Those of `Executor`, such as run (the run's id), listeners and force.
+        settings: Further attributes of `Executor`, such as run (the run's id), listeners and force.
 
     Attributes:
-        executor: Executes the stages.
-        outcomes: The outcomes of the finished stages, by name.
+        executor: Looks up and runs single stages.
+        outcomes: The outcomes of the finished stages, by the stage's name.
     """
 
     def __init__(self, store: Store, resolver: Resolver, *, until: str | None = None, **settings: Any) -> None:
@@ -50,10 +51,10 @@ class Runner(Inputs):
         return self._finish(call, outcome)
 
     def defer(self, function: Function, config: StageConfig, *inputs: Value) -> Call:
-        """Register a stage that runs only if another stage needs it, and return its call.
+        """Register a stage that runs only if another stage needs it, such as precompile for train, and return its call.
 
-        The pipeline passes the call as `after` to the stage that needs it. If the run is to stop after the registered stage
-        (`until`), it runs at once.
+        The pipeline function passes the returned call as `after` when it calls the other stage. If the run is to stop
+        after the registered stage (`until`), the registered stage runs at once, and Stop is raised.
         """
         call = bind(function, config, inputs)
         self._deferred.append(call)
@@ -62,11 +63,13 @@ class Runner(Inputs):
         return call
 
     def run_or_reuse(self, call: Call, recorded: Outcome | None) -> Outcome:
-        """Return the recorded outcome; if there is none, execute the stage."""
+        """Return `recorded`, the outcome `hit` that was found in the store; if it is None, run the stage, publish its
+        artifact and return the outcome."""
         return recorded or self.executor.execute(call, self.outcomes.values())
 
     def restart(self) -> None:
-        """Clear all outcomes, so that the pipeline can be run again from its first stage after a blob was lost.
+        """Clear all outcomes, so that the pipeline can be run again from its first stage after a blob (a file of the
+        store) turned out missing or corrupt.
 
         Forced stages that already ran are not forced again.
         """
@@ -75,9 +78,9 @@ class Runner(Inputs):
         self._deferred.clear()
 
     def skipped(self) -> list[Outcome]:
-        """Return the outcomes of the stages registered by `defer` that did not run.
+        """Return an outcome for each stage that was registered by `defer` and did not run.
 
-        The action is `hit` if the store has the stage's artifact, else `skip`.
+        Its action is `hit` if the store has the stage's artifact, else `skip`.
         """
         return [self._not_run(call) for call in self._deferred if call.name not in self.outcomes]
 

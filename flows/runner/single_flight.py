@@ -1,4 +1,9 @@
-"""Make sure that one run makes a key while others that need it wait and use the result, on one machine or several."""
+"""Make sure that only one run makes the result of a key while other runs that need the result wait for it and then use
+it.
+
+This works on one machine and across several. The run that has the *lease* of the key, a file in the store, makes the
+result. A key is the hash of everything that decides the result of a stage.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from tasks.store import Store
 from tasks.store.lease import Holder, Lease, LeaseLost, Waiter
 
 WAITS = "waits for"
-"""What the user is told of another run that is waited for begins with this."""
+"""The beginning of a message to the user about another run that this run waits for."""
 FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 """Seconds between two attempts to take the lease: at first, and at most. The pause grows by half each time."""
 
@@ -26,21 +31,26 @@ def single_flight(
     heed: Callable[[], None],
     take: Callable[[ExitStack], Outcome | None] = lambda held: None,
 ) -> Outcome:
-    """Return the outcome for a key: wait while another run makes it, else make it under the key's lease.
+    """Make the result of a key under the key's lease; if another run has the lease, wait and use the result of that
+    run.
 
-    Does not wait if no run has the lease. Ctrl-C ends the waiting at once. What `take` takes is held while this run makes the
-    key, and not while it waits for the key's lease; nor is that lease held while `take` waits. So no run that waits keeps
-    anything from others, and no two of them wait for each other.
+    Ctrl-C ends the waiting at once. The resources that `take` takes are held while this run makes the result, and not
+    while it waits for the lease; the lease is not held while `take` waits. A waiting run therefore keeps nothing from
+    other runs, and no two runs wait for each other.
 
     Args:
         waiter: Returns an object that tries to take the lease.
-        made: Looks up what another run has published; None if there is nothing. Its argument: whether another run has taken
-            the lease from this one.
-        make: Runs the stage under the lease. If it raises LeaseLost, this function waits for the run that took the lease.
+        made: Looks up the result that another run has published, and returns its outcome; None if there is none. Its
+            argument: whether another run took over this run's lease.
+        make: Runs the stage under the lease and returns the outcome. If it raises LeaseLost, because another run took
+            over the lease, this function waits for that run.
         say: Gets text for the user: once for each run that is waited for.
-        heed: Called again and again while this run waits; raises to end the waiting.
-        take: Takes what else is needed to make the key, such as devices, and puts it into the stack. It may wait; it returns
-            what another run has published meanwhile.
+        heed: Called again and again while this run waits; an error that it raises ends the waiting.
+        take: Takes further resources that `make` needs, such as devices, and puts them into the stack, which releases
+            them. It may wait. If another run publishes the result meanwhile, it returns the outcome, else None.
+
+    Returns:
+        The outcome that `make`, `made` or `take` returned.
 
     Raises:
         StoreError: The store failed.
@@ -72,12 +82,16 @@ def await_turn(
     tell: Callable[[Holder], None],
     heed: Callable[[], None],
 ) -> Lease | Outcome:
-    """Wait until a lease is free and return it, or return what another run has published meanwhile. A lease that another
-    thread of this process holds is waited for, too.
+    """Wait until a lease is free, and return the lease, which this run then has. If another run publishes the result
+    meanwhile, return the outcome instead.
+
+    A lease that another thread of this process holds is waited for, too.
 
     Args:
-        tell: Called once with each lease that is waited for.
-        heed: Called before each pause; raises to end the waiting.
+        waiter: Tries to take the lease.
+        made: Returns the outcome of a result that another run has published, or None.
+        tell: Called once with each holder of the lease that is waited for.
+        heed: Called before each pause; an error that it raises ends the waiting.
     """
     pause = FIRST_WAIT
     told = None
@@ -97,7 +111,7 @@ def await_turn(
 
 
 def maker(store: Store, stage: str, key: str) -> str:
-    """Return which process made the recorded artifact of a key, as text `HOST pid N`."""
+    """Return the process that made the artifact on record for a key, as text `HOST pid N`; `?` if it is unknown."""
     record = store.record(stage, key) or {}
     attempt = store.attempt(key, str(record.get("attempt", "")))
     return f"{attempt.get('host', 'an unknown host')} pid {attempt.get('pid', '?')}"

@@ -1,6 +1,5 @@
-"""Check that a model which training starts from has the same vocabulary as the rows of this run.
-
-Each token id must mean the same word in both.
+"""Check that the model that training starts from (`train.warm_start_from`) has the vocabulary of this run's rows: each
+token id must stand for the same token in the model's tokenizer and in that of the rows.
 """
 
 from __future__ import annotations
@@ -22,9 +21,13 @@ FIX = (
 
 
 def check_vocabulary(store: Store, start: Artifact, tokens: Artifact) -> None:
-    """Raise ConfigError if a token id means one word in the tokenizer of the model `start` and another in that of `tokens`.
+    """Raise ConfigError if a token id stands for different tokens in the tokenizers of `start` and `tokens`.
 
-    Compares ids that both tokenizers have. Reads neither file if their digests are equal.
+    Only ids that both tokenizers have are compared. Neither tokenizer.json is read if their digests are equal.
+
+    Args:
+        start: The model that training starts from, an artifact of consolidate or train.
+        tokens: This run's artifact of tokenize_text.
     """
     ours, theirs = _tokenizer(tokens), _tokenizer(start)
     if ours.digest == theirs.digest:
@@ -41,12 +44,14 @@ def check_vocabulary(store: Store, start: Artifact, tokens: Artifact) -> None:
 
 
 def refuse_unknown_vocabulary(recipe: Recipe, planned: dict[str, Outcome]) -> None:
-    """Raise ConfigError if training starts from an earlier model and this run would first train a new tokenizer.
+    """Raise ConfigError if training starts from an earlier model, and this run may first train a tokenizer of its own
+    (`tokenize.train`).
 
-    The ids of that tokenizer can't be compared with the model's before the run.
+    The vocabulary of a tokenizer that is yet to be trained can't be compared with the model's before the run. Nothing
+    is raised if the store has the tokens already.
 
     Args:
-        planned: What the run would do, by stage name.
+        planned: What the run would do with each stage, by stage name.
     """
     both = recipe.tokenize.train and recipe.train.warm_start_from
     if both and planned["tokenize_text"].artifact is None:
@@ -58,12 +63,12 @@ def refuse_unknown_vocabulary(recipe: Recipe, planned: dict[str, Outcome]) -> No
 
 
 def _tokenizer(artifact: Artifact) -> File:
-    """The file among those of tokens, a checkpoint or a model."""
+    """Return the file tokenizer.json of an artifact: tokens, a checkpoint or a model."""
     return next(file for file in artifact.files if Path(file.path).name == FILE)
 
 
 def _words(store: Store, file: File) -> dict[int, str]:
-    """id -> token."""
+    """Read a tokenizer.json from the store and return {id: token}, added tokens included."""
     from tokenizers import Tokenizer
 
     alone = Artifact(file.digest, "tokenizer", {}, (file._replace(path=FILE),))

@@ -1,10 +1,13 @@
-"""Find the model in the store that a setting such as `train.warm_start_from` names: by digest, by the beginning of a
-digest, or by the recipe that made it: its newest model, its champion (`NAME@champion`) or its nth champion (`NAME@N`).
+"""Find the model in the store that a setting such as `train.warm_start_from` names.
+
+The setting's value is the model's digest, the beginning of the digest, or the name of the recipe that made the model.
+The recipe's name stands for its newest model, `NAME@champion` for its champion (the model that was promoted last), and
+`NAME@N` for its nth champion.
 
 A recipe may name itself, to continue training from its own newest model. That model changes with each run, so a
-repeated run would never find its result in the store. If nothing else has changed, `starting_model` therefore returns the
-model that the newest one was trained from: the key is then the same as before, and the result is found. The same holds
-for a champion, also if it was trained from no earlier model.
+repeated run would never find its result in the store. If nothing else has changed, `starting_model` therefore returns
+the model from which the newest model was trained: the key is then the same as before, and the result is found. The same
+holds for a champion, also if it was trained from no earlier model.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ class EarlierModel:
     """A model in the store from which a training can start, found by the value of a setting.
 
     Attributes:
-        artifact: The model; an artifact of `consolidate` or `train`.
+        artifact: The model: an artifact of consolidate (a Hugging Face folder) or train (a checkpoint).
         setting: The name of the setting, such as train.warm_start_from, for messages.
-        document: The key document of the training that made the model, if the setting names a recipe; None for a digest.
+        document: The key document (all that decided the result) of the training that made the model; None if the
+            setting is a digest, or the store has no record of that training.
         is_champion: Whether the setting names a champion.
     """
 
@@ -44,17 +48,19 @@ class EarlierModel:
 
 
 def champion_named(text: str | None) -> str | None:
-    """Return the recipe's name in `NAME@champion` or `NAME@N`; None for another text."""
+    """Return the recipe's name NAME if the text has the form `NAME@champion` or `NAME@N`; None for any other text."""
     found = CHAMPION.fullmatch(text or "")
     return found["name"] if found else None
 
 
 def earlier_model(store: Store, text: str, setting: str) -> EarlierModel | None:
-    """Return the model that the setting names; None if it names the champion of a recipe that has none yet.
+    """Find the model that a setting names. Return None if the text is `NAME@champion` and the recipe has no champion
+    yet.
 
     Args:
-        text: A digest or the beginning of one, or a recipe's name, which stands for the model of its newest completed run;
-            `NAME@champion` stands for its champion, `NAME@N` for its champion of number N.
+        text: The setting's value: a digest or its first 8 hex digits or more; or a recipe's name, which stands for the
+            model of its newest completed run that made one; or `NAME@champion` or `NAME@N` (champion number N of the
+            recipe).
         setting: The name of the setting, for error messages.
 
     Raises:
@@ -72,11 +78,13 @@ def earlier_model(store: Store, text: str, setting: str) -> EarlierModel | None:
 def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact | None, str]:
     """Return (the model that training starts from, a note for the user or "").
 
-    Usually this is the model `earlier`. But if `earlier` was itself trained from another model, by a training with the
-    same key document, this is that other model; None if `earlier` is a champion that such a training made from no earlier
-    model. If the store no longer has the other model, `earlier` is returned with a note.
+    Usually the model is `earlier`. If the training that made `earlier` had the same key document, the model is the one
+    from which that training started, so that a repeated run finds its result: see the module's docstring. If that
+    training started from no model, the model is None for a champion, and else `earlier`. If the store no longer has the
+    other model, `earlier` is returned with a note.
 
     Args:
+        earlier: The model that the setting names.
         document: The key document of the training that is about to start, without the model that it starts from.
     """
     before, start = start_of(earlier.document or {})
@@ -114,7 +122,8 @@ def _model(store: Store, digest: str, setting: str) -> Artifact:
 
 
 def _champion(store: Store, text: str, setting: str) -> EarlierModel | None:
-    """Find a champion by `NAME@champion` or `NAME@N`. None for the champion of a recipe without champions."""
+    """Find the champion that `NAME@champion` or `NAME@N` names. Return None for `NAME@champion` if the recipe has
+    none."""
     found = CHAMPION.fullmatch(text)
     assert found is not None
     champions = numbered(store.backend, CHAMPIONS, found["name"])
@@ -133,7 +142,8 @@ def _champion(store: Store, text: str, setting: str) -> EarlierModel | None:
 
 
 def _training_of(store: Store, model: str) -> Meta | None:
-    """The key document of the training whose weights became a model; None if the store has lost its record."""
+    """Return the key document of the training from whose checkpoint consolidate made a model; None if the store no
+    longer has the record of either stage. model: the digest of consolidate's artifact."""
     made = next((one for one in store.records("consolidate") if one["artifact"] == model), None)
     shards = made["document"]["inputs"].get("shards") if made else None
     trained = next((one for one in store.records("train") if one["artifact"] == shards), None) if shards else None

@@ -1,6 +1,7 @@
-"""Make and remove the folders that attempts work in: `<home>/work/<process>~<attempt>`, where home is TRNFLOW_HOME.
+"""Make and remove the folders that attempts work in: `<home>/work/<process>~<attempt>`.
 
-An attempt removes its folder when it ends. If it was killed, the next run removes it.
+An attempt is one try to run a stage; home is the folder of local state, TRNFLOW_HOME. An attempt removes its folder
+when it ends. If it was killed, the next run removes the folder.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from tasks.system.process import lives_on, read_tag, this_process
 
 
 def open_home() -> Path:
-    """Return the folder of local state (TRNFLOW_HOME), and create it if it is missing: readable by its owner alone.
+    """Return the home, the folder of local state (TRNFLOW_HOME). If it is missing, create it, readable by its owner
+    alone, and say so on stderr.
 
-    When the folder is created, a line on stderr says so.
+    If it can't be created, nothing is raised here: its first use raises the error.
     """
     home = home_folder()
     with contextlib.suppress(OSError):  # the first use of the folder raises the error, with its reason
@@ -40,7 +42,14 @@ KEPT_LOGS = 200
 
 @contextlib.contextmanager
 def workplace(home: Path, attempt: str) -> Iterator[Path]:
-    """Yield a new folder for the files of one attempt, and remove the folder when the context ends.
+    """Context manager that creates a folder for the files of one attempt, yields it, and removes it when the context
+    ends.
+
+    Folders that killed processes left behind are removed first.
+
+    Args:
+        home: The folder of local state; the new folder is in its subfolder `work`.
+        attempt: The id of the attempt.
 
     Raises:
         StoreError: The disk became full while the context was open.
@@ -62,17 +71,19 @@ def workplace(home: Path, attempt: str) -> Iterator[Path]:
 
 
 def workfolder(home: Path, name: str) -> Path:
-    """Return the path of a folder for this process to work in, without creating it.
+    """Return the path `<home>/work/<process>~<name>` of a folder for this process to work in, without creating the
+    folder.
 
-    If this process dies, the next run removes the folder.
+    If this process dies, the next run removes the folder, unless processes of the attempt `name` still live.
     """
     return home / "work" / f"{this_process().tag}~{name}"
 
 
 def attempt_log(home: Path, name: str) -> Path:
-    """Return the path of the log file of an attempt, `<home>/logs/NAME.log`, and create its folder.
+    """Return the path of an attempt's log file, `<home>/logs/NAME.log`. Create the folder, not the file, and remove all
+    files of the folder but the newest KEPT_LOGS.
 
-    Logs are kept after the attempt, since error messages point to them. Of all logs only the newest KEPT_LOGS are kept.
+    Logs are kept after the attempt, since error messages point to them. name: the name of the attempt's work folder.
     """
     folder = home / "logs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,22 +94,25 @@ def attempt_log(home: Path, name: str) -> Path:
 
 
 def data_folders(store: Store) -> list[Path]:
-    """List the folders of the home and the store, which hold data and no code.
+    """Return the folders of the home (local state) and of the store, which contain data and no code.
 
-    A stage may read files there freely, even if they lie inside the project's folder (see `tasks.keys.allowed_files`).
+    A stage may read any file there, although a stage may not read files of the project that its key does not include:
+    the home or the store may be inside the project's folder (see `tasks.keys.allowed_files`).
     """
     root, home = Path(local_path(store.root) or store.home), store.home
     return [home, home / "work", home / "cache", root, root / "blobs", root / "partial"]
 
 
 def clean(store: Store) -> None:
-    """Remove the work folders and leases that killed runs left behind. Costs two listings when there are none."""
+    """Remove the work folders in the home and the leases in the store (files by which a run claims to make a result)
+    that killed runs left behind. Costs two listings when there are none."""
     clear(store.home / "work")
     store.sweep_leases()
 
 
 def clear(base: Path) -> None:
-    """Remove the folders in `base` whose processes are dead.
+    """Remove the work folders in `base` whose processes, named in the folder's name, have certainly ended, and whose
+    attempt has no process left; also folders whose name names no process.
 
     Folders of other machines that share the home are kept: this machine can't find out whether their processes live.
     """

@@ -1,5 +1,5 @@
-"""Services that a run uses: Prefect's server, its deployments, automations and task runners, what it shows of a run, and
-the listener that sends results to MLflow.
+"""Services that a run uses: Prefect's server, its deployments, automations and task runners, the tables that Prefect
+shows of a run, and the listener that records a run's results in MLflow.
 
 Only these modules and `flows.deployments` import Prefect.
 """

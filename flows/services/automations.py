@@ -1,4 +1,5 @@
-"""The automations that `trnflow deploy` keeps in Prefect, by name.
+"""The automations that `trnflow deploy` creates in Prefect: rules by which Prefect's server acts when an event comes,
+or fails to come. By name:
 
 - `trnflow: data changed` runs the deployment `retrain` when the event `trnflow.data.changed` names a recipe (and overrides).
 - `trnflow: retrained` sends a notification when a retraining was promoted, kept, stopped or failed.
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
     from prefect.events.schemas.automations import Automation, AutomationCore
 
 TOLD = ("promoted", "kept", "stopped", "failed")
-"""The ends of a retraining that are notified."""
+"""The outcomes of a retraining about which a notification is sent."""
 DATES = 1000
 """How many dates of a schedule are looked at to find its longest pause."""
 
 
 class Renewed(NamedTuple):
-    """What `renew` did. names: of all automations there are now; notified: the block that sends notifications, or None."""
+    """The result of `renew`. names: the names of all automations there are now, sorted; notified: the Prefect block
+    through which notifications are sent, or None."""
 
     names: list[str]
     notified: Block | None
@@ -48,13 +50,20 @@ def renew(
     notify: str | None,
     further: Iterable[AutomationCore] = (),
 ) -> Renewed:
-    """Create, update or delete automations so that those that carry the tag `trnflow` are the wanted ones.
+    """Create, update and delete automations in Prefect, so that exactly the wanted ones carry the tag `trnflow`.
+
+    Wanted are the automations of this module (those that notify only if there is a block to send through) and
+    `further`.
 
     Args:
         retrain: The deployment of the flow `retrain`; None if there is none.
         recipe_names: {recipe and overrides of a deployment or schedule: the recipe's name}.
-        notify: The value of TRNFLOW_NOTIFY; None if it is not set.
+        notify: The value of TRNFLOW_NOTIFY, which names the block; None if it is not set: then the block that the
+            present automations use is kept.
         further: More automations that are wanted.
+
+    Raises:
+        ConfigError: TRNFLOW_NOTIFY names a block that Prefect does not have or that can't send notifications.
     """
     from prefect.events.filters import AutomationFilter, AutomationFilterTags
 
@@ -72,7 +81,8 @@ def renew(
 
 
 def longest_pause(schedule: DeploymentSchedule) -> timedelta | None:
-    """Return the longest time between two of the next dates of a schedule; None if it has fewer than two."""
+    """Return the longest time between two consecutive dates of a schedule, among its next 1000; None if it has fewer
+    than two dates."""
     from prefect.server.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 
     kinds: dict[str, Any] = {"cron": CronSchedule, "interval": IntervalSchedule, "rrule": RRuleSchedule}

@@ -1,8 +1,9 @@
-"""Keep the deployments and automations of one checkout from being overwritten by another that uses the same Prefect server.
+"""Keep the deployments and automations of one checkout from being overwritten by another checkout on the same Prefect
+server.
 
-Deployments and automations have names, and two checkouts give them the same ones. A checkout is the folder with the
-`prefect.yaml`. Prefect keeps it in a deployment as the working directory of its runs. So the deployments with the tag `trnflow`
-say which checkout a server belongs to.
+Two checkouts give their deployments and automations the same names. A checkout is the folder with the `prefect.yaml`.
+Prefect stores that folder in each deployment, as the working directory of the deployment's runs. So the deployments
+with the tag `trnflow` say which checkout a server belongs to.
 
 A checkout that takes a server over first registers its deployments as *trials*: with other names, and without active schedules.
 The deployments of the other checkout are deleted only if Prefect accepted every trial.
@@ -35,12 +36,12 @@ TRIAL = " (trial of deploy --replace)"
 
 
 def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list[DeploymentResponse]:
-    """Return the trnflow deployments that a server has of other checkouts than `folder`.
+    """Return the deployments with the tag `trnflow` that a server has of other checkouts than `folder`.
 
-    replace: whether the user asked to take the server over; without it, such deployments are an error.
+    replace: whether the user asked to take the server over; if not, such deployments are an error.
 
     Raises:
-        ConfigError: There are some, and `replace` is false. The message names the other checkout.
+        ConfigError: There are such deployments, and `replace` is false. The message names the other checkout.
     """
     others = _of_others(client, folder.resolve())
     if others and not replace:
@@ -55,7 +56,8 @@ def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list
 
 
 def try_deployments(client: SyncPrefectClient, document: Meta, register: Callable[[Path], None]) -> None:
-    """Register the deployments of a prefect.yaml as trials, then delete the trials, also those that an earlier command left.
+    """Check that Prefect accepts the deployments of a prefect.yaml: register them as trials (with other names and
+    without active schedules), then delete all trials, also those that an earlier command left.
 
     Args:
         document: The content of the prefect.yaml.
@@ -80,8 +82,8 @@ def delete(client: SyncPrefectClient, deployments: Iterable[DeploymentResponse])
 
 
 def checkout_of(deployment: DeploymentResponse) -> str | None:
-    """Return the folder that a deployment's runs have as their working directory; None if Prefect fetches its code, or if a
-    step before says where the folder is."""
+    """Return the checkout of a deployment: the folder that its runs have as working directory. None if the deployment
+    names no absolute folder: Prefect fetches the code, or an earlier step decides on the folder."""
     steps = [step[DIRECTORY]["directory"] for step in deployment.pull_steps or [] if DIRECTORY in step]
     return steps[0] if steps and Path(steps[0]).is_absolute() else None
 

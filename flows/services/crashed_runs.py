@@ -1,4 +1,4 @@
-"""Find the retrains whose flow run crashed so often that Prefect does not schedule it again, and send their report."""
+"""Find the retrains whose flow run crashed too often to be scheduled again, and report them by an event to Prefect."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CrashedRun:
-    """A flow run of the deployment `retrain`, which crashed.
+    """A flow run of the deployment `retrain` that crashed.
 
     Attributes:
-        id, name: The flow run's, as Prefect shows them.
-        starts: How often it began.
-        crashed: When it crashed last.
-        recipe, overrides: Its parameters, as the user gave them.
+        id, name: Id and name of the flow run, as Prefect shows them.
+        starts: How often the flow run began.
+        crashed: When the flow run crashed last.
+        recipe, overrides: The flow run's parameters, as the user gave them.
     """
 
     id: UUID
@@ -36,12 +36,13 @@ class CrashedRun:
 
     @property
     def event_id(self) -> UUID:
-        """The id of the event that reports the crash. It is the same each time, so that a crash is reported once."""
+        """The id of the event that reports the crash. It follows from `id` and `starts`, so that a second report of the
+        same crash can be recognised."""
         return uuid5(NAMESPACE_URL, f"trnflow crashed {self.id} {self.starts}")
 
 
 def unreported_crashes(times: int) -> list[CrashedRun]:
-    """Return the retrains that crashed more than `times` times, lastly within a day, and whose report was not sent.
+    """Return the retrains that began more than `times` times, crashed within the last day, and are not reported yet.
 
     Raises:
         ConfigError: Prefect's server can't be reached.
@@ -80,10 +81,12 @@ def _is_sent(client: SyncPrefectClient, event: UUID) -> bool:
 
 
 def send_report(run: CrashedRun, name: str, payload: Meta) -> None:
-    """Send the event `trnflow.retrain.failed` of a crashed retrain.
+    """Report a crashed retrain: send the event `trnflow.retrain.failed` to Prefect's server.
+
+    An automation of the server then notifies the user, if notifications are on.
 
     Args:
-        run: The flow run.
+        run: The flow run that crashed.
         name: The recipe's own name.
         payload: The JSON of the retrain's outcome, without secrets.
 

@@ -1,5 +1,5 @@
-"""Register the deployments of `prefect.yaml` with the Prefect server, with their automations, and start a worker that runs
-them.
+"""Register the deployments of `prefect.yaml` and their automations with Prefect's server, and start a worker that runs
+the deployments. A deployment is a flow with parameters and perhaps a schedule.
 
 `deploy` waits until the server has planned the next flow run of each active schedule: when the scheduler fails, only
 the server's log reports it, while Prefect's page shows the deployment as ready.
@@ -43,14 +43,14 @@ process of its own. With four at a time the local server answers while a hundred
 WORKER = "from flows.services.recovery import prefect_worker; prefect_worker()"
 """The program of a worker's process."""
 SERVER_FAILED = "Server error '5"
-"""What Prefect's client says of an HTTP status of 500 or more."""
+"""Part of the message with which Prefect's client reports an HTTP status of 500 or more."""
 SCHEDULE_SECONDS = 90.0
 """How long the server may take to plan a schedule's next run. Its scheduler looks at new deployments every 5 seconds."""
 
 
 class Deployed(NamedTuple):
-    """What `deploy` registered. names: of the deployments; automations: names of the automations; notified: the block of
-    Prefect that notifications go to, or None."""
+    """The result of `deploy`. names, automations: the names of the registered deployments and automations; notified:
+    `TYPE/NAME` of the Prefect block through which notifications are sent, or None."""
 
     names: list[str]
     automations: list[str]
@@ -58,10 +58,17 @@ class Deployed(NamedTuple):
 
 
 def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, replace: bool = False) -> Deployed:
-    """Register all deployments of `folder`/prefect.yaml, and their automations.
+    """Register all deployments of `folder`/prefect.yaml and their automations with Prefect's server, and wait until the
+    server has planned the next flow run of each active schedule.
 
-    Creates the work pool where the server has none. replace: whether to delete the deployments of another checkout. They are
-    deleted after the new ones were found to be acceptable.
+    Starts the local server if no other is configured, and creates the work pool if the server has none.
+
+    Args:
+        home: The folder of local state (TRNFLOW_HOME), with the local server's database.
+        folder: The checkout with the prefect.yaml.
+        seconds: How long to wait for the schedules.
+        replace: Whether to delete the deployments that another checkout has on the server. They are deleted after
+            Prefect has accepted trial copies of the new ones.
 
     Raises:
         ConfigError: `folder` has no prefect.yaml, a deployment names a recipe that can't be read, TRNFLOW_NOTIFY names no
@@ -84,7 +91,12 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
 def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
     """Replace this process by a Prefect worker that runs the deployments of the pool `local`, until it is interrupted.
 
-    The worker's flow runs send heartbeats. Lost runs are tended first, then `report` is called.
+    The worker's flow runs send heartbeats. Before the worker starts, `tend_runs` marks lost flow runs as crashed or
+    schedules them again, then `report` is called.
+
+    Args:
+        home: The folder of local state (TRNFLOW_HOME). Its local server is started if no other is configured.
+        report: Reports the runs that crashed too often.
 
     Raises:
         ConfigError: Prefect's server can't be reached.

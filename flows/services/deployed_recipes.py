@@ -22,15 +22,16 @@ Case = tuple[str, ...]
 
 
 def case_of(parameters: Meta) -> Case:
-    """Return the recipe and the overrides among the parameters of a deployment or schedule."""
+    """Return the recipe and the overrides among the parameters of a deployment or schedule, as (recipe, *overrides)."""
     return str(parameters.get(PARAMETER)), *map(str, parameters.get("overrides") or ())
 
 
 def check_recipes(document: Meta, file: object) -> dict[Case, str]:
-    """Return {recipe and overrides: the recipe's name} of all recipes that a prefect.yaml names.
+    """Read all recipes that the deployments and schedules of a prefect.yaml name. Return {recipe and overrides as given
+    there: the recipe's own name}.
 
-    Values with `{{ }}`, which Prefect fills in, are left out. file: the prefect.yaml, for the message. Raises ConfigError if
-    a recipe can't be read.
+    Recipes and overrides with `{{ }}`, which Prefect fills in, are left out. document: the content of the prefect.yaml;
+    file: its path, for the message of an error. Raises ConfigError if a recipe can't be read.
     """
     found: dict[Case, str] = {}
     for deployment, parameters in _parameters(document):
@@ -45,9 +46,13 @@ def check_recipes(document: Meta, file: object) -> dict[Case, str]:
 
 
 def offer_recipes(client: SyncPrefectClient, deployments: Iterable[DeploymentResponse], named: Iterable[Case]) -> None:
-    """Let each deployment take as its parameter `recipe` only the recipes of `conf/` and those that a deployment names.
+    """Limit the parameter `recipe` of deployments on Prefect's server to the recipes of `conf/` and those of `named`.
 
-    Prefect's form then shows a list, and Prefect refuses other values before a run begins.
+    Prefect's form for a run then offers the list, and Prefect refuses other values before a run begins.
+
+    Args:
+        deployments: The deployments to change; those without a parameter `recipe` are left alone.
+        named: The recipes, with overrides, that deployments or schedules name.
     """
     from prefect.client.schemas.actions import DeploymentUpdate
 

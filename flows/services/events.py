@@ -1,4 +1,6 @@
-"""Send events to Prefect's server: in one request, which fails where Prefect's own background sender would be silent."""
+"""Send events to Prefect's server, in one request. If the request fails, an error is raised; Prefect's own sender, a
+background thread, would not report the failure.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,23 @@ if TYPE_CHECKING:
 
 CHANGED = "trnflow.data.changed"
 RETRAINED = "trnflow.retrain."
-"""The events of a retraining: this, and how it ended."""
+"""The beginning of the name of a retraining's event; its outcome follows, such as `promoted`."""
 RECIPE = "trnflow.recipe."
-"""The id of a recipe as Prefect's events name it: this, and the recipe's name."""
+"""The beginning of the id that a recipe has in Prefect's events; the recipe's name follows."""
 
 
 def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
-    """Return the event `trnflow.data.changed`. Its payload has the parameters `recipe` and `overrides` of a retrain.
+    """Return the event `trnflow.data.changed`, after which Prefect runs the deployment `retrain` with the `recipe` and
+    `overrides` of the event's payload. The event is not sent yet.
 
     Args:
-        finding: The JSON of `trnflow watch`; its field `recipe` is the recipe's name.
+        finding: The JSON that `trnflow watch` prints; its field `recipe` is the recipe's own name.
         recipe, overrides: As the user gave them, since the deployment `retrain` knows a recipe by the name it was deployed
             with.
 
     Raises:
-        ConfigError: An override has a secret. The event would carry it, or a retrain would run with the mask in its place.
+        ConfigError: An override contains a secret. The event would carry the secret, or a retrain would run with the
+            mask in its place.
     """
     if [hide_override(text) for text in overrides] != overrides:
         fix = "write ${NAME} in its place, which the worker's environment fills in, or use --retrain"
@@ -46,12 +50,13 @@ def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
 
 
 def recipe_resource(name: str) -> dict[str, str]:
-    """Return the resource of an event about a recipe. name: the recipe's own."""
+    """Return the resource (in Prefect's terms: what an event is about) of an event about a recipe. name: the recipe's
+    own name, not its file."""
     return {"prefect.resource.id": f"{RECIPE}{name}", "prefect.resource.name": name}
 
 
 def send_events(events: list[Event]) -> None:
-    """Send events to the server of PREFECT_API_URL.
+    """Send events to the Prefect server of PREFECT_API_URL, all in one request; none if the list is empty.
 
     Raises:
         ConfigError: The server can't be reached, or refuses an event.
@@ -64,10 +69,10 @@ def send_events(events: list[Event]) -> None:
 
 @contextmanager
 def connected() -> Iterator[SyncPrefectClient]:
-    """Context with a client of the server of PREFECT_API_URL.
+    """Yield a client of the Prefect server of PREFECT_API_URL, which is closed when the context ends.
 
     Raises:
-        ConfigError: A request failed: the server can't be reached, or refuses it.
+        ConfigError: A request within the context failed: the server can't be reached, fails, or refuses the request.
     """
     from httpx import HTTPError
     from prefect.client.orchestration import get_client
@@ -80,8 +85,10 @@ def connected() -> Iterator[SyncPrefectClient]:
 
 
 def unreachable(error: Exception) -> ConfigError:
-    """Return the error of a request to Prefect's server as one line with advice. A server whose database is away, or whose
-    disk is full, answers with a status of 500 or more."""
+    """Return a ConfigError, of one line and a fix, for the exception of a failed request to Prefect's server.
+
+    The error says whether the server can't be reached, refused the request, or failed itself (a status of 500 or more):
+    then the cause, such as a full disk or a lost database, is looked for in the log of the local server."""
     from httpx import HTTPStatusError
     from prefect.settings import PREFECT_API_URL
 

@@ -1,4 +1,7 @@
-"""A listener of a run that records its settings, metrics, figures, plots, digests and data sources in MLflow."""
+"""Record a run's settings, metrics, figures, plots, digests and data sources in MLflow, as a listener of the run.
+
+Events are written to a spool, a file on disk in which they wait until another process has uploaded them to MLflow.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,17 @@ PLOTTED = "evaluate_model"
 
 
 class Tracking(Listener):
-    """Record one run in MLflow, as a listener of the run. Does nothing when `tracking.enabled` is false.
+    """A listener that records one run in MLflow. Does nothing when `tracking.enabled` is false.
 
-    Recording begins when the first stage runs, or when the run fails: a run whose stages all hit changes nothing, adds
-    nothing to MLflow and starts no upload. Stages that hit before are recorded then. Used as a context manager, it marks the
-    run in MLflow as FAILED or KILLED when an exception leaves the context. run: the id of the run;
-    tags: further tags of the run in MLflow.
+    Recording begins when the first stage starts to run, or when the run fails; the cached stages before that are then
+    recorded too. A run whose stages are all cached adds nothing to MLflow and starts no upload. As a context manager,
+    the listener marks the run in MLflow as FAILED or KILLED when an exception leaves the context.
+
+    Args:
+        recipe: The recipe; its section `tracking` names the MLflow server and experiment.
+        home: The folder of local state (TRNFLOW_HOME), which holds the spool.
+        run: The id of the run.
+        tags: Further tags of the run in MLflow.
     """
 
     def __init__(self, recipe: Recipe, home: Path, run: str, tags: dict[str, str] | None = None) -> None:
@@ -42,13 +50,13 @@ class Tracking(Listener):
         self._hits: list[Outcome] = []
 
     def stage_started(self, call: Call, key: str) -> None:
-        """Record that a stage begins, with the settings that are part of its key."""
+        """Record that a stage begins to run, with its key and those of its settings that can change its result."""
         if self._begin():
             assert self._tracker is not None
             self._tracker.stage_started(call.name, key, keyed_params(call.config))
 
     def event(self, stage: str, event: Meta) -> None:
-        """Record the metrics of an event of a running stage; ignore events without metrics."""
+        """Record the metrics that a running stage reports in an event; ignore events without metrics."""
         if self._tracker and "metrics" in event:
             metrics = event["metrics"]
             self._tracker.metrics(stage, metrics["step"], metrics["values"], metrics["time"])
@@ -83,7 +91,10 @@ class Tracking(Listener):
             )
 
     def finish(self, result: Result) -> Result:
-        """End the run in MLflow and return the result. If not everything is uploaded yet, a note in the result says so."""
+        """End the run in MLflow as FINISHED, FAILED or KILLED (interrupted), and return `result`.
+
+        Waits up to 20 s for the upload, 2 s if the run was interrupted; the upload continues after that. If MLflow
+        can't be reached or events were lost, a note is added to the result."""
         if result.error:
             self._begin()
         if self._tracker and self._tracker.is_open:
@@ -125,12 +136,14 @@ class Tracking(Listener):
 def record_champion(
     tracker: Tracker, recipe: str, found: list[Numbered], challenger: str | None, comparison: dict[str, float]
 ) -> None:
-    """Record a recipe's present champion for MLflow's model registry.
+    """Record a recipe's present champion (the model that its users should get) for MLflow's model registry.
 
     Args:
-        found: all champions of the recipe, the present one first.
+        tracker: records the event in the spool of a run.
+        recipe: the recipe's name.
+        found: the files of all champions of the recipe in the store, the present one first.
         challenger: digest of the model that was compared and lost; None if there is none.
-        comparison: {figure: value} of the comparison.
+        comparison: figures of the comparison by name, such as `difference`; {} if none was made.
     """
     number, champion = found[0]
     tracker.champion(
@@ -140,9 +153,10 @@ def record_champion(
 
 
 def new_tracker(recipe: Recipe, home: Path, run: str, tags: dict[str, str] | None = None) -> Tracker | None:
-    """Begin to record a run in MLflow as the recipe says; None when `tracking.enabled` is false.
+    """Begin to record a run in the MLflow server and experiment that the recipe names, and start the process that
+    uploads the record. Return the tracker; None, and nothing is begun, when `tracking.enabled` is false.
 
-    run: the id of the run; tags: further tags of the run in MLflow.
+    home: the folder of local state (TRNFLOW_HOME); run: the id of the run; tags: further tags of the run in MLflow.
     """
     if not recipe.tracking.enabled:
         return None

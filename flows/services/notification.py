@@ -1,4 +1,5 @@
-"""The Prefect block to which notifications of retraining go, and the message that the block sends.
+"""Find or create the Prefect block that sends notifications about retraining, and define the messages that it sends. A
+block is a piece of configuration that Prefect's server stores, such as the address of a webhook.
 
 The variable TRNFLOW_NOTIFY names the block. Its value is one of:
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 VARIABLE = "TRNFLOW_NOTIFY"
 OFF = "off"
 BLOCK = "trnflow"
-"""The name of the block that is made of an address."""
+"""The name of the block that `trnflow deploy` creates if TRNFLOW_NOTIFY is an address."""
 WEBHOOK, SLACK = "webhook", "slack-webhook"
 SLACK_HOSTS = ("hooks.slack.com", "hooks.slack-gov.com")
 FIX = f"set {VARIABLE} to the address of a webhook, to TYPE/NAME of a block in Prefect, or to {OFF}"
@@ -59,7 +60,8 @@ difference {{ '%+.4g' | format(m.difference) }} \
 
 
 class Block(NamedTuple):
-    """A block that sends notifications. id: its number in Prefect; kind: its type, such as `webhook`; name: its name."""
+    """A Prefect block that sends notifications. id: its id in Prefect; kind: its type, such as `webhook`; name: its
+    name. As text: `TYPE/NAME`."""
 
     id: UUID
     kind: str
@@ -89,7 +91,8 @@ def take_setting() -> str | None:
 
 
 def find_block(client: SyncPrefectClient, value: str) -> Block | None:
-    """Return the block that the value of TRNFLOW_NOTIFY names, or None for `off`. A block of an address is made or renewed.
+    """Return the block that the value of TRNFLOW_NOTIFY names, or None for `off`. For an address, the block `trnflow`
+    is created in Prefect, or its address is replaced.
 
     Raises:
         ConfigError: Prefect has no such block, or it can't send notifications.
@@ -109,7 +112,8 @@ def check_block(client: SyncPrefectClient, value: str | None) -> None:
 
 
 def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
-    """Delete the blocks that were made of an address, except the one that is used."""
+    """Delete from Prefect the blocks that were created for an address in TRNFLOW_NOTIFY, except `used`, the block
+    through which notifications are sent now."""
     from prefect.exceptions import ObjectNotFound
 
     for kind in (WEBHOOK, SLACK):
@@ -120,7 +124,7 @@ def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
 
 
 def retrain_message(block: Block) -> ActionTypes:
-    """Return the action that sends the message about a retraining that ended."""
+    """Return the action with which an automation sends, through `block`, the message about a retraining that ended."""
     rendered = "{% set text %}" + RETRAIN_TEXT + "{% endset %}"
     document = rendered + "{{ {'text': text, 'event': event.event, 'retrain': event.payload} | tojson }}"
     return _message(
@@ -129,7 +133,8 @@ def retrain_message(block: Block) -> ActionTypes:
 
 
 def plain_message(block: Block, subject: str, text: str, **further: Any) -> ActionTypes:
-    """Return the action that sends a fixed text. further: what a webhook gets beside the text."""
+    """Return the action with which an automation sends a fixed text through `block`. subject: for blocks that take one;
+    further: fields of the JSON document that a webhook gets besides `text`."""
     document = json.dumps({"text": text, **further})
     return _message(block, _literal(subject), _literal(text), _literal(document))
 

@@ -12,8 +12,9 @@ NAME = "PREFECT_API_URL"
 
 
 def api_url(home: Path) -> str | None:
-    """Return the URL of Prefect's API: the configured one, else that of the local server of `home` when it was last
-    started. None when there is neither. No request is made to the server."""
+    """Return the URL of Prefect's API: the one that the user configured, else that of the local server of `home` when
+    it was last started. None when there is neither. No request is made to the server. home: the folder of local state
+    (TRNFLOW_HOME)."""
     return configured_url() or recorded_server(home).get("url")
 
 

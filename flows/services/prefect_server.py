@@ -1,4 +1,5 @@
-"""A local Prefect server in the background, one for each home, used by all runs of that home.
+"""A local Prefect server in the background, one for each home (the folder of local state, TRNFLOW_HOME), used by all
+runs of that home.
 
 The server's state, database and log lie in `<home>/prefect`; the user's own Prefect profile is never changed. The
 server listens on 127.0.0.1, on port 4200 or, if that port is taken, on another one. Starting a server takes about 5 s
@@ -51,21 +52,23 @@ DATABASE_TROUBLES = {
     "file is not a database": "is damaged",
     "disk image is malformed": "is damaged",
 }
-"""What Prefect's log says when it can't use its database -> what that means."""
+"""Part of what Prefect logs when it can't use its database -> what our error says about the database."""
 MOVE_ASIDE = "move that file away and run `trnflow deploy` again, which loses the pages of past runs but no result"
 FREE_SPACE = "free some space there"
 ERROR_LINE = re.compile(r"(\w+\.)*\w*([Ee]rror|Exception)\b: |.*\| ERROR +\|")
 
 IDLE_SECONDS = 3600.0
-"""After this time without use, a server that a command started by itself ends."""
+"""After this time without use, a server ends that was started by a run or another command, not by `trnflow up`."""
 IDLE = "TRNFLOW_SERVER_IDLE_SECONDS"
-"""The environment variable with another such time."""
+"""The environment variable whose value, a number of seconds, replaces IDLE_SECONDS."""
 PROGRAM = Path(__file__).with_name("server_process.py")
 
 
 def ensure_server(home: Path, *, stays: bool = False) -> str:
-    """Return the URL of a Prefect API for a run. A configured URL is returned unchecked; otherwise the local server is
-    started if need be. stays: see `start_server`.
+    """Return the URL of a Prefect API for a run, and start the local server of `home` if need be.
+
+    A URL that the user configured (such as PREFECT_API_URL) is returned unchecked, and no server is started. Otherwise
+    return when the local server answers. stays: see `start_server`.
 
     Raises:
         ConfigError: TRNFLOW_SERVER_IDLE_SECONDS is no positive number.
@@ -80,8 +83,15 @@ def ensure_server(home: Path, *, stays: bool = False) -> str:
 def start_server(home: Path, *, stays: bool = False) -> None:
     """Start the local server of `home` unless it runs already. Returns before the server answers.
 
-    stays: whether the server runs until `stop_server`, also if it runs already. Otherwise it ends by itself when nothing has
-    used it for an hour (`server_process.py`).
+    Args:
+        home: The folder of local state, whose folder `prefect` has the server's database and log.
+        stays: Whether the server runs until `stop_server`; also changes a server that runs already. Otherwise the
+            server ends by itself when nothing has used it for an hour, or TRNFLOW_SERVER_IDLE_SECONDS
+            (`server_process.py`).
+
+    Raises:
+        ConfigError: TRNFLOW_SERVER_IDLE_SECONDS is no positive number.
+        ProcessFailed: No port is free.
     """
     make_home(home)
     folder = home / "prefect"
@@ -98,7 +108,8 @@ def start_server(home: Path, *, stays: bool = False) -> None:
 
 
 def stop_server(home: Path) -> bool:
-    """Stop the local server of `home`, even if another process started it. Return False when no server was running."""
+    """Stop the local server of `home`, even if another process started it, and wait until it has ended. Return False
+    when no server was running. ProcessFailed when the server does not end within 30 s."""
     server = running_server(home)
     if server is None:
         return False
@@ -124,7 +135,7 @@ def running_server(home: Path) -> dict[str, Any] | None:
 
 def last_error(home: Path) -> str:
     """Return the last error in the log of the local server of `home` (the last line of a traceback); empty when the log
-    has no error."""
+    has no error or is missing, or when another server is configured."""
     server = recorded_server(home)
     log = home / "prefect" / "server.log"
     if configured_url() not in (None, server.get("url")) or not log.exists():

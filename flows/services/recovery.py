@@ -1,16 +1,19 @@
-"""Give every flow run a true end, by automations of Prefect and by a look at what they missed.
+"""End the flow runs whose process was lost, and schedule them again: by automations of Prefect, and by `tend_runs`,
+which finds the runs that the automations missed.
 
-A worker reports how a flow's process ended. If the worker dies too, or the machine stops, nobody does. Prefect's server then
-sees that the run's heartbeats stop. The automations of this module mark such a run as crashed and schedule it again; the
-stages that it finished are cached, and training goes on from its newest checkpoint.
+A worker reports how a flow's process ended. If the worker dies too, or the machine stops, nobody reports it. Prefect's
+server then sees that the run's heartbeats stop. The automations of this module (rules by which Prefect's server acts on
+events) mark such a run as crashed and schedule it again; the stages that it finished are cached, and training goes on
+from its newest checkpoint.
 
-A run is counted by its label `prefect.run-count`, the number of times that it began to run. A worker that is stopped with
-Ctrl-C leaves crashed runs too, which the next worker then takes up.
+How often a run began is in its label `prefect.run-count`. A worker that is stopped with Ctrl-C leaves crashed runs too,
+which the next worker then takes up.
 
-Two things the automations miss. Prefect forgets their windows a minute after they end, so a run that stops together with
-the server would stay "Running". And events are lost: those that a killed server had not written yet, and, on a busy machine,
-those that SQLite refused five times ("database is locked"). `tend_runs` makes up for both: when a worker starts, and in each run
-of the deployment `watch`. Each retrain looks for the commonest case, a run that never began (`end_unbegun_runs`).
+The automations miss two cases. An automation waits for an event during a time window, and Prefect forgets the window a
+minute after its end, so a run that stops together with the server would stay "Running". And events are lost: those that
+a killed server had not written yet, and, on a busy machine, those that SQLite refused five times ("database is
+locked"). `tend_runs` makes up for both: when a worker starts, and in each run of the deployment `watch`. Each retrain
+looks for the commonest case, a run that never began (`end_unbegun_runs`).
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ if TYPE_CHECKING:
     from prefect.events.schemas.automations import AutomationCore
 
 TAG = "trnflow"
-"""The tag of flow runs that the automations are about. `deploy` puts it on its deployments, and commands on their runs: a
-server may have flows of other teams with the same names, whose heartbeats come less often."""
+"""The tag of the flow runs on which the automations act. `deploy` puts the tag on its deployments, and commands put it
+on their runs. Without the tag the automations would act on flows of other teams on the same server that have the same
+names, but send fewer heartbeats."""
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 """The setting with which a flow run sends a heartbeat every 30 seconds. Prefect accepts no shorter interval."""
 PATIENT = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
@@ -65,7 +69,9 @@ def recovery_automations(
     cancelling: float = CANCELLING_SECONDS,
     times: int = TIMES,
 ) -> list[AutomationCore]:
-    """Return the automations that end lost flow runs and schedule crashed ones again.
+    """Return the automations that mark lost flow runs as crashed or cancelled, and schedule crashed ones again.
+
+    They are not created in Prefect yet: `automations.renew` does that.
 
     Args:
         silent: Seconds without a heartbeat after which a running flow run is marked as crashed; Prefect's least is 10.
@@ -122,13 +128,15 @@ def recovery_automations(
 
 
 def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, times: int = TIMES) -> int:
-    """Do what the automations missed, and return the number of flow runs that needed it.
+    """Find the flow runs whose loss the automations missed, and make up for it. Return for how many flow runs something
+    was done; runs that are alive and get an event are counted too.
 
     - Flow runs that did not begin within `pending` seconds are marked as crashed (`end_unbegun_runs`).
-    - For each flow run that is running or being cancelled, an event is sent that opens a window of an
-      automation. A run that lives sends a heartbeat in it, and nothing happens; a run that does not is marked as crashed or
-      cancelled when the window ends.
-    - A flow run that crashed `left` seconds ago, and that began at most `times` times, is scheduled again.
+    - For each flow run that is running or being cancelled, other than the one of this process, an event
+      is sent after which an automation waits for some time. If the run sends a heartbeat (or ends, if it is being
+      cancelled) in that time, nothing happens; else the automation marks the run as crashed or cancelled.
+    - A flow run that crashed more than `left` seconds and less than a day ago, and that began once to `times` times, is
+      scheduled again; not one of the deployment `watch`.
 
     Raises:
         ConfigError: Prefect's server can't be reached.
@@ -183,7 +191,9 @@ def _unbegun(pending: float) -> str:
 
 
 def prefect_worker() -> None:
-    """Be Prefect's command line, with a worker that `leave_counted_runs` changed."""
+    """Run Prefect's command line with this process's arguments, with a worker that `leave_counted_runs` has changed.
+
+    `trnflow worker` starts its worker process with this function."""
     from prefect.cli import app
 
     leave_counted_runs()
@@ -191,10 +201,11 @@ def prefect_worker() -> None:
 
 
 def leave_counted_runs() -> None:
-    """Let Prefect's worker leave a flow run alone until it has cleared away the run's last process.
+    """Change Prefect's worker class, so that a worker takes no flow run while it still counts the run's last process.
 
-    When a flow run's process is killed, the run is scheduled again within seconds. A worker with a limit that takes it while
-    the old process still counts would raise RuntimeError and end; so it takes the run when it asks the next time, 10 s later.
+    When a flow run's process is killed, the run is scheduled again within seconds. A worker with a limit of runs that
+    takes the run while the old process still counts raises RuntimeError and ends. The changed worker takes the run when
+    it asks the server for runs the next time, 10 s later.
     """
     from prefect.workers.process import ProcessWorker
 

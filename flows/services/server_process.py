@@ -6,10 +6,11 @@ A run, a worker and an open page send requests or hold a connection (a websocket
 watched, and a killed run that the database shows as running does not keep the server. After SECONDS without a request and a
 connection the server asks its own API for active schedules. If there is none, it ends.
 
-No run loses its server at that moment: whoever needs the server takes `server.lock` first, and touches the file (`start_server`).
-The server takes the same lock, stays if the file was touched since its last look, else removes `server.json` and keeps the lock
-until its process has ended. A run that waits for the lock then starts a new server. A server that `trnflow up` asked for has
-`stays` in `server.json`, and does not end by itself. Neither does one whose API can't be asked.
+No run loses its server at that moment: a process that needs the server takes `server.lock` first, and touches the file
+(`start_server`). The server takes the same lock, stays if the file was touched since its last look, else removes
+`server.json` and keeps the lock until its process has ended. A run that waits for the lock then starts a new server. A
+server that `trnflow up` asked for has `stays` in `server.json`, and does not end by itself. Neither does one whose API
+can't be asked.
 
 This does what `prefect server start` does, without loading Prefect's command line (1.5 s), and lets transactions on SQLite take
 turns (`take_turns`).
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 LOCK, STATE = Path("server.lock"), Path("server.json")
-"""The lock of those who start the server, and its record. Both are in the working directory."""
+"""The file lock of processes that start the server, and the server's record. Both are in the working directory."""
 LOOK_SECONDS = 10.0
 """The longest pause between two looks at what uses the server."""
 END_SECONDS = 20.0
@@ -65,7 +66,9 @@ class Idleness:
 
     @property
     def is_over(self) -> bool:
-        """Look once; return whether nothing used the server since SECONDS."""
+        """Return whether nothing has used the server for `seconds`. Each read of this property is a look: the time
+        begins anew if requests came or `server.lock` was touched since the last look, or if a connection is open
+        now."""
         seen = (self._server.server_state.total_requests, touched())
         if seen != self._seen or self._server.server_state.connections:
             self.begin_anew()
@@ -74,16 +77,16 @@ class Idleness:
 
     @property
     def was_touched(self) -> bool:
-        """Return whether somebody took the lock since the last look."""
+        """Return whether a process that needs the server took `server.lock` since `is_over` was read last."""
         return touched() != self._seen[1]
 
     def begin_anew(self) -> None:
-        """Count from now on."""
+        """Begin the time without use anew, from now on."""
         self._since = time.monotonic()
 
 
 def touched() -> int:
-    """Return when the lock was touched last, in nanoseconds."""
+    """Return when `server.lock` was touched last, in nanoseconds since 1970; 0 if there is no such file."""
     try:
         return LOCK.stat().st_mtime_ns
     except FileNotFoundError:
@@ -91,7 +94,10 @@ def touched() -> int:
 
 
 def main() -> None:
-    """Serve Prefect's API and page on a listening socket until the server is stopped or ends by itself."""
+    """Serve Prefect's API and page until the server is stopped or ends by itself.
+
+    Arguments of the process: the descriptor of a listening socket, and the seconds without use after which the server
+    ends."""
     gc.disable()  # during the imports, which makes them faster
     import socket
 
@@ -109,12 +115,14 @@ def main() -> None:
 
 
 def take_turns() -> None:
-    """Let the transactions of Prefect's server on a SQLite database take turns. Has no effect on PostgreSQL.
+    """Change Prefect's server in this process, so that its transactions on a SQLite database run one at a time. Has no
+    effect on PostgreSQL.
 
-    Most of them read first and write then (BEGIN DEFERRED). If another one writes in between, SQLite refuses the write at once,
-    and Prefect answers 503; others wait inside SQLite, which is not fair, for up to 60 s with a connection of the pool. A
-    hundred events at once locked the server for minutes, and some of the flow runs were never made. One at a time, each with
-    the right to write from its beginning, 30 events and 4 flow runs took 16 s instead of 107 s.
+    Most transactions read first and write then (BEGIN DEFERRED). If another one writes in between, SQLite refuses the
+    write at once, and Prefect answers 503; others wait inside SQLite, which is not fair, for up to 60 s with a
+    connection of the pool. A hundred events at once locked the server for minutes, and some of the flow runs were never
+    made. One at a time, each with the right to write from its beginning, 30 events and 4 flow runs took 16 s instead of
+    107 s.
     """
     from prefect.server.database.configurations import AioSqliteConfiguration
 
@@ -147,7 +155,11 @@ async def _at_most(turn: asyncio.Lock, seconds: float) -> AsyncIterator[None]:
 
 
 def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: float) -> None:
-    """Wait until nothing has used the server for `seconds` since it answers, then end it."""
+    """Wait until nothing has used the server for `seconds`, then end the server and this process. Runs in its own
+    thread.
+
+    The server stays while a deployment has an active schedule, and if it was started to stay (`trnflow up`). listener:
+    the server's socket, which tells its port."""
     while not server.started:
         time.sleep(0.1)
     port = listener.getsockname()[1]

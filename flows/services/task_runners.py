@@ -1,9 +1,10 @@
-"""Make the parts of stages (shards) on Prefect's task runners: processes of this machine, a Ray cluster or a Dask cluster.
+"""Make the parts of stages on Prefect's task runners: processes of this machine, a Ray cluster or a Dask cluster.
 
-Each shard is a task run. The task runner starts with the first shard that must be made (Ray takes 5 to 10 s) and is
-used for the whole run. Local clusters have no dashboard. A local Dask cluster listens on 127.0.0.1 only. A local Ray
-cluster listens on all interfaces, even if it is given an address, so it is started with a token that is made for the
-run and refuses clients without the token. Ray and Dask pickle the data they send: use only clusters that you trust.
+A part is a share of a data stage's work, such as some rows, which can be made apart from the others. Each part is a
+task run. The task runner starts with the first part that must be made (Ray takes 5 to 10 s) and is used for the whole
+run. Local clusters have no dashboard. A local Dask cluster listens on 127.0.0.1 only. A local Ray cluster listens on
+all interfaces, even if it is given an address, so it is started with a token that is made for the run and refuses
+clients without the token. Ray and Dask pickle the data they send: use only clusters that you trust.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ PARENT_SECONDS = 1.0
 
 @contextlib.contextmanager
 def task_runner(config: TaskRunnerConfig) -> Iterator[TaskRunner | None]:
-    """Yield the task runner of one run, and end it when the context ends.
+    """Yield the task runner that makes the parts of stages in one run, and end the task runner when the context ends.
 
-    Yields None for `task_runner.kind: threads`: then each stage's own process makes its parts.
+    config: the recipe's section `task_runner`. Yields None for `task_runner.kind: threads`: then each stage's own
+    process makes its parts.
 
     Raises:
         MissingDependency: The package of this task runner is not installed.
@@ -49,9 +51,11 @@ def task_runner(config: TaskRunnerConfig) -> Iterator[TaskRunner | None]:
 
 
 class TaskRunner:
-    """A `flows.runner.parts.part_makers.PartMaker` that makes each part in a task run of one of Prefect's task runners.
+    """A `flows.runner.parts.part_makers.PartMaker` that makes each part of a stage in a task run of one of Prefect's
+    task runners.
 
     Args:
+        config: The recipe's section `task_runner`: kind and number of workers, address of a cluster.
         stack: The exit stack to which the task runner is added when the first part is submitted, and which ends the
             task runner.
     """
@@ -66,7 +70,7 @@ class TaskRunner:
         self._flow = contextvars.copy_context()
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make each part in a task run, and yield the results in order.
+        """Make each part in a task run, and yield the results in the order of `jobs`, which describe the parts.
 
         At most twice as many parts as there are workers are submitted at once. When the caller stops, the parts still
         waiting are cancelled.

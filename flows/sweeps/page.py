@@ -1,4 +1,5 @@
-"""Make sweep.html: one file that loads nothing from elsewhere and runs no script. Texts are escaped by the template's engine."""
+"""Make sweep.html, the page with the results of a sweep: one file that loads nothing from elsewhere and runs no script.
+Jinja escapes all texts."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ STATES = {
 
 
 def sweep_page(content: Meta, study: Study) -> str:
-    """Return the page as HTML. content: that of sweep.json; study: for the plots."""
+    """Return the page of a sweep as HTML: the best trial, the winner's metrics, plots, and a table of all trials.
+
+    content: the content of sweep.json; study: the Optuna study, from which the plots are drawn."""
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("sweep.html.jinja").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Read what a sweep is to do: the recipe, the settings that vary, and what identifies its study."""
+"""Read the plan of a sweep: the recipe, the settings that vary, and the definition that identifies its Optuna study."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SUFFIX = ".sweep"
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep that was checked.
+    """A sweep whose settings were checked, but which need not have begun.
 
     Attributes:
         named: The recipe's name or file, as the user gave it.
@@ -57,38 +57,43 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name of the study and of its folder."""
+        """The name of the Optuna study and of the sweep's folder: `sweep.name`, by default the recipe's name."""
         return self.recipe.sweep.name or self.recipe.name
 
     def folder(self, home: Path) -> Path:
-        """Return the folder of the sweep's results."""
+        """Return the folder of the sweep's results. home: the folder of local state, TRNFLOW_HOME."""
         return home / "sweeps" / self.name
 
     def database(self, home: Path) -> str:
-        """Return the SQLAlchemy URL of Optuna's database."""
+        """Return the SQLAlchemy URL of Optuna's database: `sweep.database` with its secrets filled in, by default the
+        file `optuna.db` in `home`, the folder of local state."""
         written = self.recipe.sweep.database
         return fill_address(written, "sweep.database") if written else f"sqlite:///{home.absolute() / 'optuna.db'}"
 
     def store_id(self, store: Store) -> str:
-        """Return what tells the store from others whose sweeps share `sweep.database`; empty for the home's own database.
+        """Return an id of the store, different for each store whose sweeps share the database `sweep.database`; "" for
+        the default database, which belongs to one home (the folder of local state).
 
-        A local store is told apart by the home too: another machine may have another store under the same path."""
+        The id of a local store depends on its home too: another machine may have another store under the same path."""
         if not self.recipe.sweep.database:
             return ""
         root = str(hide(store.root))
         return lookup_name(store.home, root) if store.is_local else sha256(root.encode()).hexdigest()
 
     def trial_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe of a trial. values: {setting: value}. ConfigError if the recipe does not take them together."""
+        """Return the recipe of a trial, whose name ends in `.sweep`. values: {setting: value} of the settings that
+        vary. ConfigError if the recipe does not allow this combination of values."""
         varied = [override(setting, value) for setting, value in values.items()]
         return settings.load(self.named, [*self.overrides, *varied, f"name={self.recipe.name}{SUFFIX}"])
 
     def best_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe with the settings of the best trial, under its own name."""
+        """Return the recipe with the settings of the best trial, without the ending `.sweep` of a trial's name. values:
+        {setting: value} of the settings that vary."""
         return settings.load(self.named, [*self.overrides, *(override(*one) for one in values.items())])
 
     def refuse_changed(self) -> None:
-        """Raise ConfigError if the recipe's file changed since the sweep began: trials and the winner read it again."""
+        """Raise ConfigError if the definition of the sweep changed since this plan was read, because the recipe's file
+        was edited: each trial reads that file again."""
         now = replace(self, recipe=settings.load(self.named, self.overrides))
         if now.definition() != self.definition():
             raise ConfigError(
@@ -97,8 +102,8 @@ class Plan:
             )
 
     def definition(self) -> Meta:
-        """Return what must be equal when a sweep is resumed: the recipe without the settings that vary, the space and the
-        metric."""
+        """Return the settings that must be unchanged when a sweep is resumed: recipe (without the settings that vary
+        and without the sections in AROUND), space {setting: its range or choices}, metric and direction."""
         common = {name: value for name, value in self.recipe.to_json().items() if name not in AROUND}
         for dimension in self.space:
             _remove(common, dimension.setting.split("."))
@@ -113,7 +118,8 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
 
     Args:
         named: The recipe's name or file.
-        texts: `section.setting=value` texts; those with a range or choices add to `sweep.settings` or replace its entries.
+        texts: `section.setting=value` texts of the command line. Those with a range or choices add to `sweep.settings`
+            or replace its entries; a single value removes its setting from `sweep.settings` and is set for all trials.
 
     Raises:
         ConfigError: A setting, range, choice or option is wrong, or nothing varies.

@@ -1,4 +1,7 @@
-"""The devices of a sweep: how many trials fit on them at a time, and the leases that keep other sweeps away."""
+"""The devices of a sweep: how many trials fit on them at a time, and the leases that keep other sweeps away.
+
+A lease is a file in the store that one process at a time holds; others wait, or end with an error.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from tasks.system.process import this_process
 
 
 def check_fit(recipe: Recipe) -> None:
-    """Raise ConfigError if the devices of this machine are too few for `sweep.parallel` trials at a time."""
+    """Raise ConfigError if this machine has too few GPUs or CPU cores for `sweep.parallel` trials at a time, each on
+    `train.devices` of them, or if trials on Neuron are to run in parallel."""
     wanted, each = recipe.sweep.parallel, recipe.train.devices
     if wanted == 1:
         return
@@ -36,7 +40,11 @@ def check_fit(recipe: Recipe) -> None:
 
 
 def on_slot(recipe: Recipe, slot: int) -> Recipe:
-    """Return the recipe of a trial that runs beside others: on GPUs it sees those of its slot only. slot: from 0."""
+    """Return the recipe of a trial that runs beside other trials: on GPUs, its CUDA_VISIBLE_DEVICES names the
+    `train.devices` GPUs of its slot only. On other devices, and without parallel trials, the recipe is returned
+    unchanged.
+
+    slot: the number of the worker that runs the trial, from 0 to `sweep.parallel` - 1."""
     if recipe.train.device != "cuda" or recipe.sweep.parallel == 1:
         return recipe
     each = recipe.train.devices
@@ -49,12 +57,14 @@ def on_slot(recipe: Recipe, slot: int) -> Recipe:
 
 @dataclass(frozen=True)
 class Leases:
-    """The leases of a sweep. They end when the process dies; those of devices when its trials have ended, too, which may save
-    their state for a while.
+    """The leases of a sweep: one for its study, and one for each device that it uses. If this process dies, its leases
+    end; a device's lease then ends only after the trials' own processes, which may need a while to save their state.
 
     Attributes:
+        recipe: The sweep's recipe.
+        store: The store that has the leases.
         study: The name of the study.
-        say: Gets a line that names the holder before this process waits for it.
+        say: Called with a line of text that names the holder of a lease before this process waits for that holder.
         wait: Whether to wait while another sweep or a training has a lease; otherwise that is an error.
     """
 
@@ -66,15 +76,17 @@ class Leases:
 
     @contextmanager
     def hold_study(self) -> Iterator[None]:
-        """Hold the lease of the study, so that no other process runs its trials. ConfigError if another sweep has it."""
+        """Hold the lease of the study, so that no other process runs its trials. ConfigError if another sweep holds
+        it and `wait` is false."""
         key = digest_of({"sweep": f"the study {self.study}"}).removeprefix("sha256:")
         with self._held(key, f"another sweep has the study {self.study}", new_run_id()):
             yield
 
     @contextmanager
     def hold_devices(self) -> Iterator[None]:
-        """Hold the leases of the devices, so that no other sweep and no training uses them. On the CPU they keep other sweeps
-        away. ConfigError if another sweep or a training has one of them."""
+        """Hold the leases of the devices, so that no other sweep and no training uses them. On the CPU, one lease for
+        the machine keeps other sweeps away. ConfigError if another sweep or a training holds one of them and `wait` is
+        false."""
         names = device_names(self.recipe, filled_environment(self.recipe.launch), self.recipe.sweep.parallel) or (
             "cpu",
         )

@@ -40,7 +40,7 @@ class Dimension:
     Attributes:
         setting: Its dotted name.
         log: Whether values are drawn evenly on a logarithmic scale.
-        step: The distance of two values; None for any value (of whole numbers: 1).
+        step: The distance between two neighbouring values; None for any value between the ends (for whole numbers: 1).
         whole: Whether the values are whole numbers.
     """
 
@@ -53,18 +53,19 @@ class Dimension:
     whole: bool = False
 
     def to_json(self) -> Json:
-        """Return the dimension as the user writes it; a list for choices."""
+        """Return the range as text in the form in which a user writes it, such as `1e-05..0.0001:log`; choices as a
+        list."""
         if self.values:
             return list(self.values)
         ending = ":log" if self.log else f":{self.step:g}" if self.step else ""
         return f"{self.low!r}..{self.high!r}{ending}"
 
     def ends(self) -> tuple[Any, ...]:
-        """Return the values that show whether the recipe takes the dimension: all choices, or both ends of the range."""
+        """Return the values to try on the recipe before the first trial: all choices, or both ends of the range."""
         return self.values or (self.low, self.high)
 
     def grid(self) -> tuple[Any, ...]:
-        """Return all values. ConfigError for a range that has no steps."""
+        """Return all values of the setting, for the sampler grid. ConfigError for a range without steps."""
         if self.values:
             return self.values
         step = self.step or (1 if self.whole and not self.log else None)
@@ -77,7 +78,7 @@ class Dimension:
         return tuple(self.low + number * step for number in range(count))
 
     def distribution(self) -> BaseDistribution:
-        """Return the dimension as Optuna's samplers need it."""
+        """Return the Optuna distribution from which samplers draw values of the setting."""
         from optuna import distributions
 
         if self.values:
@@ -95,7 +96,8 @@ def combinations(space: Iterable[Dimension]) -> list[dict[str, Any]]:
 
 
 def separate(texts: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Split `setting=value` texts of a command line into {setting: its range or choices} and ordinary overrides."""
+    """Split `setting=value` texts of a command line. Return {setting: its range or choices as text}, and the list of
+    the other texts, which are ordinary overrides."""
     varied, fixed = {}, []
     for text in texts:
         name, _, value = text.partition("=")
@@ -127,7 +129,7 @@ def parse(written: dict[str, Any], refuse: Callable[[str, Any], None]) -> tuple[
 
 
 def override(setting: str, value: Any) -> str:
-    """Return the override that gives a setting this value."""
+    """Return the override text `setting=value`, with the value as JSON. setting: its dotted name."""
     return f"{setting}={json.dumps(value)}"
 
 

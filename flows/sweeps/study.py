@@ -47,12 +47,14 @@ class Tried(NamedTuple):
 
     Attributes:
         number: Counts the trials of the study from 0.
-        settings: {dotted setting: value}.
-        value: The metric; None unless the trial completed.
-        state: completed, pruned, failed, running, waiting, or killed (a later trial repeats it).
-        run: The id of its run; None before the run began.
-        error: Why it failed, such as "killed 3 times"; None otherwise.
-        shared_seconds: What the stages before training took that the trial found in the store.
+        settings: {dotted setting: value} of the settings that the sweep varies.
+        value: The trial's metric after training; None unless the trial completed.
+        state: completed, pruned (ended early, because it was worse than others), failed, running, waiting (queued), or
+            killed (it did not end, or failed, and a later trial repeats it with the same settings).
+        run: The id of the trial's run; None before the run began.
+        error: Why the trial failed, such as "killed 3 times"; None otherwise.
+        shared_seconds: The seconds that the trial saved: those that an earlier run needed for the stages before
+            training whose results the trial found in the store.
     """
 
     number: int
@@ -65,8 +67,11 @@ class Tried(NamedTuple):
 
 
 class SweepStudy:
-    """A study that `open_study` opened. Several threads may use it. is_new: whether it had no trial
-    when `open_study` opened it."""
+    """The Optuna study of one sweep: proposes the settings of trials, and keeps their results in the database.
+
+    Made by `open_study`. Several threads may use one object. Methods raise StoreError if the database can't be used.
+    Attribute `is_new`: whether the study had no trial when `open_study` opened it.
+    """
 
     def __init__(
         self, study: Study, config: SweepConfig, space: Sequence[Dimension], database: str, *, is_new: bool
@@ -78,20 +83,23 @@ class SweepStudy:
 
     @property
     def identity(self) -> str:
-        """The id of the sweep's own run in MLflow, made when the study was made."""
+        """The id of the sweep's own run, in which MLflow nests the runs of its trials. It is made with the study, and
+        stays the same when the sweep is resumed."""
         with self._access():
             return str(self._study.user_attrs[RUN])
 
     @property
     def total(self) -> int:
-        """The number of trials that the sweep is to run."""
+        """The number of trials that the sweep is to run: `sweep.trials`, 20 by default; with the sampler grid all
+        combinations, or `sweep.trials` if that is less."""
         if self._grid is None:
             return self._config.trials or TRIALS
         return min(self._config.trials or len(self._grid), len(self._grid))
 
     @property
     def has_trials_left(self) -> bool:
-        """Whether trials are left to run. Asked after `queue_again`, when none runs."""
+        """Whether trials are left to run, queued ones included. Call it after `queue_again` and while no trial runs:
+        running trials count as done."""
         counted = [trial for trial in self.trials() if trial.state != "killed"]
         is_queued = any(trial.state == "waiting" for trial in counted)
         return is_queued or self._number([trial.settings for trial in counted]) < self.total
@@ -102,21 +110,25 @@ class SweepStudy:
         return len(tried) if self._grid is None else sum(some in tried for some in self._grid)
 
     def trials(self) -> list[Tried]:
-        """Return all trials, by number."""
+        """Return all trials of the study, by ascending number, also those that a killed sweep left running."""
         with self._access():
             found = self._study.get_trials(deepcopy=False)
         repeated = _repeated(found)
         return [_tried(trial, trial.number in repeated, _kills(trial, found)) for trial in found]
 
     def best(self) -> Tried | None:
-        """Return the completed trial with the best metric, of several the first; None if no trial completed."""
+        """Return the completed trial with the best metric, of equally good ones the first; None if no trial
+        completed."""
         done = [trial for trial in self.trials() if trial.value is not None and trial.state == "completed"]
         sign = -1 if self._config.is_maximised else 1
         return min(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
     def queue_again(self) -> list[int]:
-        """Queue the trials again that a killed sweep left running and, if no trial has a result, the failed ones. Return
-        their numbers. A trial that was killed MOST_KILLS times stays failed."""
+        """Queue a new trial, with the same settings, for each trial that a killed sweep left running. If no trial
+        completed or was pruned, do so for the failed ones too. Return the numbers of the trials that will be repeated.
+
+        The trials that were left running are marked as failed. One during which the sweep was killed MOST_KILLS times
+        is not repeated. Call it before the first `next`, while no trial runs."""
         from optuna.trial import TrialState
 
         with self._access():
@@ -136,7 +148,8 @@ class SweepStudy:
         return queued
 
     def next(self) -> Trial | None:
-        """Begin the next trial and return it; None if the sweep has all its trials."""
+        """Begin the next trial and return it: a queued one, else one with settings that the sampler proposes. Return
+        None if the sweep has all its trials."""
         from optuna.trial import TrialState
 
         with self._access():
@@ -154,33 +167,37 @@ class SweepStudy:
             return self._study.ask({one.setting: one.distribution() for one in self._space})
 
     def note_run(self, trial: Trial, run: str) -> None:
-        """Record the id of a trial's run."""
+        """Record in the study the id of the run that does a trial. run: the id of the run."""
         with self._access():
             trial.set_user_attr(RUN, run)
 
     def note_shared(self, trial: Trial, seconds: float) -> None:
-        """Record what the stages took that a trial found in the store. Called before the trial ends."""
+        """Record the seconds that a trial saved, because it found results of stages in the store
+        (`Tried.shared_seconds`). Call it before `complete`, `prune` or `fail`."""
         with self._access():
             trial.set_user_attr(SHARED, round(seconds, 3))
 
     def note_stopped(self, trial: Trial) -> None:
-        """Record that a trial did not end, for a reason for which it is not to blame. The next sweep repeats it."""
+        """Record that a trial was stopped for a reason other than its settings, such as Ctrl-C or a full disk. The
+        trial stays unfinished; when the sweep is resumed, `queue_again` repeats it and does not count this as a
+        kill."""
         with self._access():
             trial.set_user_attr(STOPPED, True)
 
     def report(self, trial: Trial, value: float, step: int) -> bool:
-        """Record a metric during training; return whether the trial is to be ended early."""
+        """Record the trial's metric at a step of training. Return whether the pruner wants to end the trial, because
+        the value is worse than the median of earlier trials; always False with `sweep.pruner` none."""
         with self._access():
             trial.report(value, step)
             return bool(self._config.pruner == "median" and trial.should_prune())
 
     def complete(self, trial: Trial, value: float) -> None:
-        """Record that a trial ended with this metric."""
+        """Record that a trial completed. value: its metric, which is compared with that of other trials."""
         with self._access():
             self._study.tell(trial, value)
 
     def prune(self, trial: Trial) -> None:
-        """Record that a trial was ended early."""
+        """Record that a trial was ended early, after `report` returned True."""
         from optuna.trial import TrialState
 
         with self._access():
@@ -196,18 +213,21 @@ class SweepStudy:
 
     @property
     def winner(self) -> Meta | None:
-        """What `set_winner` recorded last, or None."""
+        """The document that `set_winner` recorded last; None if the pipeline has not run with the best settings yet."""
         with self._access():
             found: Meta | None = self._study.user_attrs.get(WINNER)
         return found
 
     def set_winner(self, document: Meta) -> None:
-        """Record the full run of the best trial."""
+        """Record in the study the run of the whole pipeline with the settings of the best trial.
+
+        document: trial (its number), settings, run (its id), metrics, test (metrics on the test split), around (the
+        recipe's sections `export` and `evaluate`)."""
         with self._access():
             self._study.set_user_attr(WINNER, document)
 
     def figure_source(self) -> Study:
-        """Return the study itself, for Optuna's plots."""
+        """Return the Optuna study itself, from which Optuna's plotting functions read."""
         return self._study
 
     def _sampler(self, seed: int) -> BaseSampler:
@@ -226,15 +246,21 @@ class SweepStudy:
 def open_study(
     name: str, config: SweepConfig, space: Sequence[Dimension], definition: Meta, database: str, store: str = ""
 ) -> SweepStudy:
-    """Open the study of this name, or create it.
+    """Open the study with this name in Optuna's database; create it if there is none.
+
+    A study with another definition is deleted and made anew if none of its trials completed or was pruned.
 
     Args:
-        definition: What trials have in common: recipe, space, metric, direction. Kept with the study.
+        config: The recipe's section `sweep`.
+        space: The settings that vary.
+        definition: All that trials of one study have in common: recipe, space, metric, direction. Kept with the study,
+            so that another sweep does not continue it.
         database: The SQLAlchemy URL of Optuna's database.
-        store: What tells the sweep's store from others that share the database; empty if none does.
+        store: An id of the store that has the trials' results, different for each store that shares the database; "" if
+            no other store does.
 
     Raises:
-        ConfigError: The study exists, has results, and was defined otherwise; or it is a sweep's of another store.
+        ConfigError: The study has results and another definition, or belongs to a sweep of another store.
         MissingDependency: Optuna is not installed.
         StoreError: The database can't be used.
     """
@@ -300,7 +326,8 @@ def _opened(storage: Any, name: str, config: SweepConfig) -> Study:
 
 
 def _other(name: str, before: Meta, now: Meta) -> ConfigError:
-    """Return the error for a study that was defined otherwise."""
+    """Return the error for a study whose definition differs from that of this sweep. before, now: the two
+    definitions."""
     old, new = (dict(leaves(document)) for document in (before, now))
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     shown = [f"{one} was {old.get(one)} and is {new.get(one)}" for one in names[:2]]
@@ -316,7 +343,8 @@ def _repeated(trials: Sequence[FrozenTrial]) -> set[int]:
 
 
 def _kills(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
-    """Return how many times a trial, or one that it repeats, ended without a word. trials: all of the study, by number."""
+    """Return how many times the process died during a trial or one that it repeats: neither an error nor a stop is
+    recorded. trials: all of the study, by number."""
     before = trial.user_attrs.get(AGAIN)
     return (not {ERROR, STOPPED} & trial.user_attrs.keys()) + (0 if before is None else _kills(trials[before], trials))
 
@@ -332,7 +360,8 @@ def _tried(trial: FrozenTrial, is_repeated: bool, kills: int) -> Tried:
 
 @contextmanager
 def database_errors(database: str) -> Iterator[None]:
-    """Turn errors of Optuna's database into a StoreError. database: its URL."""
+    """Context that raises a StoreError in place of an error of Optuna's database. database: its URL, for the
+    message."""
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 

@@ -44,10 +44,17 @@ class Sweep:
     """A sweep that runs.
 
     Attributes:
-        run: Runs one trial or the winner; `run_directly` outside tests.
-        say: Gets one line for each trial that ends, and for each other run that a trial waits for.
-        show: Gets the content of sweep.json after each trial, and when the sweep ends.
-        drawn: When the page was last drawn, by the monotonic clock.
+        plan: The sweep's recipe and the settings that vary.
+        store: The store that has the results of the trials' stages.
+        study: The Optuna study, which proposes the settings of trials and records their metrics.
+        run: Runs the pipeline of one trial, or the whole pipeline with the best settings (the winner).
+        say: Called with one line of text for each trial that ends, and for each other run that a trial waits for.
+        offline: Whether to make no requests to a hub.
+        show: Called with the content of sweep.json after each trial.
+        errors: The errors of failed and pruned trials, in the order in which the trials ended.
+        stopping: Set to end all trials.
+        writing: Held while the files of results are written, because several threads run trials.
+        drawn: When sweep.html was last written, in seconds of the monotonic clock.
     """
 
     plan: Plan
@@ -63,10 +70,11 @@ class Sweep:
     drawn: float = field(default_factory=time.monotonic)
 
     def run_trials(self) -> None:
-        """Run all trials that are left.
+        """Run all trials that are left, `sweep.parallel` at a time, and write the files of results after each.
 
         Raises:
-            TrnflowError: All of the first trials failed, or the sweep can't go on.
+            TrnflowError: The first three trials (or all, if there are fewer) failed, the recipe's file changed, or the
+                sweep was interrupted or can't go on, such as when the store fails.
         """
         parallel = self.plan.recipe.sweep.parallel
         if parallel == 1:
@@ -81,7 +89,8 @@ class Sweep:
             pool.shutdown(wait=True)
 
     def write(self) -> Meta:
-        """Write sweep.json and best.yaml as they are now, and return the content of sweep.json."""
+        """Write sweep.json and, if a trial completed, best.yaml, with the results so far, into `<home>/sweeps/<name>`.
+        Return the content of sweep.json."""
         folder, best = self.plan.folder(self.store.home), self.study.best()
         content = document(self.plan, self.study.trials(), best, self.study.winner)
         if best is not None:
@@ -90,7 +99,7 @@ class Sweep:
         return content
 
     def write_page(self, content: Meta) -> None:
-        """Write sweep.html. content: that of sweep.json."""
+        """Write sweep.html, the page of results, beside sweep.json. content: the content of sweep.json."""
         with database_errors(self.plan.database(self.store.home)):
             page = sweep_page(hide(content), self.study.figure_source())
         write_whole(self.plan.folder(self.store.home) / "sweep.html", page)
@@ -135,7 +144,8 @@ class Sweep:
         return f"trial {number} ({done} of {self.study.total}): {shown(one.settings)}: {said}{why}{known}"
 
     def _refuse_hopeless(self) -> None:
-        """Raise the first cause if all of the first trials failed."""
+        """Raise the first trial's error if HOPELESS trials (or all, if there are fewer) failed and none completed or
+        was pruned."""
         trials = self.study.trials()
         bad = [trial for trial in trials if trial.state == "failed"]
         good = any(trial.state in ("completed", "pruned") for trial in trials)
@@ -160,19 +170,28 @@ def sweep(
     wait: bool = False,
     show: Callable[[Meta], None] = lambda content: None,
 ) -> tuple[Meta, Result | None]:
-    """Run a sweep, or what is left of it, then the winner.
+    """Run the trials of a sweep that are left, then the whole pipeline with the settings of the best trial (the
+    winner).
+
+    Writes sweep.json, best.yaml and sweep.html into `<home>/sweeps/<name>`.
 
     Args:
-        run: Runs a trial, and the pipeline with the best settings, to the evaluation on the test split.
-        say: Gets one line for each trial that ends, and for each other run that is waited for.
-        listeners: Called with the events of the run with the best settings.
+        plan: The sweep, from `read_plan`.
+        run: Runs a recipe's pipeline: up to training for a trial, up to the evaluation on the test split for the
+            winner.
+        say: Called with one line of text for each trial that ends, and for each other run that is waited for.
+        listeners: Called with the events of the winner's run.
         offline: Whether to make no requests to a hub.
-        wait: Whether to wait while another sweep has the study, or another sweep or training the devices; otherwise that is
-            a ConfigError.
-        show: Gets the content of sweep.json after each trial, and when the sweep ends.
+        wait: Whether to wait while another sweep runs the trials of this study, or another sweep or training uses the
+            devices. Otherwise that is a ConfigError.
+        show: Called with the content of sweep.json after each trial, and when the sweep ends.
 
     Returns:
-        The content of sweep.json, and the result of the winner's run; None if it ran before.
+        The content of sweep.json, and the result of the winner's run. The result is None if that run was made before,
+        or if no trial completed.
+
+    Raises:
+        TrnflowError: The first three trials failed, or the sweep was interrupted or can't go on.
     """
     check_fit(plan.recipe)
     store = open_store(plan.recipe)
@@ -197,7 +216,8 @@ def sweep(
 
 @contextmanager
 def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
-    """Record the sweep's own run in MLflow, in which its trials are nested. A sweep that is resumed has one already."""
+    """Context that records the sweep's own run in MLflow, in which the runs of trials are nested; nothing if the sweep
+    is resumed, since its first start recorded that run."""
     from flows.services.mlflow_listener import new_tracker
 
     recipe = plan.recipe.model_copy(update={"name": f"{plan.recipe.name}{SUFFIX}"})
@@ -212,7 +232,8 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
 
 
 def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None:
-    """Run the whole pipeline with the best settings, unless that was done with the same export and evaluation."""
+    """Run the whole pipeline with the settings of the best trial, record it in the study, and return its result. Return
+    None if no trial completed, or if this was done before with the same sections `export` and `evaluate`."""
     best, before = going.study.best(), going.study.winner or {}
     if best is None:
         return None
@@ -233,7 +254,9 @@ def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None
 
 
 def shown(values: Meta) -> str:
-    """Return the settings of a trial as text for the user, numbers with four digits."""
+    """Return the settings of a trial as text for the user: `name=value` pairs, floats with four significant digits.
+
+    values: {setting: value}."""
     return " ".join(
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
     )

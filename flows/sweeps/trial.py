@@ -1,4 +1,5 @@
-"""Run one trial of a sweep: an ordinary run of the recipe, with its settings, that ends after training."""
+"""Run one trial of a sweep: an ordinary run of the recipe with the trial's settings, which ends after the stage
+`train`."""
 
 from __future__ import annotations
 
@@ -37,20 +38,24 @@ SWEEP = "trnflow.sweep"
 
 
 class Pruned(Interrupted):
-    """Raised in the run of a trial to end its training early."""
+    """Raised in the run of a trial to end its training early, because the study's pruner wants to."""
 
 
 @dataclass
 class Watch(Listener):
-    """Listener of a trial's run: reports evaluations to the study, and ends the run when the study or the user says so.
+    """Listener of a trial's run: reports the metric of each evaluation to the study, and raises an error to end the run
+    when the study wants to end the trial early or when the sweep is stopped.
 
     Attributes:
-        stopping: Set when the sweep was interrupted.
-        say: Gets a line for each other run that the trial waits for.
-        key: The key of the training; None until training begins.
-        pruned: Whether the run was ended early.
-        lost: The error that ends the sweep, if there was one: of the study's database, or that training reports no such
-            metric.
+        study: The study that records the trial.
+        trial: The trial that the run does.
+        metric: The metric of the stage `train` by which trials are compared, such as eval_loss.
+        stopping: Set by the sweep to end its trials, such as after Ctrl-C.
+        say: Called with a line of text for each other run that the trial waits for.
+        key: The key of the stage `train`, under which the store keeps its checkpoints; None until training begins.
+        pruned: Whether the study ended the trial early.
+        lost: The error that ends the whole sweep: the study's database failed, or training does not report `metric`.
+            None if there was none.
     """
 
     study: SweepStudy
@@ -93,8 +98,8 @@ class Watch(Listener):
         self._heed()
 
     def _refuse_unreported(self, values: Meta) -> None:
-        """Raise ConfigError at an evaluation if training will report no such metric. The first evaluation comes before the
-        first step. values: {metric: number} of an event."""
+        """Raise ConfigError at an evaluation if training does not report the sweep's metric. The first evaluation comes
+        before the first step. values: {metric: number} of an event."""
         if "eval_loss" not in values:
             return
         known = {"train_loss", *values, *(f"{name}_before" for name in values)}
@@ -118,18 +123,27 @@ def run_trial(
     stopping: threading.Event,
     say: Callable[[str], None],
 ) -> Result:
-    """Run a trial and record in the study how it ended.
+    """Run the pipeline up to training with a trial's settings, and record in the study how the trial ended: completed
+    with its metric, pruned or failed. The checkpoints of a pruned trial are removed, unless another run trains with the
+    same key.
 
     Args:
+        study: The study that the trial belongs to.
+        trial: The trial, from `SweepStudy.next`.
         recipe: The recipe with the trial's settings.
-        run: Runs the recipe.
-        stopping: Set to end the trial; the same command repeats it.
-        say: Gets a line for each other run that the trial waits for.
+        store: The store of the sweep.
+        run: Runs the recipe's pipeline.
+        offline: Whether to make no requests to a hub.
+        stopping: When this event is set, the trial ends; the same sweep command repeats it later.
+        say: Called with a line of text for each other run that the trial waits for.
+
+    Returns:
+        The result of the run. Its `error` is set if training was ended early or failed.
 
     Raises:
-        TrnflowError: The trial was interrupted, or failed for a reason for which its settings are not to blame. It stays
+        TrnflowError: The trial was interrupted, or the store, the machine or a missing library made it fail. It stays
             unfinished in the study.
-        ConfigError: Training reports no such metric.
+        ConfigError: Training does not report the metric `sweep.metric`.
     """
     metric = recipe.sweep.metric
     watch, identity = Watch(study, trial, metric, stopping, say), new_run_id()
@@ -159,7 +173,8 @@ def run_trial(
 
 
 def unreported(metric: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a metric that training does not report. known: the metrics that it reports."""
+    """Return the error for a metric that training does not report. known: the names of the metrics that training
+    reports."""
     return ConfigError(
         f"training reports no metric {metric}: it reports {', '.join(sorted(known)) or 'nothing'}",
         "name one of these: --metric NAME",
@@ -193,7 +208,8 @@ def _remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
 
 
 def _seconds_of(store: Store, outcome: Outcome) -> float:
-    """Return how long the attempt took whose artifact a stage before training found in the store; 0 for a stage that ran."""
+    """Return how many seconds it once took to make the artifact that a stage before training found in the store; 0 for
+    a stage that ran."""
     if outcome.action != "hit" or outcome.key is None or outcome.stage == LAST:
         return 0.0
     record = store.record(outcome.stage, outcome.key) or {}
@@ -203,7 +219,11 @@ def _seconds_of(store: Store, outcome: Outcome) -> float:
 def run_directly(
     recipe: Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
 ) -> Result:
-    """Run a recipe's pipeline in this process, recorded in MLflow if the recipe says so. A `Run`."""
+    """Run a recipe's pipeline in this process and return its result; record the run in MLflow unless the recipe turns
+    tracking off. This is the `Run` of `trnflow sweep`.
+
+    what: until which stage, and other options; run: the id of the new run; listeners: called with the run's events;
+    tags: of the run in MLflow."""
     from flows.services.mlflow_listener import Tracking
 
     store = open_store(recipe)

@@ -1,8 +1,10 @@
 """Read the files of chunks that `pack_chunks` writes: `<split>/<length>.arrow`, Arrow IPC streams that
 `datasets.Dataset.from_file` opens, too.
 
-A file is one record batch without nulls, so its last bytes are the columns' values, one column after another, and numpy
-can memory-map each column. This module does not import pyarrow, so that pyarrow's version is no part of a training's key.
+A *chunk* is a sequence of fixed length that a model reads. It holds one or more *segments*, each a row of tokens or a
+piece of one, and then padding. A file is one record batch without nulls, so its last bytes are the columns' values, one
+column after another, and numpy can memory-map each column. This module does not import pyarrow, so that pyarrow's
+version is no part of a training's cache key.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     Columns = dict[str, NDArray[np.int32]]
 
 SEGMENTS = ("source_row", "source_tokens")
-"""The columns of a file of segments."""
+"""The columns of a file of segments, which `open_segments` explains."""
 COLUMNS = ("input_ids", "labels", "segment_ids", "position_ids")
 _END = 8
 """Size in bytes of the mark at the end of an Arrow stream, and alignment of the columns."""
@@ -33,13 +35,17 @@ def chunk_file(artifact: Path, split: str, length: int) -> Path:
 
 
 def segments_file(artifact: Path, split: str, length: int) -> Path:
-    """Return the path of the file that says where the segments of one split and length (in tokens) come from."""
+    """Return the path of the file that lists, for each segment of one split and length (in tokens), the row that the
+    segment was cut from."""
     return artifact / split / f"{length}.segments.npy"
 
 
 def open_segments(packed: Input, split: str, length: int) -> NDArray[np.int64]:
-    """Return where each segment of one split and length comes from, int64 [segments, 2], in the order of chunks and
-    segment ids. Columns: the row in the texts' `<split>.parquet`, and the tokens of that row before anything was cut."""
+    """Return the source row of each segment of one split and length (in tokens), int64 [segments, 2], memory-mapped, in
+    the order of chunks and segment ids. packed: the artifact of `pack_chunks`.
+
+    The two columns: the row's number, from 0, in the file `<split>.parquet` that `format_prompts` wrote, and the number
+    of the row's tokens before anything was cut."""
     import numpy as np
 
     found: NDArray[np.int64] = np.load(segments_file(packed.path, split, length), mmap_mode="r")

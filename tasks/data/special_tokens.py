@@ -1,4 +1,6 @@
-"""Read a tokenizer's special tokens and chat templates from its Hugging Face folder, without the tokenizers library."""
+"""Read a tokenizer's special tokens and chat templates from the JSON files of its Hugging Face folder, without the
+`tokenizers` library. A file that is not JSON raises ModelError.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from tasks.errors import ModelError
 
 
 def special_tokens(folder: Path) -> dict[str, str] | None:
-    """Return {role such as `pad_token`: text} of the special tokens that a tokenizer's config files name; None if the
-    folder has no such file."""
+    """Return {role such as `pad_token`: text} of the special tokens that a tokenizer's config files
+    (special_tokens_map.json, tokenizer_config.json) name; None if the folder has neither file."""
     configs = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
     if not any(path.exists() for path in configs):
         return None

@@ -14,8 +14,8 @@ ROW_GROUP = 8192
 
 
 def read_rows(path: Path, first: int, count: int) -> pa.Table:
-    """Read `count` rows of a parquet file, starting with row `first` (from 0). Reads only the row groups that contain
-    them."""
+    """Read `count` rows of a parquet file, starting with row `first` (from 0); fewer where the file ends earlier. Only
+    the row groups that contain these rows are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -30,9 +30,10 @@ def read_rows(path: Path, first: int, count: int) -> pa.Table:
 
 
 def write_rows(tables: Iterable[pa.Table], schema: pa.Schema, to: Path, progress: Callable[[int], None]) -> int:
-    """Write rows as parquet (zstd, row groups of 8,192 rows) and return their number. Equal rows give equal bytes.
+    """Write the rows of all tables to the new parquet file `to` (zstd, row groups of 8,192 rows) and return their
+    number. Equal rows give equal bytes, however they are divided into tables.
 
-    progress: called after each row group with the number of rows so far."""
+    schema: the schema of every table; progress: called after each row group with the number of rows written so far."""
     import pyarrow.parquet as pq
 
     done = 0
@@ -45,7 +46,8 @@ def write_rows(tables: Iterable[pa.Table], schema: pa.Schema, to: Path, progress
 
 
 def regrouped(tables: Iterable[pa.Table], schema: pa.Schema, size: int) -> Iterator[pa.Table]:
-    """Yield the same rows in tables of `size` rows each; the last table may be shorter."""
+    """Yield the rows of the given tables, in order, in new tables of `size` rows each; the last table may be shorter.
+    schema: the schema of every table."""
     import pyarrow as pa
 
     waiting, count = [schema.empty_table()], 0

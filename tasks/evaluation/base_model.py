@@ -1,8 +1,8 @@
 """Load the language model that training started from, in the architecture and the dtype of the trained one.
 
-Its settings of generation are those of the trained model, so that texts of the two differ by their weights alone. The
-tokenizer is the trained model's: training never adds embeddings (rows with a larger vocabulary than the model's are refused),
-so each of its ids has an embedding in the base model.
+The model that training started from gets the trained model's generation settings, so that texts of the two models
+differ by their weights alone. The tokenizer is the trained model's: training never adds embeddings (rows with a larger
+vocabulary than the model's are refused), so each of its ids has an embedding in the base model.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ BLOCK = 1 << 22
 
 
 def scores(found: Predictions) -> Meta:
-    """Return the metrics of predictions: accuracy, f1_macro (over the classes that are true or predicted in some row),
-    f1_weighted, mcc (Matthews correlation), loss (mean cross entropy in nats), log_loss (the same from the stored
-    probabilities, each row's scaled to sum to 1), ece (expected calibration error) and auc (mean over the classes of one
-    against the rest; absent when all rows have one class)."""
+    """Return {metric: value} of a classifier's predictions: accuracy, f1_macro (over the classes that are true or
+    predicted in some row), f1_weighted, mcc (Matthews correlation), loss (mean cross entropy in nats), log_loss (the
+    same from the stored probabilities, each row's scaled to sum to 1), ece (expected calibration error) and auc (mean
+    over the classes of one against the rest; absent when all rows have one class)."""
     from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef
 
     probabilities = scaled(found.probabilities)
@@ -87,7 +87,8 @@ def majority(training: Ints, expected: Ints, classes: int) -> Meta:
 
 
 def class_report(found: Predictions, labels: list[str]) -> list[Meta]:
-    """Return precision, recall, f1 (0 where undefined) and support of each class."""
+    """Return {label, precision, recall, f1 (each 0 where undefined), support (rows of the class)} of each class, in the
+    order of `labels`, the class names by index."""
     from sklearn.metrics import precision_recall_fscore_support
 
     columns = precision_recall_fscore_support(
@@ -108,8 +109,8 @@ def confusion(found: Predictions, classes: int) -> Ints:
 
 
 def calibration(found: Predictions) -> list[Meta]:
-    """Return the bins of a calibration curve that have rows: [{rows, confidence (mean probability of the predicted class),
-    accuracy}]."""
+    """Sort predictions into BINS bins of equal width by the probability of the predicted class. Return the bins that
+    have rows, by ascending probability: [{rows, confidence (mean probability of the predicted class), accuracy}]."""
     import numpy as np
 
     confidence = found.probabilities[np.arange(len(found.predicted)), found.predicted].astype(np.float64)
@@ -124,7 +125,7 @@ def calibration(found: Predictions) -> list[Meta]:
 
 def calibration_error(bins: list[Meta]) -> float:
     """Return the expected calibration error: the mean over rows of the distance between accuracy and confidence in the
-    row's bin."""
+    row's bin. bins: from `calibration`."""
     rows = sum(entry["rows"] for entry in bins)
     return float(sum(abs(entry["accuracy"] - entry["confidence"]) * entry["rows"] for entry in bins) / rows)
 

@@ -50,7 +50,8 @@ class Predictions(NamedTuple):
 
 
 class TokenLosses(NamedTuple):
-    """The losses of a language model by segment, in the order of lengths, chunks and segment ids. All arrays are [segments].
+    """The losses of a language model by segment (a row, or a piece of one, in a packed chunk), in the order of lengths,
+    chunks and segment ids. All arrays are [segments].
 
     nll: float64, the sum over the segment's supervised tokens of the negative log likelihood, in nats; tokens: int64, the
     number of these tokens; sizes: int64, the number of all its tokens."""
@@ -67,8 +68,9 @@ class TokenLosses(NamedTuple):
 
 
 def classify(model: Any, split: Split, batch: int, report: ReportRows) -> Predictions:
-    """Predict the class of every row of a split. batch: rows per forward pass; report: called with the number of rows
-    done."""
+    """Predict the class of every row of a split. Return the predictions, probabilities and losses in the split's order.
+
+    model: a classifier from `load_model`; batch: rows per forward pass; report: called with the number of rows done."""
     import numpy as np
     import torch
 
@@ -88,8 +90,11 @@ def classify(model: Any, split: Split, batch: int, report: ReportRows) -> Predic
 
 
 def token_losses(model: Any, split: Split, batch: int, report: ReportRows) -> TokenLosses:
-    """Return the losses of a language model over every segment of a split. batch: the most chunks per forward pass; report:
-    called with the number of chunks done.
+    """Return the losses of a language model for every segment of a split. A segment is a row, or a piece of one, in a
+    chunk.
+
+    model: a language model from `load_model`; batch: the most chunks per forward pass; report: called with the number
+    of chunks done.
 
     A pass has fewer chunks where its logits would take more than LOGITS bytes in float32, one chunk at least. Losses are
     computed for SLICE positions at a time, in single precision, and summed in double precision.
@@ -143,7 +148,8 @@ def _by_segment(losses: Any, targets: Any, segments: Any) -> tuple[Any, Any, Any
 def single_row_seconds(model: Any, split: Split) -> list[float]:
     """Return the wall-clock seconds of forward passes of one row each, over rows taken evenly from a split.
 
-    As many rows as take about TIMED floating point operations, 3 to 50; one more is run first and not counted."""
+    The number of rows is such that all passes take about TIMED floating point operations, at least 3 (if the split has
+    so many) and at most 50. One more pass is run first, as a warm-up, and not counted."""
     import torch
 
     length = max(split.rows)
@@ -161,7 +167,8 @@ def single_row_seconds(model: Any, split: Split) -> list[float]:
 
 
 def plain_inputs(part: Batch, device: Any = "cpu") -> tuple[Any, Any]:
-    """Return (input_ids, attention_mask) of a batch, int64 [rows, length]."""
+    """Return (input_ids, attention_mask) of a batch, int64 [rows, length] on `device`. The mask is 1 except for
+    padding."""
     import torch
 
     input_ids = torch.from_numpy(part.input_ids).long()

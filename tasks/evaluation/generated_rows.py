@@ -33,6 +33,8 @@ class Generations:
     """The prompts of an evaluation, and how a model continues them.
 
     Attributes:
+        prompts: The prompts, those of the recipe first.
+        config: The recipe's section `evaluate.generation`.
         folder: The trained model's Hugging Face folder, whose tokenizer is used for both models.
         texts: Metadata of the artifact of format_prompts.
     """
@@ -43,7 +45,9 @@ class Generations:
     texts: Meta
 
     def of(self, model: PreTrainedModel, out: Workdir, unit: str) -> list[Meta]:
-        """Return a mapping for each prompt: the greedy text, and a sampled one. unit: the name of the progress bar."""
+        """Generate two texts for each prompt, a greedy and a sampled one. Return a mapping for each prompt: what
+        `generate` returns for the greedy text, and `sampled` and `sampled_ended` for the other. unit: the name of the
+        progress bar."""
         tokenizer, positions = read_tokenizer(self.folder), longest_sequence(model)
         encoder = prompt_encoder(tokenizer, self.texts)
         ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
@@ -59,7 +63,8 @@ class Generations:
         return made
 
     def before(self, base: Source, warm_start: Input | None, device: str, out: Workdir) -> list[Meta]:
-        """Return `of` the model that training started from; [] without prompts. The model's memory is free again afterwards.
+        """Load the model that training started from, and return the texts that it generates for the prompts, as `of`
+        does; [] without prompts. The model's memory is free again afterwards.
 
         base: from `model_source`; warm_start: the artifact whose weights replaced those of `base`, or None; device: "cpu" or
         "cuda"."""
@@ -77,10 +82,11 @@ class Generations:
 
 
 def write_rows(after: list[Meta], before: list[Meta], file: Path) -> list[Meta]:
-    """Write one JSON object a line, with sorted keys, and return the objects: those of the trained model, with the texts of
-    the model before training as `BEFORE` names them.
+    """Write the generated texts to a file, one JSON object with sorted keys a line for each prompt, and return the
+    objects: the fields of the trained model, and those of the model before training under the names in `BEFORE`.
 
-    before: of the same prompts; empty where training started from no model."""
+    after, before: what `of` returned for the trained model and for the model before training, for the same prompts;
+    `before` is empty where there is no such model, or none was asked for. file: generations.jsonl."""
     earlier = [{name: one[field] for field, name in BEFORE.items()} for one in before] or [{}] * len(after)
     rows = [{**one, **other} for one, other in zip(after, earlier, strict=True)]
     lines = [f"{json.dumps(one, ensure_ascii=False, sort_keys=True)}\n" for one in rows]

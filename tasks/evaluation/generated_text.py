@@ -14,7 +14,7 @@ WORD = re.compile(r"[^\W_]+")
 
 
 def exact_match(generated: str, answer: str) -> bool:
-    """Whether two texts are equal, apart from white space at their ends."""
+    """Return whether two texts are equal, apart from white space at their beginnings and ends."""
     return generated.strip() == answer.strip()
 
 

@@ -1,5 +1,5 @@
-"""Generate texts for the evaluation report. The prompts are the first rows of a split, each cut before its supervised part,
-and the prompts of the recipe.
+"""Generate texts for the evaluation report. The prompts are the first rows of a split, each cut before its supervised
+part (the text that is trained on, such as an answer), and the prompts of the recipe.
 
 Token ids and position ids are computed as in training.
 """
@@ -52,7 +52,8 @@ class GenerationConfig(StageConfig):
 
 class Prompt(NamedTuple):
     """A prompt and the answer that the data has for it. parts: the prompt as a list of parts, as format_prompts writes
-    them; answer: the answer's text; row: the row of the texts, from 0. A prompt of the recipe has neither answer nor row."""
+    them; answer: the answer's text; row: the number, from 0, of its row in the split's file of format_prompts. A prompt
+    of the recipe has neither answer nor row."""
 
     parts: list[Meta]
     answer: str | None = None
@@ -85,11 +86,11 @@ def prompts(texts: Path, count: int) -> list[Prompt]:
 
 
 def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Path, texts: Meta) -> list[Prompt]:
-    """Return the prompts of the recipe (`evaluate.prompts`). A text is the prompt as it stands; messages become one by the
-    chat template in the model's `folder`, with the date and the arguments of training.
+    """Return the prompts of the recipe (`evaluate.prompts`), in their order. A text is used as it stands; the chat
+    template in the model's `folder` turns messages into a text, with the date and the template arguments of training.
 
-    texts: metadata of the format_prompts artifact. Raises ConfigError when the model was not trained with a chat template,
-    or when the template refuses the messages."""
+    given: the texts and lists of messages; texts: metadata of the format_prompts artifact. Raises ConfigError when the
+    model was not trained with a chat template, or when the template refuses the messages."""
     from transformers import AutoTokenizer
 
     tokenizer = None if all(isinstance(one, str) for one in given) else AutoTokenizer.from_pretrained(folder)
@@ -105,7 +106,8 @@ def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Pa
 
 
 def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Meta) -> str:
-    """settings: the recipe's section `format`. The date is fixed, as in training, so that the prompt does not change."""
+    """Return the text that the chat template makes of messages. settings: the recipe's section `format`, which fixes
+    the date, so that the prompt does not change from day to day."""
     from jinja2 import TemplateError
 
     name, special = "the tokenizer's chat template", tokenizer.special_tokens_map
@@ -131,8 +133,8 @@ def generate(
     ends: list[int],
     sample: bool = True,
 ) -> Meta:
-    """Generate a text for one prompt. Return a mapping with row, prompt, answer, generated text, token counts and whether an
-    end token came.
+    """Generate a text for one prompt. Return {row, prompt, answer, generated (the text), tokens (generated ones),
+    prompt_tokens, prompt_tokens_cut (those left out of the prompt), ended (whether an end token came)}.
 
     sample: draw each token from the model's probabilities, else take the most probable one (greedy); encoder: turns the
     prompt into token ids; positions: the number of tokens that the model has positions for, None for any number (a prompt
@@ -173,8 +175,8 @@ def generate(
 
 
 def prompt_seed(seed: int, text: str) -> int:
-    """Return the seed of sampling for one prompt, so that prompts do not share their random numbers, and other prompts of
-    the list do not change a text. seed: of the recipe; text: the prompt."""
+    """Return the seed for sampling the text of one prompt, made of the recipe's seed and the prompt's text, so that
+    prompts do not share their random numbers, and adding or removing a prompt does not change the texts of others."""
     return int.from_bytes(hashlib.sha256(f"{seed}\n{text}".encode()).digest()[:8], "big") >> 1
 
 
@@ -196,7 +198,8 @@ def prompt_ids(encoder: CausalEncoder, parts: list[Meta]) -> list[int]:
 
 
 def position_ids(model: Any, row: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the position ids of a prompt as an argument of `generate`; {} for a model whose positions start at 0."""
+    """Return {"position_ids": int64 [1, length]}, an argument for the model's `generate`, for a model whose positions
+    do not start at 0; {} for others. row: the prompt's token ids, [1, length]."""
     import torch
 
     first = first_position(model)
@@ -216,7 +219,8 @@ def _without_special(tokenizer: Any, answer: str) -> str:
 
 
 def _prompt(parts: list[Meta]) -> Prompt:
-    """Up to the first supervised part; of a plain text, its first words."""
+    """Return a row as a prompt, its parts before the first supervised one, and the answer, the supervised text that
+    follows. Of a text that is supervised from its beginning, the first words are the prompt."""
     first = next((index for index, part in enumerate(parts) if part["train"]), len(parts))
     end = next((index for index in range(first, len(parts)) if not parts[index]["train"]), len(parts))
     after = "".join(part["text"] for part in parts[first:end])  # later turns are no answer to this prompt

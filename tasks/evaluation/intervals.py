@@ -19,7 +19,8 @@ AT_ONCE = 2**22
 
 
 def interval(values: Floats) -> list[float]:
-    """Return [low, high], the two-sided percentile interval of a metric. values: float64 [resamples]."""
+    """Return [low, high], the two-sided percentile interval of a metric with confidence CONFIDENCE. values: the metric
+    of each bootstrap resample, float64 [resamples]."""
     import numpy as np
 
     tail = (1 - CONFIDENCE) / 2
@@ -27,14 +28,16 @@ def interval(values: Floats) -> list[float]:
 
 
 def mean_interval(values: Floats) -> list[float]:
-    """Return the interval of a mean. values: float64 [rows]; one row alone gives an interval without width."""
+    """Return the bootstrap interval [low, high] of a mean. values: float64 [rows]; one row alone gives an interval
+    without width."""
     import numpy as np
 
     return ratio_interval(values, np.ones(len(values)))
 
 
 def ratio_interval(above: Any, below: Any) -> list[float]:
-    """Return the interval of sum(above) / sum(below), with rows drawn in pairs. above, below: [rows]."""
+    """Return the bootstrap interval [low, high] of sum(above) / sum(below), such as of loss by tokens. A resample draws
+    rows with replacement, and takes both values of each. above, below: [rows]."""
     import numpy as np
     from scipy.stats import bootstrap
 
@@ -56,7 +59,8 @@ def ratio_interval(above: Any, below: Any) -> list[float]:
 
 
 def _ratio(above: Floats, below: Floats, axis: int) -> Floats:
-    """A draw that has nothing below the line, as a few rows can give, counts as one thing below it."""
+    """Return the ratio of the sums of each resample. A sum of `below` under 1, which a resample of few rows may have,
+    counts as 1."""
     import numpy as np
 
     ratio: Floats = above.sum(axis=axis) / np.maximum(below.sum(axis=axis), 1.0)

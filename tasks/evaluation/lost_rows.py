@@ -35,8 +35,8 @@ def _lost(packed: Meta, split: str) -> Meta:
 
 
 def lost_rows_notes(split: str, counts: Meta, max_length: int | None) -> list[str]:
-    """Return a sentence for each kind of lost rows that the split has. counts: its entry in `lost_rows`; max_length: in
-    tokens."""
+    """Return a sentence for each kind of lost rows that the split has, for the notes of the report. counts: the split's
+    entry in what `lost_rows` returns; max_length: the number of tokens to which rows were cut."""
     rows = counts["rows"]
     sentences = {
         "truncated": f"were truncated to {max_length} tokens",

@@ -45,13 +45,18 @@ class RowLosses(NamedTuple):
 
 
 def source_rows(packed: Input, split: str) -> Ints:
-    """Return the row of the texts that each segment of a split comes from, int64 [segments], in the order in which
-    `forward` reads them: by length, chunk and segment."""
+    """Return the number of the row in `<split>.parquet` of format_prompts that each segment of a split comes from,
+    int64 [segments]. A segment is a row, or a piece of one, in a packed chunk; segments are in the order in which the
+    module `forward` reads them: by length, chunk and segment id."""
     return _segments(packed, split)[:, 0]
 
 
 def row_losses(found: TokenLosses, packed: Input, split: str, tokenizer: FastTokenizer) -> RowLosses:
-    """Sum the losses of segments by the row that they come from. found: of all segments of the split."""
+    """Sum the losses of segments by the row of the texts that they come from, since packing may cut a row into several
+    segments.
+
+    found: the losses of all segments of the split; packed: the artifact of pack_chunks; tokenizer: the model's, which
+    turns supervised tokens back into text to count their bytes."""
     import numpy as np
 
     segments = _segments(packed, split)
@@ -68,8 +73,10 @@ def row_losses(found: TokenLosses, packed: Input, split: str, tokenizer: FastTok
 
 
 def write_classes(found: Predictions, labels: list[str], rows: Ints, texts: Path, to: Path) -> None:
-    """Write the predictions of a classifier: row, digest, label, predicted (names of classes), probabilities (float32, in
-    the order of `labels`) and loss (nats). rows: the row of each prediction; texts: the split's file of texts."""
+    """Write the predictions of a classifier to the file `to`, sorted by row, with the columns row, digest, label and
+    predicted (names of classes), probabilities (float32, in the order of `labels`) and loss (nats).
+
+    rows: the row of the texts that each prediction is about; texts: the split's `<split>.parquet` of format_prompts."""
     import numpy as np
     import pyarrow as pa
 
@@ -91,7 +98,8 @@ def write_classes(found: Predictions, labels: list[str], rows: Ints, texts: Path
 
 
 def write_losses(found: RowLosses, texts: Path, to: Path) -> None:
-    """Write the losses of a language model: row, digest, nll, tokens, bytes, cut. texts: the split's file of texts."""
+    """Write the losses of a language model to the file `to`, one row for each row of `found`, with the columns row,
+    digest, nll, tokens, bytes and cut (see `RowLosses`). texts: the split's `<split>.parquet` of format_prompts."""
     import pyarrow as pa
 
     schema = pa.schema(

@@ -27,7 +27,8 @@ CLASSES = 100
 
 
 def page(title: str, subtitle: str, notes: Sequence[str], evaluation: Meta | None, run: Meta | None = None) -> str:
-    """Return the page as HTML. evaluation: from `evaluation_part`; run: what `flows.display.run_page` makes of a run."""
+    """Return the report page as HTML. title, subtitle: its headings; notes: sentences that stand first; evaluation: the
+    part from `evaluation_part`, or None; run: the part about the run, from `flows.display.run_page`, or None."""
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
@@ -45,14 +46,18 @@ def write_page(folder: Path) -> None:
 
 
 def subtitle_of(report: Meta) -> str:
-    """Return one line about an evaluation: its task and size."""
+    """Return one line about an evaluation: its task, split and number of rows (for a language model of chunks and
+    tokens)."""
     unit = "rows" if report["task"] == "classification" else f"chunks, {report['tokens']:,} supervised tokens"
     cut = f", {report['cut']:,} rows cut" if report.get("cut") else ""
     return f"{report['task'].replace('_', ' ')}, split {report['split']}: {report['rows']:,} {unit}{cut}"
 
 
 def evaluation_part(folder: Path, report: Meta) -> Meta:
-    """Return the page's part about an evaluation. folder: of the artifact, with the plots; report: its report.json."""
+    """Return the values from which the page's template makes the part about an evaluation: tables, plots, generated
+    texts.
+
+    folder: the folder of the evaluation's artifact, which has the plots; report: the content of its report.json."""
     metrics, intervals = report["metrics"], report["intervals"]
     return {
         "cards": [
@@ -77,7 +82,8 @@ def evaluation_part(folder: Path, report: Meta) -> Meta:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ("value", "interval")
 ) -> Meta:
-    """Return a table for the template. numbers: the columns that are aligned to the right."""
+    """Return a table in the form that the page's template draws. columns: the heads; rows: the cells of each row;
+    numbers: the heads of the columns that are aligned to the right."""
     return {"columns": list(columns), "rows": [list(row) for row in rows], "numbers": list(numbers)}
 
 

@@ -38,10 +38,13 @@ HELD = 1 << 28
 
 
 class Call(NamedTuple):
-    """The inputs of one call of a model, and logits that eager PyTorch computed for them.
+    """The inputs of one call of a model, and the logits that eager PyTorch computed for them.
 
-    input_ids, attention_mask: int64 [batch, length]; compared: bool, the rows [batch] of a classifier or the positions
-    [batch, length] of a language model that are compared; logits: float [compared, labels or vocabulary].
+    Attributes:
+        input_ids, attention_mask: int64 [batch, length].
+        compared: bool, True for what is compared: rows of a classifier, [batch], or positions of a language model,
+            [batch, length].
+        logits: float [number of compared rows or positions, labels or vocabulary].
     """
 
     input_ids: Tensor
@@ -56,12 +59,12 @@ class Call(NamedTuple):
 
 
 def calls_by_default(parameters: int, lengths: Sequence[int], batch: int, *, compiles_once: bool) -> int:
-    """Return how many calls of each length to compare: so many that they have ROWS rows together, or as many as fit the
-    limit of seconds by estimate, but at least one.
+    """Return how many calls of each length to compare: enough to compare ROWS rows over all lengths, or as many as
+    fit the limit of seconds by estimate, but at least one.
 
-    parameters: of the model; lengths: in tokens; batch: the rows of a call; compiles_once: whether a graph is compiled at
-    its first call only. The estimate reads no clock, so that the same model is always compared on as many rows.
-    """
+    parameters: the number of the model's parameters; lengths: in tokens; batch: the rows of a call; compiles_once:
+    whether a graph is compiled at its first call only, else at every call. The estimate reads no clock, so that the
+    same model is always compared on as many rows."""
     wanted = math.ceil(ROWS / (batch * len(lengths)))
     running = sum(parameters * WEIGHT_AND_TOKEN * batch * length for length in lengths)
     if compiles_once:
@@ -71,17 +74,16 @@ def calls_by_default(parameters: int, lengths: Sequence[int], batch: int, *, com
 
 
 def positions_of_a_row(rows: int, vocabulary: int) -> int:
-    """Return how many positions of each row of a language model to compare, so that the logits of `rows` rows take at most
-    HELD bytes in float32."""
+    """Return how many positions of each row of a language model to compare, so that the logits of `rows` rows, those
+    of all calls together, take at most HELD bytes in float32."""
     return max(HELD // (4 * vocabulary * rows), 1)
 
 
 def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int, positions: int) -> Call:
-    """Call the PyTorch model; return the inputs and the logits to compare.
+    """Call the PyTorch model with one batch. Return the inputs and those of its logits that are to be compared.
 
-    rows: how many rows to compare, the first ones; positions: of a language model, how many positions of each row, taken
-    evenly from those that are not padding.
-    """
+    rows: how many rows to compare, the first of the batch; positions: for a language model, how many positions of
+    each row to compare, spread evenly over those that are not padding."""
     import torch
 
     with torch.inference_mode():
@@ -95,11 +97,13 @@ def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int,
 def eager_calls(
     model: Any, split: Split, exported: Input, rows: int | None, report: Callable[[int, int], None]
 ) -> list[Call]:
-    """Call the PyTorch model with rows of a split, in the shapes that the export has graphs for; return the calls.
+    """Call the PyTorch model with rows of a split, in the shapes that the export has graphs for. Return the calls.
 
-    exported: the artifact of export_neuron; rows: about how many rows to compare, divided among the lengths, at least one
-    call of each, each row of the split once at most; None: as many as `calls_by_default` says; 0: none; report: called with
-    the calls done and their number.
+    Args:
+        exported: the artifact of export_neuron.
+        rows: about how many rows to compare, divided among the lengths: at least one call of each length, and each
+            row of the split at most once for each length. None: as many as `calls_by_default` says; 0: none.
+        report: called after each call with the number of calls done and the number of all calls.
     """
     batch, lengths = exported.meta["batch"], exported.meta["lengths"]
     if rows is None:
@@ -117,13 +121,14 @@ def eager_calls(
 
 
 def compare(exported: Input, calls: list[Call], report: Callable[[int, int], None]) -> tuple[Meta, Meta]:
-    """Call the exported model with the inputs of `calls` and compare its logits with theirs. Return (what was compared,
-    metrics).
+    """Call the exported model with the inputs of `calls`, and compare its logits with those of `calls`. Return (what
+    was compared, metrics).
 
-    Padding is not compared. The metrics are `export_max_difference`, the largest absolute difference of two logits, and
-    `export_agreement`, the share of rows or tokens for which both models predict the same class. report: called with the
-    calls done and their number. ModelError when a logit of the exported model is not finite.
-    """
+    What was compared: {"calls": how many, "batch": rows of a call, "rows": rows, "compared": rows of a classifier or
+    tokens of a language model}. Padding is not compared. The metrics are `export_max_difference`, the largest
+    absolute difference of two logits, and `export_agreement`, the share of rows or tokens for which both models
+    predict the same class. report: called after each call with the number of calls done and the number of all calls.
+    ModelError when a logit of the exported model is not finite."""
     program = load_stablehlo(exported.path)
     worst, agreed, compared = 0.0, 0, 0
     for done, call in enumerate(calls, 1):
@@ -138,8 +143,9 @@ def compare(exported: Input, calls: list[Call], report: Callable[[int, int], Non
 
 
 def compared_logits(program: StableHlo, call: Call) -> tuple[float, int]:
-    """Call an exported model with the inputs of `call`. Return the largest absolute difference of two logits, NaN if a logit
-    is NaN, and for how many rows or tokens the largest logit is that of the same class."""
+    """Call an exported model with the inputs of `call`. Return (the largest absolute difference of two logits, NaN
+    if a logit is NaN; the number of compared rows or tokens for which both models' largest logit is that of the same
+    class)."""
     ran = program(call.input_ids, call.attention_mask)[call.compared]
     apart = float((ran.float() - call.logits.float()).abs().max())
     return apart, int((ran.argmax(-1) == call.logits.argmax(-1)).sum())

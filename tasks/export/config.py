@@ -17,8 +17,8 @@ class ExportConfig(StageConfig):
     length: Tokens | None = None
     """The only sequence length to export. Default: every length that the data was packed to."""
     tolerance: Positive | None = None
-    """The largest accepted difference between the exported model's logits and PyTorch's. Default: 1e-3 for float32
-    weights, 2e-2 for float16, 1e-1 for bfloat16."""
+    """The largest accepted difference between the exported model's logits and PyTorch's, relative to the largest
+    logit where that is above 1. Default: 1e-3 for float32 weights, 2e-2 for float16, 1e-1 for bfloat16."""
     cores: Parallel = 2
     """The NeuronCores that share a language model (target `neuron`)."""
     auto_cast: Literal["none", "matmul", "all"] = "matmul"

@@ -1,5 +1,5 @@
-"""Time the calls of an export where jax is installed, which compiles a graph once. torch_xla compiles at every call, so its
-seconds say nothing about the model."""
+"""Time the calls of a StableHLO export where jax is installed, because jax compiles a graph once. torch_xla compiles
+at every call, so its seconds say nothing about the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ TIMED = 50
 
 
 def call_seconds(exported: Input, calls: Sequence[Call]) -> list[float]:
-    """Return the wall-clock seconds of calls of an export, without jax none.
+    """Return the wall-clock seconds of each timed call of an export, ordered by length; [] where jax is not
+    installed.
 
-    calls: inputs; of each length at most TIMED are called, and the first of them once before, which compiles
-    the graph with XLA's optimisation, as a server would. (Stages turn it off, because they compile more than they run.)"""
+    calls: the inputs. Of each length the first TIMED calls are timed. The first of them is also called once before,
+    untimed, which compiles the graph with XLA's optimisation, as a server would. (Stages turn the optimisation off,
+    because they compile more than they run.)"""
     program = load_stablehlo(exported.path, optimised=True)
     if not program.compiles_once:
         return []

@@ -31,7 +31,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out: Workdir) -> None:
-    """Compile the model once for each length, into a folder of its own below `out.path`. weights: the consolidated Hugging
+    """Compile the model once for each length, into the folder `out.path/<length>`. weights: the consolidated Hugging
     Face folder.
 
     Raises:
@@ -58,8 +58,9 @@ def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out
 
 
 def compiler(config: ExportConfig) -> Meta:
-    """Return what the compiled graphs depend on besides config and weights, for the stage's key: {"versions", "flags"} of
-    the Neuron compiler."""
+    """Return the part of the stage's cache key about the Neuron compiler: {"versions": {package: version, None if it
+    is not installed}, "flags": {"NEURON_CC_FLAGS": the flags in that variable}, {} without flags}. The packages are
+    looked up in the environment of `export.neuron_python`, else in this one."""
     from importlib.metadata import distributions
 
     folders = sys.path
@@ -88,11 +89,11 @@ def optimum_command(config: ExportConfig) -> list[str] | None:
 
 
 def optimum_arguments(config: ExportConfig, weights: Input, length: int, folder: Path) -> list[str]:
-    """Return the arguments of optimum-neuron's exporter for one length. folder: where the exporter writes.
+    """Return the command-line arguments of optimum-neuron's exporter for one length. folder: where the exporter
+    writes.
 
-    For a language model they give the dtype and the number of cores that it is sharded over; for an encoder, how the
-    compiler casts it.
-    """
+    For a language model the arguments give the dtype and the number of cores that the model is sharded over; for a
+    classifier, which operations the compiler casts to which type."""
     task = weights.meta["task"]
     arguments = ["--model", str(weights.path), "--task", TASKS[task]]
     arguments += ["--batch_size", str(config.batch), "--sequence_length", str(length)]
@@ -106,11 +107,10 @@ def optimum_arguments(config: ExportConfig, weights: Input, length: int, folder:
 
 
 def half_precision(config: ExportConfig, weights: Input, scratch: Path) -> Input:
-    """Return the weights as optimum-neuron is to see them: of a language model a folder of links in `scratch` whose
-    config.json names the half precision of `auto_cast_type`.
+    """Return the model folder to give to optimum-neuron. For a language model this is a folder of links in
+    `scratch`, whose config.json names the half precision of `auto_cast_type`; for a classifier, `weights` itself.
 
-    optimum-neuron 0.4.5 takes the dtype of a language model from its config, and ignores `--torch_dtype`.
-    """
+    optimum-neuron 0.4.5 takes the dtype of a language model from its config, and ignores `--torch_dtype`."""
     if weights.meta["task"] != "causal_lm":
         return weights
     folder, dtype = scratch / "half", DTYPES[config.auto_cast_type]

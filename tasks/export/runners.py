@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     import torch
 
 Read = Callable[[str], "torch.Tensor"]
-"""Returns the stored tensor of a name."""
+"""A function that returns the stored tensor of the given name."""
 
 
 class Runner(Protocol):
-    """Runs the graphs of one export."""
+    """Interface of `TorchXlaRunner` and `JaxRunner`: a runner compiles and runs the graphs of one export."""
 
     def __call__(self, function: Meta, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the logits of a graph. function: its entry in export.json; given: {input's name: tensor}."""
+        """Return the logits of one call of a graph, which is compiled first if needed. function: the graph's entry
+        in export.json; given: {input's name: tensor}."""
 
 
 class TorchXlaRunner:

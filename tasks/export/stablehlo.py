@@ -78,10 +78,13 @@ def write_stablehlo(
 class StableHlo:
     """An exported model that was read from a folder; call it like a function. It runs on the CPU.
 
-    batch: the number of rows of each call; lengths: the row lengths, in tokens, that it has graphs for, ascending;
-    runner: the library that compiles and runs the graphs, `jax` where it is installed, else `torch_xla`; optimised: whether
-    jax compiles with XLA's optimisation whatever XLA_FLAGS says.
-    """
+    Attributes:
+        document: the content of `export.json`.
+        batch: the number of rows of each call.
+        lengths: the row lengths, in tokens, for which there are graphs, ascending.
+        runner: the library that compiles and runs the graphs, `jax` where it is installed, else `torch_xla`.
+
+    optimised: whether jax compiles with XLA's optimisation whatever XLA_FLAGS says."""
 
     def __init__(self, folder: Path, document: Meta, *, optimised: bool = False) -> None:
         self.folder = folder

@@ -1,5 +1,5 @@
-"""List the files of the project that a stage may read: those that its key includes. `tasks.keys.file_audit` does the
-checking.
+"""List the files of the project that a stage may read: those that its key includes. `tasks.keys.file_audit` checks the
+stage's accesses against this list. A stage's key is the hash of everything that decides the stage's result.
 
 The project is the folder that holds the packages, if it has a `pyproject.toml` or `.git`; else (installed) the packages
 alone. A stage may also read two groups of modules whose code its key does not hash: PLUMBING, for which the key has
@@ -32,9 +32,11 @@ def permit_for(
     """Build the permit of a stage: the files of the project that it may read. Takes about a millisecond.
 
     Args:
-        code: The code part of the stage's key.
-        inputs: The inputs of this call; their files may be read.
-        places: Folders that hold data and no code, such as the home and the store.
+        stage: The description of the stage function. Its declared assets may be read.
+        code: The table `code` of the stage's key document: {module: code hash or schema number}. These modules may be
+            read.
+        inputs: The inputs of this call; the files of its sources may be read.
+        places: Folders that hold data and no code, such as the home (the folder of local state) and the store.
         memo: The cache of code hashes.
 
     Raises:

@@ -1,5 +1,6 @@
-"""Compute the code part of a stage key: a hash of each first-party module that the stage's module imports, at any
-depth.
+"""Compute the code part of a stage key (the hash by which a stage's earlier result is found): a hash of each
+first-party module that the stage's module imports, at any depth. First-party modules are those of the package `tasks`
+and of the stage's own top-level package.
 
 A module's hash is that of its AST without docstrings, comments and positions. For the modules in PLUMBING the key has a
 schema number instead of a hash, so that an upgrade of this project does not make every result obsolete. For third-party
@@ -54,13 +55,17 @@ version."""
 
 
 def project_folder(package: str) -> Path:
-    """Return the folder that contains a first-party top-level package: a checkout or site-packages."""
+    """Return the folder that contains a top-level package, such as `tasks`: a checkout or site-packages. Imports the
+    package."""
     return Path(next(iter(import_module(package).__path__))).parent
 
 
 def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
-    """Find everything that `module` imports, at any depth. Returns ({first-party module: code hash or schema number},
-    {third-party distribution: version})."""
+    """Find the code that `module` consists of: itself, everything that it imports, at any depth, and the packages that
+    contain these modules. Returns ({first-party module: `sha256:<hex>` of its code, or `schema:<number>` for one of
+    PLUMBING}, {third-party distribution: version}). The second table also has `python`, the interpreter's version.
+
+    module: dotted name of a stage's module; memo: the hash cache."""
     top = module.split(".")[0]
     locate = locator({top, "tasks"})
     code: dict[str, str] = {}
@@ -85,8 +90,8 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def locator(roots: set[str]) -> Callable[[str], Path | None]:
-    """Return a function that maps a module's dotted name to its file, or to None for a module outside the top-level
-    packages `roots`."""
+    """Return a function that maps a module's dotted name to the module's file, or to None for a name that is no module
+    of the top-level packages `roots`."""
     folders = {root: f"{project_folder(root)}/{root}" for root in roots}
 
     def locate(name: str) -> Path | None:
@@ -131,13 +136,13 @@ def analyse(path: Path, memo: Memo) -> Meta:
 
 
 def hash_file(path: Path) -> str:
-    """Return the `code_hash` of a Python file as it is on disk now, without the cache."""
+    """Return the `code_hash` of a Python file, `sha256:<hex>`, as the file is on disk now, without the cache."""
     return code_hash(_parsed(path))
 
 
 def _parsed(path: Path) -> ast.Module:
     """Return a file's syntax tree. Python 3.11 counts the depth of a tree for all threads together, so that it may fail with
-    a SystemError ("recursion depth mismatch") while another thread parses, too: it is then asked again."""
+    a SystemError ("recursion depth mismatch") while another thread parses, too: the file is then parsed again."""
     text = path.read_text(encoding="utf-8")
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(SystemError):
@@ -187,8 +192,9 @@ def _environment(foreign: set[str], memo: Memo) -> dict[str, str]:
 
 
 def installed_versions(names: set[str], memo: Memo) -> dict[str, str | None]:
-    """Return {distribution: installed version, or None if it is not installed}. The hash cache remembers the result until
-    a folder on sys.path changes, because importing importlib.metadata takes 50 ms."""
+    """Return {distribution: installed version, or None if it is not installed} for the distributions `names`. The hash
+    cache `memo` remembers the result until a packages folder on sys.path changes, because importing importlib.metadata
+    takes 50 ms."""
     folders = [folder for folder in sys.path if os.path.isdir(folder) and "packages" in folder]
     now = digest_of([stamp(folder) for folder in folders])
     where = "|".join(folders)

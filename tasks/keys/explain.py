@@ -1,4 +1,5 @@
-"""Find the differences between two key documents, which explain to the user why a stage would run again."""
+"""Find the differences between two key documents (the JSON of which a stage's key is the hash: code, parameters,
+inputs, environment, accelerator). They explain to the user why a stage would run again."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ class Change(NamedTuple):
     """A value that differs between two key documents.
 
     Attributes:
-        part: code, params, inputs, env or accel.
-        name: the value's dotted name below that part.
+        part: the table of the key documents that has the value: code, params, inputs, env or accel.
+        name: the value's dotted name below that table; in the table code, the module's name.
         before, after: the value in each document, None where it does not exist.
     """
 
@@ -32,7 +33,8 @@ class Change(NamedTuple):
 
 
 def difference(before: Meta, after: Meta) -> list[Change]:
-    """List every value that differs between two key documents, in the order of PARTS."""
+    """List every value that differs between two key documents, also values that only one of them has. Sorted by table,
+    in the order of PARTS, then by name. [] if the documents differ nowhere."""
     changes = []
     for part in PARTS:
         old, new = (dict(_leaves(document.get(part, {}))) for document in (before, after))
@@ -45,21 +47,23 @@ def difference(before: Meta, after: Meta) -> list[Change]:
 
 
 def moved_settings(before: Meta, after: Meta) -> dict[str, str]:
-    """Find settings that moved to another section without changing their own name. Returns {old dotted name: new dotted
-    name}.
+    """Find settings that moved to another section without changing the last word of their dotted name. Returns {old
+    dotted name: new dotted name}.
 
-    before, after: the `params` of two key documents. A setting counts as moved if exactly one name with its last part is
-    only in `before`, and exactly one only in `after`."""
+    before, after: the tables `params` of two key documents. A setting counts as moved if exactly one dotted name with
+    its last word is only in `before`, and exactly one only in `after`; their values may differ."""
     old, new = (dict(_leaves(params)).keys() for params in (before, after))
     gone, found = _by_last_part(old - new), _by_last_part(new - old)
     return {gone[last][0]: found[last][0] for last in gone if len(gone[last]) == len(found.get(last, ())) == 1}
 
 
 def nearest_record(records: list[Meta], document: Meta) -> tuple[Meta, list[Change]] | None:
-    """Return the record whose key document differs least from `document`, with the differences. None if there are no
-    records.
+    """Return the record (the store's document of an earlier result) whose key document differs from `document` in the
+    fewest values, with these differences: before is the record's value, after the value in `document`. None if there
+    are no records.
 
-    records: newest first; among equally near ones the newest is returned."""
+    records: records, or other documents with a key document in the field `document`, newest first; of several with
+    equally few differences the newest is returned."""
     scored = [(record, difference(record["document"], document)) for record in records]
     return min(scored, key=lambda pair: len(pair[1]), default=None)
 

@@ -1,6 +1,7 @@
 """Check while a stage runs that it reads no file of the project that its key does not include.
 
-A stage's key includes the modules that are imported by import statements, directly or indirectly, and the declared assets.
+A stage's key is the hash of everything that decides its result. It includes the modules that are imported by import
+statements, directly or indirectly, and the declared assets (other files that the stage reads, listed in its decorator).
 If the stage read any other file of the project (a module imported by name, a template beside the code), an edit of it could
 change the result but not the key. So an audit hook in the stage's process checks every file that Python opens, compiled
 modules included. A file that the `Permit` lacks raises CodeError at once, before hours of training are spent, and again at
@@ -39,7 +40,8 @@ class Permit:
         roots: (folder, base) of each folder of the project's files; messages and asset paths are relative to `base`.
         files: Files that may be read: those included in the stage's key, and inputs.
         exempt: Folders below the roots that hold no code and may be read: the store, the Python environment, inputs.
-        code: path -> (stamp, code hash) of each module when the key was computed (see `tasks.keys.hash_cache.stamp`).
+        code: {path: (stamp, code hash)} of each module when the key was computed; a stamp is a file's inode, size and
+            times (see `tasks.keys.hash_cache.stamp`).
     """
 
     stage: str
@@ -49,8 +51,7 @@ class Permit:
     code: dict[str, tuple[str, str]]
 
     def refused(self, path: str) -> str | None:
-        """Return the path relative to the project of a file that the stage may not read; None for a file that it may
-        read.
+        """Check whether the stage may read a file. Return None if it may, else the file's path relative to the project.
 
         path: absolute. Besides the files of the permit, a stage may read files outside the project, and files in hidden
         folders (.git, .venv, .trnflow) or in `__pycache__`. None is returned, too, if `path` is not a file.
@@ -64,9 +65,10 @@ class Permit:
         return None
 
     def edited(self, path: str) -> bool:
-        """Return whether a module's code has changed since the key was computed.
+        """Return whether a module's code has changed since the key was computed; False for a file that is not in
+        `code`.
 
-        The file is read only if its stamp has changed.
+        path: the module's file, absolute. The file is read only if its stamp (inode, size and times) has changed.
         """
         known = self.code.get(path)
         if known is None or stamp(path) == known[0]:
@@ -76,19 +78,23 @@ class Permit:
         return hash_file(Path(path)) != known[1]
 
     def to_json(self) -> Meta:
+        """Return the permit as a JSON object, which `from_json` reads."""
         return {**asdict(self), "files": sorted(self.files)}
 
     @classmethod
     def from_json(cls, document: Json) -> Permit:
+        """Return the permit that `to_json` wrote as a JSON object."""
         roots = tuple((root, base) for root, base in document["roots"])
         code = {path: (then, found) for path, (then, found) in document["code"].items()}
         return cls(document["stage"], roots, frozenset(document["files"]), tuple(document["exempt"]), code)
 
 
 class Witness:
-    """Check the files and modules that one stage reads, and record violations.
+    """Check the files and modules that one stage reads, and record violations: reads of files that the permit does not
+    allow, or of modules that were edited.
 
     Attributes:
+        permit: The files of the project that the stage may read.
         violations: The errors raised so far, in order.
     """
 
@@ -100,8 +106,11 @@ class Witness:
     def opened(self, path: Any) -> None:
         """Check a file that was opened for reading. Source lines that are read to be shown in a traceback are not checked.
 
+        path: as Python opened the file: text, bytes or a path object; a file descriptor is ignored.
+
         Raises:
-            CodeError: The permit does not allow the file, or the module was edited since the key was computed.
+            CodeError: The permit does not allow the file, or the module was edited since the key was computed. The
+                error is also added to `violations`.
         """
         source = _source(_absolute(path))
         name = self.permit.refused(source)
@@ -117,6 +126,8 @@ class Witness:
             self._looking.discard(get_ident())
 
     def used(self, module: ModuleType) -> None:
+        """Check the file that a loaded module came from. CodeError, which is also added to `violations`, if the permit
+        does not allow the file."""
         name = self.permit.refused(_file(module))
         if name is not None:
             self._refuse(_unknown(self.permit.stage, name))
@@ -126,14 +137,14 @@ class Witness:
         raise error
 
     def refuse_recorded(self) -> None:
-        """Raise the first recorded violation, even if the stage caught it."""
+        """Raise the first of `violations`, even if the stage caught that error; do nothing if there is none."""
         if self.violations:
             raise self.violations[0]
 
 
 def edited(stage: str, what: str) -> CodeError:
-    """Return the error for a module that changed since the key was computed. stage, what: names of the stage and the
-    module.
+    """Return, without raising it, the error for a module that changed since the key was computed. stage: the stage's
+    name; what: the module's name or file.
     """
     return CodeError(
         f"{what} was edited while this run was going: what {stage} would run is not what its key says, so nothing is published",
@@ -143,9 +154,10 @@ def edited(stage: str, what: str) -> CodeError:
 
 @contextmanager
 def watch_process(permit: Permit) -> Iterator[None]:
-    """Check the files that this process reads while the context is open; at its end, check all loaded modules.
+    """Check the files that this process reads while the context is open; at its end, check that all loaded modules are
+    permitted, too.
 
-    The process must have been started for this one stage.
+    permit: the files of the project that the stage may read. The process must have been started for this one stage.
 
     Raises:
         CodeError: The stage read a file or module of the project that its key does not include, or one that was edited.
@@ -164,7 +176,9 @@ def watch_process(permit: Permit) -> Iterator[None]:
 
 
 def refuse_recorded() -> None:
-    """Raise the first violation recorded in this process, if any. Called before a part of a stage is published."""
+    """Raise the first violation recorded in this process, if any: the CodeError for a file that the stage may not read.
+    Called in the process of a stage before the result of a part (one piece of the stage's divided work) is
+    published."""
     for witness in _watching:
         witness.refuse_recorded()
 

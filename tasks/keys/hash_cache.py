@@ -37,12 +37,13 @@ def stamp(path: str | Path) -> Stamp:
 
 
 def size_in(stamped: Stamp) -> int:
-    """Return the size in bytes that the file had when this stamp was taken."""
+    """Return the size in bytes that a file had when its stamp (a result of `stamp`) was taken."""
     return int(stamped.split(":")[1])
 
 
 def sha256_file(path: str | Path) -> str:
-    """Return `sha256:<hex>` of a file's bytes. Several threads hash in parallel; a large file takes 1 MiB of memory."""
+    """Return `sha256:<hex>` of a file's bytes. Always reads the file; takes about 1 MiB of memory, whatever the file's
+    size. Threads that call this function hash in parallel. Raises OSError if the file can't be read."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(handle, _SMALL)
@@ -60,7 +61,8 @@ def sha256_bytes(data: bytes) -> str:
 
 
 def sha256_files(paths: Sequence[str | Path]) -> list[str]:
-    """Return the digest of each file, `sha256:<hex>`, in the order of `paths`. Hashes files in parallel on all cores."""
+    """Return the digest of each file, `sha256:<hex>`, in the order of `paths`. Reads all files, in parallel on all
+    cores."""
     return in_threads(sha256_file, paths, os.cpu_count() or 1)
 
 
@@ -90,7 +92,8 @@ class Memo:
     """The hash cache of one home, `<home>/memo.db`: values that were computed from files, valid while the files do not
     change.
 
-    path: the sqlite file. Values are JSON; `put` keeps new ones in memory until `save` writes them to disk."""
+    path: the sqlite file, which need not exist. Values are JSON. Each value has a kind, a name for what was computed,
+    such as `digest` or `code`. `put` keeps new values in memory until `save` writes them to disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,8 +103,9 @@ class Memo:
         self._lock = threading.Lock()
 
     def get(self, kind: str, path: str | Path, now: Stamp) -> Json | None:
-        """Return the value of this kind that is cached for `path`, if the file's stamp was `now` when it was cached; else
-        None."""
+        """Return the value of this kind that is cached for the file at `path`, if the file's stamp (inode, size and
+        times) was `now` when the value was cached; else None. `path` is only compared as text; the file is not looked
+        at."""
         known = self._of(kind).get(str(path))
         return _decoded(known[1]) if known and known[0] == now else None
 
@@ -111,14 +115,15 @@ class Memo:
         return known[0] if known else None
 
     def put(self, kind: str, path: str | Path, now: Stamp, value: Json) -> None:
-        """Cache a value of this kind for the file at `path`, whose stamp is `now`. `save` writes it to disk."""
+        """Cache a value of this kind, any JSON, for the file at `path`, whose stamp (inode, size and times) is `now`.
+        The value is in memory only until `save` writes it to disk."""
         known, entry = self._of(kind), (now, _encoded(value))
         with self._lock:
             known[str(path)] = self._fresh[kind, str(path)] = entry
 
     def save(self) -> None:
-        """Write the values cached since the last call to disk. A failure is ignored, because the values can be computed
-        again."""
+        """Write the values that `put` cached since the last call to the sqlite file. A failure is ignored, because the
+        values can be computed again."""
         if not self._fresh:
             return
         with self._lock:
@@ -128,17 +133,19 @@ class Memo:
             connection.executemany("insert or replace into known values (?, ?, ?, ?)", rows)
 
     def digest(self, path: str | Path) -> str:
-        """Return the digest of a file, `sha256:<hex>`. The file is read only if it has changed since it was last hashed."""
+        """Return the digest of a file, `sha256:<hex>`. The file is read only if it has changed since it was last
+        hashed. Raises OSError if there is no such file."""
         return self.digests([path])[0]
 
     def digests(self, paths: Iterable[str | Path]) -> list[str]:
-        """Return the digest of each file, `sha256:<hex>`. Files that have changed are hashed in parallel; an unchanged
-        file costs 5 us."""
+        """Return the digest of each file, `sha256:<hex>`, in the order of `paths`. New and changed files are hashed in
+        parallel, and their digests are saved to disk; an unchanged file costs 5 us."""
         return [digest for digest, _ in self.stamped(paths)]
 
     def stamped(self, paths: Iterable[str | Path]) -> list[tuple[str, Stamp]]:
-        """Return (digest, stamp) of each file. The stamp is taken before the file is hashed, so a change during hashing
-        shows later."""
+        """Return (digest, stamp) of each file, in the order of `paths`; files are hashed as by `digests`. The stamp
+        (see `stamp`) is taken before the file is hashed, so that a file that changes during hashing has another stamp
+        later."""
         files = [text if (text := os.fspath(path)).startswith("/") else os.path.abspath(text) for path in paths]
         stamps = [stamp(path) for path in files]
         known = self._of("digest")

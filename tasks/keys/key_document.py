@@ -1,8 +1,9 @@
-"""Build the document that identifies a stage's result, and the stage key from it.
+"""Build the document that identifies a stage's result, and compute the stage key, by which the result is found, from
+it.
 
-The *key document* is canonical JSON of the stage's code, parameters, inputs, environment and accelerator. Its sha256 is
-the stage key. The record of a result keeps the document, so comparing two documents explains why a result was not found
-again.
+The *key document* is JSON of the stage's code, parameters, inputs, environment (library versions) and accelerator. The
+sha256 of its canonical text is the stage key. The record of a result in the store keeps the document, so comparing two
+documents explains why a result was not found again.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ PARTS = ("code", "params", "inputs", "env", "accel")
 
 
 def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -> Meta:
-    """Return the key document of a stage for this config and these inputs. memo: the hash cache.
+    """Return the key document of a stage for this config and these inputs: {"schema", "stage", and the tables of
+    PARTS}.
 
-    Raises ConfigError when a declared asset is missing."""
+    stage: the description of the stage function; memo: the hash cache. Raises ConfigError when a declared asset (a file
+    beside the code that the stage reads) is missing."""
     code, env = closure(stage.function.__module__, memo)
     return {
         "schema": SCHEMA,

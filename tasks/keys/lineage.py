@@ -1,8 +1,10 @@
-"""Trace which artifacts were made from which, and compare two runs. Pure functions of records and of run documents.
+"""Trace which artifacts were made from which, and compare two runs. Pure functions of records (the store's documents
+that name the artifact that a stage made for a key) and of run documents; nothing is read or written.
 
-The ancestors of an artifact are the inputs in the key document of its record; its descendants are the artifacts whose
-records have it among their inputs. A stage that runs after another one without reading its artifact (train after
-precompile) does not make a descendant.
+The ancestors of an artifact are the inputs in the key document of its record (the JSON of which the key is the hash),
+the inputs of those inputs, and so on; its descendants are the artifacts whose records have it among their inputs, and
+so on. A stage that runs after another stage without reading its artifact (train after precompile) does not make a
+descendant.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from tasks.keys.explain import Change, difference
 
 
 class Family:
-    """The records of a store, linked so that the ancestors and descendants of an artifact can be found. records: newest
-    first."""
+    """The records of a store, linked so that the ancestors and descendants of an artifact can be found. records: the
+    records of all stages, newest first; of several records of one artifact, `up` shows the first."""
 
     def __init__(self, records: Iterable[Meta]) -> None:
         self._made: dict[str, list[Meta]] = defaultdict(list)
@@ -29,16 +31,18 @@ class Family:
 
     @property
     def artifacts(self) -> list[str]:
-        """The digests of all artifacts that have a record."""
+        """The digests of all artifacts that have a record, in the order of the records."""
         return list(self._made)
 
     def up(self, artifact: str) -> Meta:
-        """Return how an artifact was made, with its ancestors. artifact: its digest.
+        """Return how an artifact was made, with its ancestors as a tree. artifact: the artifact's digest.
 
-        Returns {"artifact", "stage", "key", "created", "adopted", "attempt", "params", "code", "env", "accel", "inputs":
-        {name: such an object for an artifact, or {"source": identity}}, "shards": number of shards it was made from,
-        "also": other keys with the same artifact, "repeated": whether the artifact stands further above already: then its inputs
-        are {}}. For an artifact without a record, {"artifact", "stage": None}."""
+        Returns {"artifact": its digest; from its record "stage", "key", "created", "attempt", and "adopted": from which
+        other key the user accepted the artifact, None if it was made for this key; from the key document "params",
+        "code", "env", "accel"; "inputs": {name: such an object for an artifact, or {"source": identity} for data or a
+        model from outside the store}; "shards": number of separately stored parts of the stage's work that it was put
+        together from; "also": other keys with the same artifact; "repeated": whether the artifact occurs earlier in the
+        tree: then its inputs are {}}. For an artifact without a record, {"artifact", "stage": None}."""
         return self._up(artifact, (), set())
 
     def _up(self, artifact: str, below: tuple[str, ...], seen: set[str]) -> Meta:
@@ -60,10 +64,11 @@ class Family:
         }
 
     def down(self, artifact: str) -> list[Meta]:
-        """Return what was made from an artifact, newest first: [{"stage", "key", "created", "artifact", "down": its own
-        descendants}].
+        """Return the artifacts that were made from an artifact, in the order of the records (newest first): [{"stage",
+        "key", "created", "artifact", "down": a list of this form, of the artifacts that were made from this one}].
 
-        Where an artifact occurs twice, only its first entry lists its descendants; the others have "down": []."""
+        artifact: the artifact's digest. Where an artifact occurs twice, only its first entry lists its descendants; the
+        others have "down": []."""
         return self._down(artifact, {artifact})
 
     def _down(self, artifact: str, seen: set[str]) -> list[Meta]:
@@ -83,20 +88,23 @@ class Family:
 
 
 def start_of(document: Meta) -> tuple[Meta, str | None]:
-    """Return (the key document of a training without the input `warm_start`, the digest of that input). The
-    digest is None if the training did not start from another training's model."""
+    """Separate the model that a training started from (the input `warm_start`) from the rest of the training's key
+    document. Returns (a copy of the key document without that input, the digest of that input's artifact). The digest
+    is None if the training did not start from another training's model."""
     inputs = dict(document.get("inputs", {}))
     start = inputs.pop("warm_start", None)
     return {**document, "inputs": inputs}, start
 
 
 def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[str, Meta]]) -> Meta:
-    """Return how two runs differ.
+    """Return how two runs differ, as lists of values that are not the same in both.
 
     before, after: the run documents; documents: for each of the two runs {stage: key document}, without stages whose
-    record no longer exists. Returns {"settings", "data", "code", "env", "metrics": [{"name", "before", "after", and
-    "stages" or "stage"}], "artifacts": [{"stage", "before", "after"}], "unknown": stages that lack a key document in
-    either run}."""
+    record no longer exists. Returns {"settings" (of the recipe), "data" (the inputs of load_data), "code", "env"
+    (library versions, accelerator, host and git checkout), "metrics": each a list of {"name", "before", "after"}, with
+    "stages" in "data", "code" and "env" (the stages to which the difference belongs), and "stage" in "metrics";
+    "artifacts": [{"stage", "before", "after"}], with digests; "unknown": stages that lack a key document in either
+    run}."""
     old, new = documents
     changes = {stage: difference(old[stage], new[stage]) for stage in old if stage in new}
     stages = _stages(before), _stages(after)
@@ -113,10 +121,10 @@ def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[st
 
 
 def nearest_run(text: str, runs: list[str]) -> str:
-    """Return the id of the run that a user means by `text`: an id, the beginning of one, `last`, or `last~N` (N runs
-    before the last).
+    """Return the id of the run that a user means by `text`: an id, the beginning of an id, `last` (the newest run), or
+    `last~N` (the run N runs before the newest).
 
-    runs: ids, newest first. Raises ConfigError if no run or more than one matches."""
+    runs: the ids of all runs, newest first. Raises ConfigError if no run or more than one matches."""
     if text.split("~")[0] == "last":
         back = text.partition("~")[2] or "0"
         if not back.isdigit() or int(back) >= len(runs):
@@ -126,10 +134,10 @@ def nearest_run(text: str, runs: list[str]) -> str:
 
 
 def unique(text: str, names: Iterable[str], what: str, fix: str) -> str:
-    """Return the one name that equals `text` or begins with it.
+    """Return the name that equals `text`, or else the only name that begins with `text`.
 
-    what: what the names are, such as "run", for the message; fix: what the user can do if none matches. Raises
-    ConfigError if no name or more than one matches."""
+    what: the noun for the names in the error, such as "run"; fix: the error's text on what the user can do if no name
+    matches. Raises ConfigError if no name or more than one matches."""
     found = sorted({name for name in names if name.startswith(text)})
     if text in found:
         return text
@@ -140,8 +148,8 @@ def unique(text: str, names: Iterable[str], what: str, fix: str) -> str:
 
 
 def leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield (dotted name, value) of each value in nested JSON objects that is not an object itself. name: the prefix of
-    the names."""
+    """Yield (dotted name, value) of each value in nested JSON objects that is not an object itself, such as ("a.b", 1)
+    for {"a": {"b": 1}}. name: a prefix for the names, without the dot."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from leaves(item, f"{name}.{key}" if name else str(key))

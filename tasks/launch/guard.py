@@ -1,5 +1,5 @@
-"""The guard: a small process between the flow and a stage's worker process, which leaves no process behind when either one
-dies.
+"""The guard: a small process between the flow (the process that runs the pipeline) and a stage's worker process. If
+either of them dies, the guard ends all processes of the stage.
 
     guard.py GRACE COMMAND...     stdin: the lifeline, a pipe from the parent; stdout: the event pipe to the parent; stderr:
         the log
@@ -40,7 +40,10 @@ STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 def main(grace: float, work: list[str] | Callable[[], None]) -> int:
-    """Start one worker, wait until it and all its descendants have ended, and return the guard's exit status.
+    """Run as the guard: start one worker, wait until it and all its descendants have ended, and return the exit status.
+
+    The status is the worker's exit code, or 128 plus the number of the signal that killed it. Descriptors 0, 1 and 2
+    must be the lifeline, the event pipe and the log; see the module's docstring.
 
     Args:
         grace: Seconds between SIGTERM and SIGKILL when the worker is stopped.
@@ -242,7 +245,8 @@ def _say(fields: dict[str, int]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Make this process end as soon as its parent process ends (Linux only). Ranks of a stage call this at their start.
+    """Make the kernel kill this process as soon as its parent process ends (Linux only). The worker, and the ranks
+    (processes that run one stage together), call this at their start.
 
     Args:
         parent: The id of the parent. If it is not the parent any more, this process exits at once with status 1.

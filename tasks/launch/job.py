@@ -1,8 +1,8 @@
-"""A job spec: a JSON file that describes a call of a stage function to another process.
+"""A job spec: a JSON file by which one process tells another which stage function to call.
 
-It holds the names of the function and of its config class, the config as JSON, the inputs and the folders. Nothing is
-pickled. `JobSpec.of` raises TypeError if the function can't be imported by name, or if the config changes when it is
-written as JSON and read again.
+The spec contains the names of the function and of its config class, the config as JSON, the inputs and the folders.
+Nothing is pickled. `JobSpec.of` raises TypeError if the function can't be imported by name, or if the config changes
+when it is written as JSON and read again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ Inputs = Mapping[str, Input | Source]
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a stage that works in parts, to be run by one process.
+    """One step of a stage that works in parts (pieces of its work that can be made one by one), to be run by one
+    process.
 
     Attributes:
-        name: `whole` (all of the stage); `split` (write the folder `shared` and list the parts); `part` (make one part); or
-            `gather` (make the missing parts and put all together).
-        shared: The folder that `split` wrote.
+        name: `whole` (all of the stage); `split` (list the parts, and write the data that all parts read to the folder
+            `shared`); `part` (make one part); or `gather` (make the missing parts and put all parts together).
+        shared: For `part` and `gather`: the folder that `split` wrote.
         arguments: For `part`: the arguments that identify the part.
         todo: For `gather`: (arguments, metadata) of each part; the metadata is None if the part is missing.
         folder: For `gather`: the folder whose subfolder `N` has the result of part N.
@@ -58,14 +59,15 @@ class JobSpec:
         scratch: A folder for temporary files, which the caller removes. This spec and the result lie beside it.
         log: The file that takes the process's stdout and stderr.
         inputs: The inputs by parameter name.
-        partial: {"root", "home", "key"}: the store, home and key of resumable state; None for a stage that can't resume.
+        partial: {"root", "home", "key"}: where a resumable stage keeps its state: the root of the store, the folder of
+            local state (home), and the stage's key; None for a stage that can't resume.
         environ: Environment variables of the process; not written to the file.
-        secret: Names of those variables whose values must not be shown.
-        permit: The project files that the stage may read; None: reads are not checked.
+        secret: The names of the variables in `environ` whose values are secrets, to be hidden in messages.
+        permit: The project files that the stage may read, because its key includes them; None: reads are not checked.
         search: Folders to put on `sys.path`, in which the function's package lies.
         ranks: The number of processes that run the stage together.
-        preload: Modules of the warm parent to fork the process from (`tasks.launch.warm_start`). Empty: start a new
-            interpreter.
+        preload: Modules of the warm parent (a process that has imported them) from which the process is forked (see
+            `tasks.launch.warm_start`). Empty: start a new interpreter.
         step: The step to run, if the stage works in parts.
     """
 
@@ -98,7 +100,11 @@ class JobSpec:
     ) -> JobSpec:
         """Make the spec of the call `function(config, **inputs, out=Workdir(...))`.
 
+        Writes nothing: see `save`.
+
         Args:
+            inputs: The inputs by parameter name.
+            scratch: A folder for temporary files; the files of the spec and of the result get its name with an ending.
             log: None puts the log beside `scratch`.
             others: Further attributes of the class, such as `out`.
 
@@ -127,16 +133,19 @@ class JobSpec:
 
     @property
     def result(self) -> Path:
-        """Return the file to which the worker writes {"meta": metadata} or {"error": error, "details": traceback}."""
+        """Return the path of the file to which the worker, the process of the stage, writes {"meta": metadata} or
+        {"error": error, "details": traceback}."""
         return self.scratch.with_name(f"{self.scratch.name}.result.json")
 
     @property
     def ranks_folder(self) -> Path:
-        """Return the folder through which the ranks find each other and to which each writes its result."""
+        """Return the path of the folder through which the ranks, the processes that run the stage together, find each
+        other, and to which each rank writes its result."""
         return self.scratch.with_name(f"{self.scratch.name}.ranks")
 
     def save(self) -> None:
-        """Write the spec to `file`, readable by its owner alone."""
+        """Write the spec as JSON to the path `file`, readable by its owner alone. `environ` and `preload` are not
+        written."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         document = {
             "function": self.function,
@@ -184,7 +193,7 @@ def name_of(thing: Any) -> str:
     """Return the name of a function or class as "module:name", by which another process can import it.
 
     Raises:
-        TypeError: It can't be imported by this name: it is local, or defined in `__main__`.
+        TypeError: The function or class can't be imported by this name: it is local, or defined in `__main__`.
     """
     name = f"{thing.__module__}:{thing.__qualname__}"
     if thing.__module__ == "__main__" or getattr(sys.modules[thing.__module__], thing.__qualname__, None) is not thing:
@@ -193,10 +202,10 @@ def name_of(thing: Any) -> str:
 
 
 def portable(config: StageConfig) -> Meta:
-    """Return the config as JSON.
+    """Return a stage's config as a JSON object, from which another process can read an equal config.
 
     Raises:
-        TypeError: The config read from this JSON would differ.
+        TypeError: The config that is read from this JSON differs from `config`.
     """
     document: Meta = config.model_dump(mode="json")
     if type(config).model_validate_json(json.dumps(document)) != config:

@@ -1,4 +1,5 @@
-"""The ways to run a stage's process. Each is a class, and its `kind` is a value of the setting `launch.kind`."""
+"""The ways to run a stage's process, such as on this machine. Each way is a subclass of `Launcher`, and its `kind` is a
+value of the setting `launch.kind`."""
 
 from __future__ import annotations
 
@@ -25,11 +26,14 @@ class Launcher:
         Launcher.kinds[cls.kind] = cls
 
     def run(self, spec: JobSpec, emit: Callable[[Meta], None], grace_seconds: float) -> Meta:
-        """Run the job until its process has ended, and return the stage's metadata. Its files are then in `spec.out`.
+        """Run a stage in a process, wait until the process has ended, and return the stage's metadata. The stage's
+        files are then in `spec.out`.
 
         Args:
-            emit: Called with each event of the stage, in this thread. What it raises must stop the stage.
-            grace_seconds: How long a stage that is stopped may save its state.
+            spec: Describes the call of the stage function.
+            emit: Called with each event of the stage (progress, metrics, messages), in this thread. If it raises an
+                error, an implementation must stop the stage.
+            grace_seconds: Seconds between SIGTERM and SIGKILL in which a stage that is stopped may save its state.
 
         Raises:
             TrnflowError: The stage's own error, ProcessFailed if its process died, or Interrupted if it was stopped.
@@ -38,7 +42,8 @@ class Launcher:
 
 
 class Local(Launcher):
-    """Runs the process on this machine, under a guard (see `tasks.launch.local`)."""
+    """Runs the stage's process on this machine, under a guard, which ends all processes of the stage (see
+    `tasks.launch.local`)."""
 
     kind = "local"
 

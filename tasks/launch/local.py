@@ -1,7 +1,9 @@
-"""Run a stage in a process of its own on this machine, under a guard that leaves no process behind.
+"""Run a stage in a process of its own, the worker, on this machine, under a guard, a small process that leaves no
+process of the stage behind.
 
-`run_job` blocks until the stage has ended and passes its events on as they come. It can be called in any thread. Guard
-and worker are forked from a warm parent or, without one, each started in a new interpreter. However the caller ends
+`run_job` blocks until the stage has ended, and passes the stage's events (progress, metrics, messages) on as they come.
+It can be called in any thread. Guard and worker are forked from a warm parent, a process that has imported slow
+libraries, or, without a warm parent, each started in a new interpreter. However the caller ends
 (Ctrl-C, SIGTERM, SIGKILL), the stage gets SIGTERM, `grace_seconds` to save its state, and then SIGKILL, with all
 processes that it started. A stage that did not announce that it saves state (`Workdir.saves`) gets only STOP_SECONDS,
 since a compiler or another library may not react to SIGTERM for minutes.
@@ -42,14 +44,16 @@ reported as the cause."""
 
 
 def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) -> Meta:
-    """Run a job and return the stage's metadata. Blocks until the process has ended.
+    """Run a stage in a process and return the stage's metadata. Blocks until the process has ended.
 
     If an exception is raised in this thread while the stage runs, for example by `emit`, the stage is stopped first;
     then the exception is raised.
 
     Args:
+        spec: Describes the call of the stage function. It is written to `spec.file`, and the stage's files to
+            `spec.out`.
         emit: Called with each event of the stage, in this thread.
-        grace_seconds: How long the stage may save its state when it is stopped.
+        grace_seconds: Seconds between SIGTERM and SIGKILL in which a stage that is stopped may save its state.
 
     Raises:
         TrnflowError: The stage's own error; its attribute `details` is the traceback in the stage's process.
@@ -72,8 +76,10 @@ def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) 
 
 
 class Guarded:
-    """A context that starts a guard process and the worker under it, and at its end waits until both and all their
-    children have ended.
+    """Context manager that starts a guard process and under it the worker, the process of the stage. At the end of the
+    context the stage is stopped if it still runs, and all its processes have ended.
+
+    Call `follow` in the context to receive the stage's events until it ends, then `result`.
     """
 
     def __init__(self, spec: JobSpec, grace_seconds: float) -> None:
@@ -130,16 +136,16 @@ class Guarded:
                 os.killpg(self._worker, signal.SIGKILL)
 
     def interrupt(self) -> None:
-        """Send SIGTERM to the stage, so that it saves its state and ends.
+        """Have the guard send SIGTERM to the stage, so that the stage saves its state and ends.
 
-        A second call kills it. A stage that saves no state is killed after STOP_SECONDS.
+        A second call kills the stage. A stage that did not announce that it saves state is killed after STOP_SECONDS.
         """
         self._interrupted = True
         self._deadline = math.inf if self._saves else time.monotonic() + STOP_SECONDS
         self._guard.terminate()
 
     def follow(self, emit: Emit) -> None:
-        """Pass the stage's events to `emit` until the guard has ended."""
+        """Pass the stage's events to `emit`, in this thread, until the guard has ended, which is after the stage."""
         for line in self._lines():
             event = parsed(line)
             if event is not None and "guard" in event:
@@ -151,8 +157,8 @@ class Guarded:
                 emit(event)
 
     def drain(self, emit: Emit) -> None:
-        """Pass the stage's events to `emit` until the stage and its guard have ended, also after Ctrl-C, which stops
-        the stage."""
+        """Pass the stage's events to `emit` until the stage and its guard have ended. Ctrl-C does not end this method:
+        it sends the stage another signal (see `interrupt`)."""
         while True:
             try:
                 return self.follow(emit)
@@ -160,7 +166,7 @@ class Guarded:
                 self.interrupt()
 
     def result(self) -> Meta:
-        """Return the metadata of the stage that has ended.
+        """Return the metadata of the stage, which must have ended, from the result file that the stage wrote.
 
         Raises:
             TrnflowError: The stage's own error; ProcessFailed if it died without a result, Interrupted if it was stopped.

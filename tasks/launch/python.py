@@ -14,7 +14,7 @@ _BOOT = (
 
 
 def python(entry: str, *arguments: str) -> list[str]:
-    """Return the command line of a process that calls a function with strings as arguments.
+    """Return the command line of a new Python process that imports a function and calls it with strings as arguments.
 
     The option -P keeps files in the working folder from being imported in place of modules.
 

@@ -1,4 +1,5 @@
-"""Start, watch and end the ranks of a stage: processes that run it together. The stage's worker process does this.
+"""Start, watch and end the ranks of a stage: processes that run the stage together, such as one for each device in a
+training. The worker, the stage's main process, does this.
 
 Ranks stay in the worker's process group, so the guard's SIGTERM reaches all of them and none outlives the worker. torch's
 process groups are set up through a file, which needs no port. Only torch_xla needs a TCP port: one that was free at the
@@ -35,18 +36,21 @@ POLL = 0.05
 
 
 def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pass_fds: Sequence[int] = ()) -> Meta:
-    """Run all ranks and wait for them.
+    """Start all ranks of a stage, wait until they have ended, and return the stage's result. If a rank fails, the
+    others are killed LAST_WORDS seconds later.
 
-    SIGTERM and SIGINT are blocked in this process, and in each rank until it calls `enter`; only rank 0 handles SIGTERM.
+    SIGTERM and SIGINT are blocked in this process, and in each rank until the rank calls `enter`; only rank 0 handles
+    them.
 
     Args:
-        command: Returns the command line of a rank, given its number.
+        command: Returns the command line of a rank, given its number, which counts from 0.
         count: The number of ranks.
-        folder: A folder for their results that does not exist yet.
+        folder: A folder for the ranks' results, which does not exist yet.
         pass_fds: File descriptors that rank 0 inherits.
 
     Returns:
-        {"meta": metadata} of rank 0, or {"error": error, "details": traceback}.
+        {"meta": metadata} of rank 0 if all ranks succeeded; else {"error": the likeliest cause, "details": tracebacks
+        and stacks of the ranks}.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if signal.sigpending() & set(SIGNALS):
@@ -73,12 +77,14 @@ def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pas
 def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
     """Return the environment variables of a rank: those that torchrun sets, and TRNFLOW_RENDEZVOUS.
 
-    TRNFLOW_RENDEZVOUS is the file through which the ranks find each other. torch_xla needs TORCHELASTIC_RUN_ID. gloo is
-    given the loopback interface, so that it does not look up the host's name.
+    TRNFLOW_RENDEZVOUS is the path of a file through which the ranks find each other. torch_xla needs
+    TORCHELASTIC_RUN_ID. torch's backend gloo is given the loopback interface, so that it does not look up the host's
+    name.
 
     Args:
+        rank: The number of the rank, from 0.
         count: The number of ranks.
-        folder: The folder of that file.
+        folder: The folder of the file TRNFLOW_RENDEZVOUS.
         port: The TCP port for torch_xla.
     """
     loopback = "lo" if sys.platform == "linux" else "lo0"
@@ -96,13 +102,16 @@ def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
 
 
 def enter(rank: int, parent: int, folder: Path, interrupt: Callable[..., None]) -> None:
-    """Set up a rank's process; called first in each rank.
+    """Set up this process as a rank; called first in each rank.
 
-    The process ends with its parent, writes its stack on SIGUSR1, and from now on receives SIGTERM and SIGINT.
+    The process is killed when its parent ends, writes its stack to `rank-K.stack` on SIGUSR1, and from now on receives
+    SIGTERM and SIGINT.
 
     Args:
-        parent: The process id of the worker.
-        interrupt: Handles these two signals in rank 0. The other ranks ignore them and stop when rank 0 does.
+        rank: The number of this rank.
+        parent: The process id of the worker, which started this rank.
+        folder: The folder for the ranks' results.
+        interrupt: Handles SIGTERM and SIGINT in rank 0. The other ranks ignore them and stop when rank 0 does.
     """
     die_with_parent(parent)
     faulthandler.register(signal.SIGUSR1, file=_stack(folder, rank).open("w"), all_threads=True)
@@ -112,9 +121,10 @@ def enter(rank: int, parent: int, folder: Path, interrupt: Callable[..., None]) 
 
 
 def leave(rank: int, folder: Path, document: Meta) -> None:
-    """Write a rank's result to `rank-K.json`; called last in each rank.
+    """Write the result of this rank to `rank-K.json` in `folder`; called last in each rank.
 
     Args:
+        rank: The number K of this rank.
         document: {"meta": metadata} or {"error": error, "details": traceback}.
     """
     aside = folder / f"rank-{rank}.part"
@@ -131,7 +141,8 @@ def _free_port() -> int:
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[int]:
-    """Wait for all ranks. Returns the ranks that were killed because another one had failed."""
+    """Wait for all ranks. If one fails and others still run LAST_WORDS seconds later, have these write their stacks and
+    return their numbers; the caller kills them. Else return []."""
     deadline: float | None = None
     while left := [rank for rank, process in enumerate(processes) if process.poll() is None]:
         if deadline is None and any(process.returncode for process in processes):

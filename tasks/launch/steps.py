@@ -1,7 +1,8 @@
-"""Run the steps of a stage that works in parts: list the parts (split), make each one, put the results together (gather).
+"""Run the steps of a stage that works in parts: list the parts (split), make each part, put the results together
+(gather).
 
-`whole` does all steps in one process. Otherwise each step runs in a process of its own: `split`, then `make_part` for
-each part, then `gather`.
+A part is a piece of the stage's work that can be made by itself, such as some of the rows. `whole` does all steps in
+one process. Otherwise each step runs in a process of its own: `split`, then `make_part` for each part, then `gather`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ Said = list[Meta]
 
 
 def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, out: Workdir, threads: int = 1) -> Meta:
-    """Run all steps of a stage in this process and return the stage's metadata.
+    """Run a stage in this process, with all its steps if it works in parts, and return the stage's metadata. The
+    stage's files are written to `out.path`.
 
-    threads: the number of threads that make parts.
+    Args:
+        function: The stage function.
+        inputs: The stage's inputs by parameter name.
+        out: The folders that the stage writes to.
+        threads: The number of threads that make parts.
     """
     stage: Stage | None = getattr(function, "stage", None)
     if stage is None or stage.split is None:
@@ -41,19 +47,21 @@ def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, ou
 
 
 def split(stage: Stage, config: StageConfig, inputs: Inputs, out: Workdir) -> list[Part]:
-    """Call the stage's `split` function and return the parts of the work, in order. It writes the data that all parts read
-    to `out.path`.
+    """Call the stage's `split` function and return the list of the parts of the work, in order. The function writes the
+    data that all parts read to `out.path`. inputs: the stage's inputs by parameter name.
     """
     assert stage.split is not None
     return stage.split(config, **_named(stage.split, inputs), out=out)
 
 
 def make_part(stage: Stage, config: StageConfig, inputs: Inputs, shared: Input, arguments: Meta, out: Workdir) -> Meta:
-    """Make one part of the stage and return its metadata; its files are written to `out.path`.
+    """Make one part of the stage and return the part's metadata; the part's files are written to `out.path`.
 
     Args:
+        inputs: The stage's inputs by parameter name.
         shared: The folder that `split` wrote.
-        arguments: The arguments that identify the part.
+        arguments: The arguments that identify the part, from the list that `split` returned.
+        out: The folders that the part writes to; `out.path` must not exist yet, `out.scratch` is removed.
     """
     assert stage.part is not None
     out.path.mkdir(parents=True)
@@ -77,7 +85,7 @@ def gather(
     threads: int,
     made: Callable[[int, Path, Meta], None] = lambda number, folder, meta: None,
 ) -> Meta:
-    """Make the missing parts, call the stage's function on the results of all parts, and return its metadata.
+    """Make the missing parts, call the stage's function on the results of all parts, and return the stage's metadata.
 
     Parts are made in threads, a few parts ahead of the one that the stage's function reads. Threads suffice, because
     tokenizers and numpy release the GIL.
@@ -87,7 +95,8 @@ def gather(
         todo: (arguments, metadata) of each part, in order; the metadata is None if the part is missing.
         folder: The folder whose subfolder `N` has, or gets, the result of part N. Each result is deleted after it was
             read.
-        threads: The number of threads.
+        out: The folders that the stage writes its own files to.
+        threads: The number of threads that make parts.
         made: Called with (number, folder, metadata) of each part made here, in order.
     """
     with ThreadPool(threads, stage.name) as pool:

@@ -3,10 +3,11 @@
     warm_parent:serve SOCKET MODULE...
 
 The warm parent imports the modules, which are all third-party, and then waits on SOCKET (a file descriptor) for
-requests of the flow (`tasks.launch.warm_start`). For each request it forks a guard (`tasks.launch.guard`), which forks
-the worker. Both have the libraries loaded, and import the project's own code after the fork. The warm parent creates no
-XLA client, no CUDA context and no thread. If a library started a thread, the warm parent refuses to fork, and the flow
-starts the stage in a new interpreter.
+requests of the flow, the process that runs the pipeline (`tasks.launch.warm_start`). For each request it forks a guard
+(`tasks.launch.guard`), which forks the worker, the process that runs the stage. Guard and worker have the libraries
+loaded, and import the project's own code after the fork. The warm parent creates no XLA client, no CUDA context and no
+thread. If a library started a thread, the warm parent refuses to fork, and the flow starts the stage in a new
+interpreter.
 
 The warm parent ends when the flow ends or closes the socket. The guards that were forked from it then end their
 workers.
@@ -39,9 +40,10 @@ LONGEST_REQUEST = 1 << 18
 
 
 def serve(descriptor: str, *modules: str) -> None:
-    """Import the modules, then fork a guard for each request until the flow ends: the main function of a warm parent.
+    """Run as a warm parent: import the modules, then fork a guard for each request of the flow. Does not return: the
+    process exits when the flow ends or closes the socket.
 
-    descriptor: the file descriptor of the socket, as text.
+    descriptor: the file descriptor of the socket to the flow, as text; modules: the names of the modules to import.
     """
     flow = os.getppid()
     requests = _socket(int(descriptor))

@@ -1,8 +1,10 @@
-"""Keep warm parents (`tasks.launch.warm_parent`) and have them fork the guards of stage processes.
+"""Start and keep warm parents, and have them fork the guards of stage processes.
 
-Libraries read most environment variables when they are imported, so there is one parent for each set of variables.
-Variables in LATE are read later, and can differ between the jobs of one parent. Linux only; elsewhere, or if a parent can't
-fork, a stage starts in a new interpreter.
+A warm parent (`tasks.launch.warm_parent`) is a process that has imported slow libraries such as torch, so that a
+process forked from it starts at once. A guard (`tasks.launch.guard`) is the process that starts and ends a stage's
+worker. Libraries read most environment variables when they are imported, so there is one parent for each set of
+variables. Variables in LATE are read later, and can differ between the jobs of one parent. Linux only; elsewhere, or if
+a parent can't fork, a stage starts in a new interpreter.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PREFECT_API
 reads."""
 
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""What a warm parent sets so that numpy, scipy and pyarrow start no threads when they are imported. On x86-64 only numpy and
-scipy use OpenBLAS; the other variable belongs to pyarrow's allocator, which then gives memory back in the threads that free
-it."""
+"""The environment variables that a warm parent is started with so that numpy, scipy and pyarrow start no threads when
+they are imported. On x86-64 only numpy and scipy use OpenBLAS; the other variable belongs to pyarrow's allocator, which
+then gives memory back in the threads that free it."""
 
 LATE = ("CPU_NUM_DEVICES", "TOKENIZERS_PARALLELISM", ATTEMPT, PARTIAL_ROOT, *WITHOUT_THREADS, *IRRELEVANT)
 """Variables that can differ between the jobs of one warm parent: modules imported before the fork do not read them.
@@ -60,13 +62,13 @@ PATIENCE = 120.0
 
 
 def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the modules that the warm parent of a stage imports.
+    """Return the names of the modules that the warm parent of a stage has to import.
 
-    Empty if the stage can't be forked: not Linux on x86-64, or a device other than the CPU, whose runtime does not support
-    a fork.
+    Empty if the stage's process can't be forked from a warm parent and must start in a new interpreter: the machine is
+    not Linux on x86-64, or PJRT_DEVICE names another device than the CPU, whose runtime does not support a fork.
 
     Args:
-        distributions: Names of the distributions in the stage's key.
+        distributions: Names of the Python distributions that the stage's code imports, such as torch.
         environ: The stage's environment variables.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64" or environ.get("PJRT_DEVICE", "CPU") != "CPU":
@@ -76,7 +78,8 @@ def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tup
 
 
 class ForkedGuard:
-    """A guard that a warm parent forked. It has those methods of `subprocess.Popen` that `tasks.launch.local` calls.
+    """A guard process that a warm parent forked. The class has the methods of `subprocess.Popen` that
+    `tasks.launch.local` calls, since a process that is not a child of this process has no Popen object.
 
     Args:
         pidfd: A Linux file descriptor that refers to the process.
@@ -88,11 +91,12 @@ class ForkedGuard:
         self._poll.register(pidfd, select.POLLIN)
 
     def poll(self) -> int | None:
-        """Return 0 if the process has ended, else None. The real exit status is not known."""
+        """Return 0 if the guard has ended, whatever its exit status was, which is not known here; None while it
+        runs."""
         return 0 if self._poll.poll(0) else None
 
     def wait(self) -> int:
-        """Wait until the process has ended, and return 0."""
+        """Wait until the guard has ended, and return 0: its exit status is not known here."""
         while not self._poll.poll(500):
             pass
         return 0
@@ -106,12 +110,12 @@ class ForkedGuard:
 
 
 class WarmParent:
-    """A process that imports slow modules once and then forks for each stage, so that stages start at once. The constructor
-    starts it.
+    """A child process that imports slow modules once and then forks the guard of each stage, so that stages start at
+    once. The constructor starts the process and does not wait until the modules are imported.
 
     Args:
         environ: The environment variables of the process.
-        modules: The modules that it imports.
+        modules: The names of the modules that the process imports.
     """
 
     def __init__(self, environ: Mapping[str, str], modules: tuple[str, ...]) -> None:
@@ -130,14 +134,15 @@ class WarmParent:
             )
 
     def start(self, request: Mapping[str, Any], descriptors: list[int]) -> ForkedGuard | None:
-        """Have the parent fork a guard. Waits until its modules are imported.
+        """Have the warm parent fork a guard for one stage. Waits until the warm parent has imported its modules.
 
         Args:
             request: What `tasks.launch.warm_parent` needs to start the worker, as JSON.
-            descriptors: The guard's stdin, stdout and stderr.
+            descriptors: The file descriptors that become the guard's stdin (lifeline), stdout (events) and stderr
+                (log).
 
         Returns:
-            The guard, or None if the parent has ended or can't fork.
+            The guard, or None if the warm parent has ended or can't fork; the stage then needs a new interpreter.
         """
         with self._lock:
             try:
@@ -164,7 +169,7 @@ class WarmParent:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """Kill the parent process. Guards that it forked then end their workers."""
+        """Kill the warm parent and wait until it has ended. The guards that it forked then end their workers."""
         self._requests.close()
         self._process.kill()
         self._process.wait()
@@ -181,9 +186,10 @@ def _close_all() -> None:
 
 
 def warm_parent(environ: Mapping[str, str], modules: tuple[str, ...]) -> WarmParent:
-    """Return a running warm parent with these environment variables (except LATE) that imports at least these modules.
+    """Return a running warm parent that was started with these environment variables (those in LATE may differ) and
+    imports at least these modules; start one if there is none.
 
-    If there is none, one is started. If there are then more than MOST_PARENTS, the one least recently used is closed.
+    If there are then more than MOST_PARENTS warm parents, the one that was used least recently is killed.
     """
     early = {name: value for name, value in environ.items() if name not in LATE}
     variables = frozenset(early.items())
@@ -201,12 +207,14 @@ def warm_parent(environ: Mapping[str, str], modules: tuple[str, ...]) -> WarmPar
 
 
 def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None:
-    """Start the warm parents of stages that will run, so that they import their modules while earlier stages run.
+    """Start the warm parents of stages that will run later, so that these import their modules while earlier stages
+    run.
 
-    Stages with equal environment variables (except LATE) share a parent.
+    Stages with equal environment variables (those in LATE may differ) share a warm parent.
 
     Args:
-        stages: (the stage's environment variables, the modules of its parent) of each stage.
+        stages: For each stage (its environment variables, the modules of its warm parent). Where there are no modules,
+            no warm parent is started.
     """
     wanted: dict[frozenset[tuple[str, str]], dict[str, None]] = {}
     for variables, modules in stages:
@@ -218,8 +226,8 @@ def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None
 
 
 def process_environ(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a stage's process: that of this process, updated with the stage's variables, and marked as
-    started by this process."""
+    """Return the environment of a stage's process: that of this process, updated with the stage's variables, and with
+    the variable STARTER, by which other processes can tell that this process started it."""
     return {**os.environ, "PYTHONUNBUFFERED": "1", STARTER: this_process().tag, **variables}
 
 
@@ -227,18 +235,19 @@ def start_guard(
     entry: str, arguments: list[str], environ: Mapping[str, str], modules: tuple[str, ...], grace: float,
     descriptors: list[int],
 ) -> ForkedGuard | None:  # fmt: skip
-    """Have a warm parent fork a guard and its worker.
+    """Have a warm parent fork a guard, and the guard fork its worker. A warm parent is started if there is none that
+    fits.
 
     Args:
         entry: The function that the worker calls, as "module:function".
-        arguments: Its arguments.
+        arguments: The arguments of that function.
         environ: The environment variables of the worker.
         modules: The modules that the warm parent must have imported.
         grace: Seconds between SIGTERM and SIGKILL when the worker is stopped.
-        descriptors: The guard's stdin, stdout and stderr.
+        descriptors: The file descriptors that become the guard's stdin, stdout and stderr.
 
     Returns:
-        The guard, or None if no warm parent can fork it.
+        The guard, or None if the warm parent has ended or can't fork.
     """
     request = {
         "entry": entry,

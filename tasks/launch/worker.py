@@ -1,10 +1,10 @@
-"""The worker: the process that a stage runs in, started by a guard with `tasks.launch.worker:run` and the path of a job
-spec.
+"""The worker: the process that a stage runs in. A guard, the process that later ends the worker, starts it: it calls
+`tasks.launch.worker:run` with the path of a job spec, the JSON file that describes the call of the stage function.
 
-The worker calls the spec's function, writes the stage's events as JSON lines to file descriptor 3, and writes the
+The worker calls the stage function, writes the stage's events as JSON lines to file descriptor 3, and writes the
 result atomically to a file beside the spec. SIGTERM raises Interrupted in the stage, unless the stage installs a
-handler of its own to save state first. A stage of several ranks runs in a process per rank (`tasks.launch.ranks`); only
-the events of rank 0 are passed on.
+handler of its own to save state first. A stage of several ranks (processes that run the stage together) runs in child
+processes of the worker, one for each rank (`tasks.launch.ranks`); only the events of rank 0 are passed on.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from tasks.system.redaction import know, learn, scrub, scrub_all
 
 
 def run(file: str) -> None:
-    """Run the job in the file and exit the process at once, since some runtimes hang or crash when they unload.
+    """Run a job in this process: call the stage function and write its result. Then exit the process at once, with the
+    status of `main`, since some libraries hang or crash when they unload.
 
-    file: the path of a job spec.
+    file: the path of a job spec, the JSON file that describes the call.
     """
     status = main(file)
     sys.stdout.flush()
@@ -50,7 +51,10 @@ def run(file: str) -> None:
 
 
 def main(file: str) -> int:
-    """Run the job in the file and write its result. Return 0 if the stage succeeded, 1 if the result is an error."""
+    """Run the job that the spec in `file` describes: call the stage function, or start and watch its ranks, and write
+    the result to the file `JobSpec.result`. Return 0 if the stage succeeded, 1 if the result is an error.
+
+    The spec's file is removed at the start if the stage has one rank."""
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
     spec = _spec(file)
@@ -62,12 +66,13 @@ def main(file: str) -> int:
 
 
 def rank(file: str, number: str, parent: str) -> None:
-    """Run one rank of a stage, in a process that `main` started, and exit the process at once.
+    """Run one rank of a stage (one of the processes that run the stage together) in a process that `main` started: call
+    the stage function, write the rank's result to a file for `main`, and exit the process.
 
     Args:
         file: The path of the job spec.
-        number: The rank, as text.
-        parent: The process id of the worker that started it, as text.
+        number: The number of the rank from 0, as text.
+        parent: The process id of the worker that started this process, as text.
     """
     faulthandler.enable()
     spec, me = _spec(file), int(number)
@@ -103,7 +108,8 @@ def _lead(spec: JobSpec) -> Meta:
 
 
 def _call(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
-    """Call the stage. Returns {"meta": its metadata}, or {"error": ..., "details": traceback}."""
+    """Call the stage function. Return {"meta": the stage's metadata}, or {"error": the error as JSON, "details":
+    traceback} without secrets. No error of the stage is raised."""
     sys.path[:0] = [folder for folder in spec.search if folder not in sys.path]
     try:
         with watch_process(spec.permit) if spec.permit else nullcontext():
@@ -154,7 +160,7 @@ def _partial(spec: JobSpec) -> Partial | None:
 
 
 class Events:
-    """Writes events as JSON lines to a file descriptor. Safe from any thread.
+    """A function that writes each event of a stage as a JSON line to a file descriptor. It may be called in any thread.
 
     Once the reader has closed the pipe, events are dropped without an error.
     """

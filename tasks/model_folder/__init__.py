@@ -1,1 +1,2 @@
-"""What `consolidate` writes into a Hugging Face folder beside the weights."""
+"""The parts of the stage `consolidate`, which writes the trained model as a Hugging Face folder: published names of
+weights, keys for older versions, generation settings, tokenizer, model card, and the check of the folder."""

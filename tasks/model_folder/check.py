@@ -35,7 +35,9 @@ def pieces(value: Tensor, dtype: Any) -> Iterator[Tensor]:
 
 
 def check_shapes(weights: Weights, model: Any) -> None:
-    """Raise ModelError unless `weights` are the parameters of `model`, which has no values ("meta" device)."""
+    """Raise ModelError unless `weights` have exactly the names and shapes of the parameters of `model`, which is
+    without values (on the "meta" device). Raise it also when the model saves values that are no parameters, which no
+    checkpoint holds."""
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     untrained = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
     if untrained:
@@ -60,7 +62,8 @@ def check_shapes(weights: Weights, model: Any) -> None:
 
 
 def check_finite(name: str, value: Tensor, dtype: str) -> None:
-    """Raise ModelError when a tensor to be published holds NaN or an infinite number. dtype: the type to publish."""
+    """Raise ModelError when a tensor to be published holds NaN or an infinite number. name, dtype: the tensor's name
+    and the published type, for the message; value: the tensor, or a piece of it, already of that type."""
     import torch
 
     if value.numel() and not all(torch.isfinite(end) for end in value.aminmax()):
@@ -71,9 +74,11 @@ def check_finite(name: str, value: Tensor, dtype: str) -> None:
 
 
 def check_folder(out: Workdir, model_class: Any, config: Any, weights: PublishedWeights, dtype: str) -> None:
-    """Raise ModelError unless the files in `out` hold exactly `weights`, and the model computes finite logits.
+    """Raise ModelError unless the weight files in `out.path` hold exactly `weights` as `dtype`, and the model read
+    from them computes finite logits for one row.
 
-    model_class: such as AutoModelForCausalLM; config: transformers' config of the model; dtype: the type of the files."""
+    model_class: such as AutoModelForCausalLM; config: transformers' config of the model; dtype: the type of the
+    files."""
     import torch
 
     wanted, stored = getattr(torch, dtype), _mapped(sorted(out.path.glob("model*.safetensors")))

@@ -25,7 +25,7 @@ class Origin(NamedTuple):
 
 
 def write_card(folder: Path, shards: Meta, config: Meta, base: Origin, *, adapter: bool = False) -> None:
-    """Write `README.md` to `folder`.
+    """Write the model card, `README.md`, to `folder`.
 
     shards: the metadata of the checkpoint; config: the model's `config.json`; base: what training began with;
     adapter: whether `folder` holds LoRA's adapter instead of a whole model."""
@@ -75,7 +75,8 @@ def _how_to_open(task: str, base: str | None, adapter: bool) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a Markdown table. The cells' texts are escaped: they mean no Markdown or HTML."""
+    """Return a Markdown table. heads: the titles of the columns; rows: the values of each row's cells, whose texts
+    are escaped, so that they mean no Markdown or HTML."""
     lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
     return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines])
 

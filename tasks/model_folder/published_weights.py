@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class PublishedWeights:
-    """The weights of a whole model by the names that transformers publishes: a `Weights`.
+    """The weights of a whole model by the names that transformers publishes. Implements the interface `Weights`.
 
-    weights: the same weights by the model's parameter names; model: the model without values (on the "meta" device). The
-    parameter that was read last stays in memory with the tensors that it becomes."""
+    weights: the same weights by the model's parameter names; model: the model without values (on the "meta" device).
+    The parameter that was read last stays in memory with the tensors that it becomes."""
 
     def __init__(self, weights: Weights, model: Any) -> None:
         import torch
@@ -52,7 +52,8 @@ class PublishedWeights:
 
 
 def renamed_parameters(model: Any) -> dict[str, str]:
-    """Return {name in the model: name in published files} of the parameters that transformers only renames."""
+    """Return {name in the model: name in published files} of the parameters that transformers only renames when it
+    publishes the model. Parameters that keep their name, or that it takes apart, are left out."""
     import torch
 
     found = {}

@@ -24,10 +24,11 @@ def generation_settings(config: Json, base: Meta | None) -> Meta:
 
 
 def write_tokenizer(folder: Path, to: Path, positions: int | None) -> None:
-    """Copy the tokenizer's files from `folder` to `to`, and limit its rows to the model's positions.
+    """Copy the tokenizer's files from `folder` to `to`. Limit `model_max_length` in the copy of
+    `tokenizer_config.json` to `positions`.
 
-    positions: the most tokens of a row that the model takes, None for any number. Without a `model_max_length` of at most
-    as many, a pipeline of transformers fails on a long text, because even `truncation=True` cuts nothing."""
+    positions: the most tokens of a row that the model takes, None for any number. Without a `model_max_length` of at
+    most as many, a pipeline of transformers fails on a long text, because even `truncation=True` cuts nothing."""
     for file in sorted(folder.iterdir()):
         shutil.copyfile(file, to / file.name)
     settings = to / "tokenizer_config.json"

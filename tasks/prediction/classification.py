@@ -29,9 +29,10 @@ BATCH = 32
 
 
 class Program(NamedTuple):
-    """A model that can be called. call: (input_ids, attention_mask), int64 [rows, length] -> logits, float [rows, labels];
-    longest: the most tokens of a row, or None; shape: returns the static (rows, length) of the call for rows of so many
-    tokens, or None for a model that takes any shape; batch: the most rows of a call."""
+    """A model as a function of batches. call: (input_ids, attention_mask), int64 [rows, length] -> logits, float [rows,
+    labels]; longest: the most tokens of a row, or None for no limit; length: returns the length to which rows are
+    padded, from the number of tokens of the longest row in the batch; batch: the most rows of a call; fixed: whether
+    each call must have `batch` rows, as that of an export."""
 
     call: Callable[[Tensor, Tensor], Tensor]
     longest: int | None
@@ -41,8 +42,11 @@ class Program(NamedTuple):
 
 
 class Classifier:
-    """A classifier in a folder: a consolidated model, or an export of one (`exported`). max_length: the most tokens of a row
-    in training. Attribute `labels`: the class names by index."""
+    """A classifier, loaded from a folder.
+
+    folder: the files of a consolidated model or, if `exported`, of its StableHLO export; max_length: the most tokens of
+    a row in training. Attributes: `labels`, the class names by index; `max_length`, the number of tokens to which texts
+    are cut, less than in training if the model has fewer positions."""
 
     def __init__(self, folder: Path, max_length: int, *, exported: bool) -> None:
         tokenizer = read_tokenizer(folder)
@@ -54,8 +58,8 @@ class Classifier:
         self.labels = [str(named[str(index)]) for index in range(len(named))]
 
     def predict(self, texts: Sequence[str]) -> list[Meta]:
-        """Return for each text {text, label, probabilities {label: p}}, and `cut`, the number of tokens left out, where
-        the text was too long. ModelError for logits that are not finite."""
+        """Return for each text, in order, {text, label (the most probable one), probabilities {label: p}}; where the
+        text was too long, also `cut`, the number of tokens left out. ModelError for logits that are not finite."""
         rows, cut = self._tokens(texts)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         found: list[Meta] = [{}] * len(rows)

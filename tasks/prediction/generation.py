@@ -19,8 +19,11 @@ SEED = 0
 
 
 class Generator:
-    """A language model in a folder. templates, framed: as the encoder of prompts needs them; max_new_tokens: the most tokens
-    of a generated text."""
+    """A language model, loaded from a folder, that generates texts.
+
+    folder: the files of a consolidated model; templates: the recipe's templates, in which special tokens count as such;
+    framed: whether a chat template writes the special tokens of a prompt; max_new_tokens: the most tokens of a
+    generated text, lowered to half of the model's positions if it is more."""
 
     def __init__(self, folder: Path, templates: tuple[str, ...], framed: bool, max_new_tokens: int) -> None:
         self._tokenizer = read_tokenizer(folder)
@@ -32,8 +35,11 @@ class Generator:
             self._new = min(max_new_tokens, max(self._positions // 2, 1))
 
     def predict(self, parts: list[Meta], where: str) -> Meta:
-        """Return {prompt, generated, tokens, ended}, and `cut`, the number of the prompt's first tokens that were left out,
-        where the prompt left no room for the answer. parts: the prompt; where: names its row in errors.
+        """Generate a text for a prompt. Return {prompt, generated, tokens (generated ones), ended (whether an end token
+        came)}; where the prompt left no room for the answer, also `cut`, the number of the prompt's first tokens left
+        out.
+
+        parts: the prompt as format_prompts writes it, a list of {text, train}; where: names the prompt's row in errors.
 
         Raises DataError for an empty prompt."""
         import torch

@@ -26,8 +26,9 @@ WINDOW = 256
 
 
 class Model(NamedTuple):
-    """A model to predict with. folder: its files; rows: how its inputs are shaped; shape: the same, as functions;
-    exported: whether the folder is an export."""
+    """A model to predict with, whose weights are not loaded yet. folder: its files; rows: the content of
+    `trnflow.json`, the settings by which rows became the model's inputs in training; shape: the functions that do so
+    for rows to predict; exported: whether the folder is an export."""
 
     folder: Path
     rows: RowFormat
@@ -36,8 +37,8 @@ class Model(NamedTuple):
 
 
 def open_model(folder: Path, kind: str, meta: Meta) -> Model:
-    """Open a model's folder without loading its weights. kind, meta: of its artifact, which is one of `consolidate` or
-    `export_neuron`.
+    """Open a model's folder without loading its weights. kind, meta: the kind ("exported" for an export) and the
+    metadata of the model's artifact, which `consolidate` or `export_neuron` made.
 
     Raises ConfigError for an export that can't predict here, ModelError for a model without `trnflow.json`."""
     exported = kind == "exported"
@@ -53,14 +54,17 @@ def open_model(folder: Path, kind: str, meta: Meta) -> Model:
 
 
 def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Iterator[Meta]:
-    """Load the model and yield the prediction of each row, as `predictor` says."""
+    """Load the model's weights and yield the prediction of each row, in order. rows, predictions and max_new_tokens: as
+    for `predictor`."""
     yield from predictor(model, max_new_tokens)(rows)
 
 
 def predictor(model: Model, max_new_tokens: int) -> Predict:
-    """Load the weights of a model, and return a function that yields the prediction of each of the rows that it is given:
-    {text, label, probabilities} of a classifier, {prompt, generated, tokens, ended} of a language model; `cut`, a number of
-    tokens, where a text was too long for the model.
+    """Load the weights of a model, and return a function from rows to their predictions, in order.
+
+    The function takes pairs (the row's name in errors, the row) and yields for each row {text, label, probabilities} of
+    a classifier, {prompt, generated, tokens, ended} of a language model; where a text was too long for the model, also
+    `cut`, the number of tokens left out.
 
     max_new_tokens: the most tokens of a generated text. The function raises DataError, which names the row, for a row that
     can't be shaped."""

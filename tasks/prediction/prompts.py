@@ -22,12 +22,13 @@ Parts = list[Meta]
 
 
 class Shape(NamedTuple):
-    """How a row becomes the text that a model reads.
+    """How a row becomes the text that a model reads. The text is a list of parts, {text, train}, as format_prompts
+    writes it.
 
     columns: the columns that a row must have; optional: further columns that are read where a row has them; parts: makes
-    the text of a row, given the row and its name in errors (DataError for a row that can't be shaped); templates,
-    framed: the recipe's templates and whether a chat template writes the special tokens, as the encoder needs them;
-    is_chat: whether the column holds a conversation."""
+    the text of a row, given the row and its name in errors (DataError for a row that can't be shaped); templates: the
+    recipe's templates, in which special tokens count as such; framed: whether a chat template writes the special
+    tokens; is_chat: whether the only column of `columns` holds a conversation."""
 
     columns: list[str]
     optional: list[str]
@@ -57,8 +58,9 @@ class Shape(NamedTuple):
 
 
 def shape_of(rows: RowFormat, folder: Path) -> Shape:
-    """Return how a model's rows are shaped. rows: from `trnflow.json`; folder: the model's, which holds the tokenizer and
-    its chat template. ConfigError for a chat model whose tokenizer has lost its template."""
+    """Return how rows become the text that a model reads. rows: the content of the model's `trnflow.json`; folder: the
+    model's folder, which holds the tokenizer and its chat template. ConfigError for a chat model whose tokenizer has
+    lost its template."""
     config = FormatConfig.model_validate(rows.settings)
     if config.task == "chat":
         return _chat(config, folder)

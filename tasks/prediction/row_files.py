@@ -21,11 +21,12 @@ Row = dict[str, Any]
 
 
 class RowFile:
-    """An opened data file of rows.
+    """An opened data file of rows to predict. Iterate over it to read the rows.
 
-    Attributes: name: the file's name, for errors; count: the number of rows. Raises DataError for a file without rows or
-    with a row that is no object (its line is named), ConfigError for a file that is not there, is of no known format or
-    lacks one of `columns`."""
+    path: the file, whose ending says its format; columns: the columns that the file must have; optional: further
+    columns that are read if the file has them. Attributes: name: the file's name, for errors; count: the number of
+    rows. Raises DataError for a file without rows or with a row that is no object (its line is named), ConfigError for
+    a file that is not there, is of no known format or lacks one of `columns`."""
 
     def __init__(self, path: Path, columns: list[str], optional: list[str]) -> None:
         kind = format_of(path.name)

@@ -39,11 +39,12 @@ Resampled = Callable[["Ints | slice"], float]
 
 
 class Comparison(NamedTuple):
-    """The result of comparing a challenger with the champion.
+    """The result of comparing a challenger (a new model) with the champion (the present one).
 
-    metric: its name; champion, challenger: its values on all rows; difference: positive when the challenger is better;
-    low, high: ends of the two-sided interval of the difference; rows: the number of frozen rows compared; is_better: whether
-    `low` exceeds the margin."""
+    metric: the metric's name; champion, challenger: the metric of each model on all rows; difference: between the two,
+    positive when the challenger is better; low, high: ends of the two-sided bootstrap interval of the difference; rows:
+    the number of frozen rows compared; is_better: whether `low` exceeds `promote.margin` and there are at least
+    LEAST_ROWS rows."""
 
     metric: str
     champion: float
@@ -59,7 +60,8 @@ class Comparison(NamedTuple):
 
 
 def metric_of(config: PromoteConfig, task: str) -> str:
-    """Return the metric by which models of a task are compared. ConfigError when `promote.metric` is of another task."""
+    """Return the name of the metric by which models of a task are compared: `promote.metric`, by default the first of
+    METRICS. ConfigError when `promote.metric` is no metric of this task."""
     metrics = METRICS[task]
     if config.metric is not None and config.metric not in metrics:
         raise ConfigError(
@@ -73,7 +75,11 @@ LEAST_ROWS = 30
 
 
 def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) -> Comparison:
-    """Compare two models by their `scores.parquet` (see `score_rows`), whose examples must be of the same frozen rows.
+    """Compare two models by their scores on the same frozen rows: the difference of a metric and its bootstrap
+    interval.
+
+    champion, challenger: each model's `scores.parquet` (see `score_rows`); task: `classification` or `causal_lm`;
+    config: the recipe's section `promote` (metric, resamples, seed, confidence, margin).
 
     The models may have made different numbers of examples of a row, as two chat templates do: rows are drawn, and each model
     is scored on its own examples of them.
@@ -125,7 +131,8 @@ def _clusters(sources: Ints) -> tuple[int, Callable[[Ints], Ints]]:
 
 
 def _resampled(scores: Path, metric: str) -> tuple[Resampled, Ints]:
-    """A function that computes the metric on some examples, and the frozen row of each example."""
+    """Return a function that computes the metric of drawn examples, and the frozen row of each example. scores: a
+    `scores.parquet`."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(scores)
@@ -144,12 +151,13 @@ def _resampled(scores: Path, metric: str) -> tuple[Resampled, Ints]:
 
 
 def _ratio(over: Floats, under: Ints) -> Resampled:
-    """Sum over sum; 0 where the drawn rows have nothing below."""
+    """Return a function that computes sum(over) / sum(under) of the drawn examples; `under` counts as at least 1."""
     return lambda rows: float(over[rows].sum() / max(int(under[rows].sum()), 1))
 
 
 def _from_confusion(pairs: list[int], classes: int, metric: str) -> Resampled:
-    """pairs: (true class * classes + predicted class) of each row."""
+    """Return a function that computes a classification metric of the drawn examples. pairs: (true class * classes +
+    predicted class) of each example; classes: the number of classes."""
     import numpy as np
 
     cells = np.array(pairs, np.int64)

@@ -1,6 +1,8 @@
-"""Measure how a recipe's data differs from the data that its champion was trained on, for the recipe's section `checks`.
+"""Measure how a recipe's data differs from the data that its champion (the model that its users get) was trained on,
+for the recipe's section `checks`.
 
-Both are artifacts of `load_data`, laid out in folders. Only the columns that a check needs are read, with 8 bytes a row.
+Both are artifacts of `load_data`, whose files are in folders. Only the columns that a check needs are read, with 8
+bytes a row.
 """
 
 from __future__ import annotations
@@ -64,20 +66,21 @@ class CheckConfig(StageConfig):
 
     @property
     def most(self) -> float:
-        """The largest value that passes."""
+        """The largest value that passes: `limit`, or the default of LIMITS for this check."""
         return LIMITS[self.what] if self.limit is None else self.limit
 
 
 class Rows(NamedTuple):
-    """Rows of `load_data`. folder: where the artifact is laid out; meta: its metadata."""
+    """An artifact of `load_data`. folder: the folder with its files `<split>.parquet`; meta: its metadata."""
 
     folder: Path
     meta: Meta
 
 
 class Measured(NamedTuple):
-    """What a check measured. value: in the unit of `limit`; None if the check can't be applied; why: the value in words, or
-    why there is none; by_chance: whether chance explains the value."""
+    """The value that a check measured. value: in the unit of `limit`, or None if the check can't be applied; why: the
+    value in words, or why there is none; by_chance: whether chance explains the value (only for the check `lengths`),
+    so that the check passes."""
 
     value: float | None
     why: str
@@ -85,9 +88,10 @@ class Measured(NamedTuple):
 
 
 def measure(check: CheckConfig, now: Rows, raw: Rows, before: Rows | None) -> Measured:
-    """Measure what a check is about.
+    """Measure the value that a check compares with its limit. Whether the check passes is left to the caller.
 
     Args:
+        check: The check's settings.
         now: The present data, without the training rows that are among the frozen rows.
         raw: The present data with those rows.
         before: The data of the champion; None if there is no champion, or if the store has lost its data.

@@ -1,4 +1,5 @@
-"""Stage `freeze_rows`: copy the rows of the test split into an artifact on which models are compared later.
+"""Stage `freeze_rows`: copy the rows of the test split into an artifact on which models are compared later, whatever
+the data becomes.
 
 Rows are kept as `load_data` gave them, not as tokens, since each model has a tokenizer of its own. Labels are kept by
 name, since two models may number them differently. Costs one pass over the split.
@@ -95,7 +96,7 @@ def _named_tables(rows: Input) -> Iterator[pa.Table]:
 
 
 def _row_id(row: Meta, seen: Counter[str]) -> str:
-    """seen: the number of earlier rows by digest; this row is added."""
+    """Return the `row_id` of a row (see ROW_ID). seen: {digest: number of earlier rows}, to which this row is added."""
     digest = digest_of({name: value if _is_plain(value) else str(value) for name, value in row.items()})[7:23]
     seen[digest] += 1
     return digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"

@@ -1,4 +1,5 @@
-"""Stage `number_labels`: turn frozen rows into rows for one model, with the labels numbered as this model numbers them."""
+"""Stage `number_labels`: turn frozen rows, whose labels are names, into rows for one model, with the labels numbered as
+this model numbers them. Frozen rows are the copy of test rows on which models are compared."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ class NumberLabelsConfig(StageConfig):
 
 @stage(kind="rows")
 def number_labels(config: NumberLabelsConfig, frozen: Input, out: Workdir) -> Meta:
-    """Write `test.parquet` as load_data writes it: the frozen columns without `row_id`, and `label: int64`.
+    """Write `test.parquet` as load_data writes it: the columns of the frozen rows without `row_id`, with `label:
+    int64`. Without labels in the config, the column `label` is not changed.
+
+    frozen: the artifact of freeze_rows.
 
     Returns metadata as load_data does: splits, columns, text, labels, label_counts, nested.
 

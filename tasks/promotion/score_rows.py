@@ -42,7 +42,8 @@ class ScoreConfig(StageConfig):
 
 
 class Window(NamedTuple):
-    """A part of a row that a model reads at once. row: its number; start, end: the tokens, in all rows one after another."""
+    """A part of a row that a model reads at once. row: the row's number in the split, from 0; start, end: the first
+    token and the one after the last, counted over the tokens of all rows one after another."""
 
     row: int
     start: int
@@ -64,9 +65,13 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
     and `bytes: int64` (of the supervised text).
     Returns metadata: task, rows, labels, metrics.
 
+    texts, tokens: the frozen rows as format_prompts and tokenize_text made them for this model; weights: the artifact
+    of consolidate, the model's Hugging Face folder.
+
     Raises:
         DataError: tokenising dropped rows, or no token is supervised.
         ModelError: a loss is not finite.
+        MissingDependency: the device is `cuda`, and there is no GPU.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

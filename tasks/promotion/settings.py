@@ -13,7 +13,7 @@ Metric = Literal["accuracy", "f1_macro", "f1_weighted", "loss", "bits_per_byte"]
 
 class PromoteConfig(StageConfig):
     """When a challenger replaces the champion: the lower end of the bootstrap interval of the difference must exceed
-    `margin`."""
+    `margin`, and at least 30 frozen rows must have been compared."""
 
     metric: Metric | None = None
     """The metric by which two models are compared. Default: `f1_weighted` for classification, `bits_per_byte` for language

@@ -1,4 +1,4 @@
-"""List the data files at a local path, and derive a file's split and format from its name."""
+"""List the files at a local path, and derive a file's split (train, validation or test) and format from its name."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ class DataFile(NamedTuple):
 
 
 def local_files(source: str, folder: Path = Path()) -> list[DataFile]:
-    """List the data files of a folder and its direct subfolders, of a glob, or the one file at a path, in natural order
-    (part-2 before part-10). [] if there are none.
+    """List the files, of any format, of a folder and its direct subfolders, or of a glob, or the one file at a path, in
+    natural order of their names (part-2 before part-10). Hidden files are left out, except a file that `source` names
+    itself. [] if there are none.
 
-    folder: the folder to which a relative `source` is joined."""
+    source: the path or glob, with or without `~`; folder: the folder to which a relative `source` is joined."""
     pattern = Path(source).expanduser()
     path = folder / pattern
     if path.is_file():
@@ -67,8 +68,9 @@ def _listed(folder: Path, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that the name of a file or of its folder means, as in `val.csv`, `imdb_test.jsonl`,
-    `train/0001.parquet`; None if the name means no split."""
+    """Return the split (`train`, `validation` or `test`) that the name of a file or of its folder means, as in
+    `val.csv`, `imdb_test.jsonl`, `train/0001.parquet`. The file's own name is looked at first. None if the names mean
+    no split."""
     for part in reversed(name.split("/")):
         if match := _WORD.search(part):
             return ALIASES[match[1].lower()]
@@ -76,8 +78,8 @@ def split_of(name: str) -> str | None:
 
 
 def format_of(name: str) -> str | None:
-    """Return the format of a file by its extension; an extension of a compression at the end is ignored (`.csv.gz` is
-    csv). None if the extension does not belong to a data format."""
+    """Return the format of a file, one of the values of FORMATS, by its extension. An extension of a compression at the
+    end is ignored (`.csv.gz` is csv). None if the extension does not belong to a data format. name: the file's path."""
     stem, _, suffix = name.lower().rpartition(".")
     if f".{suffix}" in COMPRESSED:
         stem, _, suffix = stem.rpartition(".")
@@ -85,7 +87,8 @@ def format_of(name: str) -> str | None:
 
 
 def visible_files(found: Iterable[tuple[str, str]]) -> list[DataFile]:
-    """Make DataFiles of (name, path) pairs, without hidden files, in natural order: part-2 before part-10."""
+    """Make DataFiles of (name, path) pairs, without hidden files and files in hidden folders, sorted by name in natural
+    order: part-2 before part-10."""
     files = [DataFile(name, path) for name, path in found if not name.startswith(".") and "/." not in name]
     return sorted(files, key=lambda file: (_natural(file.name), file.path))
 

@@ -1,9 +1,10 @@
-"""Resolve `data.source` to exact bytes: a path, a glob, a URL or a hub name becomes a `Source` with a digest for each
-file.
+"""Resolve `data.source` to exact bytes: a path, a glob, a URL or a name on the Hugging Face hub becomes a `Source` with
+a digest for each file, or for a hub dataset with its commit.
 
-Paths and file names are not part of the stage key: if a data set is moved or renamed, its key stays the same. URLs and
-hub names are resolved by `tasks.sources.remote`. A local file whose digest is known costs one stat. Fails with
-ConfigError when there is no data or no train split, DataError when a file can't be read.
+Paths, URLs and file names are not part of the stage key (the hash by which a stage's earlier result is found): if files
+are moved or renamed, the key stays the same. The key does include the name of a hub dataset. URLs and hub names are
+resolved by `tasks.sources.remote`. A local file whose digest is known costs one stat. Fails with ConfigError when there
+is no data or no train split, DataError when a file can't be read.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ def resolve_source(
 
     Args:
         name: a hub dataset's configuration, or None.
-        revision: a hub dataset's branch, tag or commit, or None.
-        settings: how to find and read the files.
+        revision: a hub dataset's branch, tag or commit; None for its branch main.
+        settings: the recipe's settings for finding the files and their formats.
+        resolver: the caches of this machine, and whether the network may be asked.
 
-    Returns a Source whose identity is `files [{split, format, digest}]`, or for a hub dataset its commit.
+    Returns a Source whose identity, the JSON that becomes part of stage keys, is {"files": [{"split", "format",
+    "digest"}, ...]}, or for a hub dataset {"hub": repository, "name", "commit", "splits"}.
     """
     path = local_path(source)
     if path is None:

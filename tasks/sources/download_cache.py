@@ -1,4 +1,5 @@
-"""The cache of downloaded and unpacked data files: `<home>/cache/data/<sha256 in hex>`, one file for each content.
+"""The cache of downloaded and unpacked data files: `<home>/cache/data/<sha256 in hex>`, one file for each content. The
+home is the folder of local state, TRNFLOW_HOME or `.trnflow`.
 
 A file appears in the cache only after it was written completely. Before a cached file is used again, its digest is
 checked; the hash cache saves reading a file that has not changed.
@@ -38,8 +39,9 @@ class DownloadCache:
         return path.exists() and self._memo.digest(path) == digest
 
     def add(self, stream: IO[bytes]) -> str:
-        """Copy a stream into the cache and return the digest of its bytes. Memory: 1 MiB. Raises OSError, and any
-        exception of the stream."""
+        """Copy a stream to its end into the cache, as the file that is named by the digest of the stream's bytes, and
+        return this digest (`sha256:<hex>`). If copying fails, nothing is left in the cache. Memory: 1 MiB. Raises
+        OSError, and any exception of the stream."""
         temporary, digest = self.folder / f".{os.getpid()}.{get_ident()}", hashlib.sha256()
         try:
             with temporary.open("wb") as file:

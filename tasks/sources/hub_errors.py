@@ -1,4 +1,5 @@
-"""Turn errors of the Hugging Face hub's client into one line each, with what to do."""
+"""Turn errors of the Hugging Face hub's client (huggingface_hub) into errors of this project: one line on the error,
+and one on what the user can do."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from tasks.system.redaction import scrub
 
 @contextmanager
 def hub_errors(section: Literal["data", "model"], repo: str, revision: str | None) -> Iterator[None]:
-    """Context for calls of the Hugging Face hub's client that turns its errors into errors of one line: DataError
-    (section "data"), ModelError (section "model"), or ConfigError where a setting is wrong.
+    """Context for calls of the Hugging Face hub's client that turns its errors into errors of one line: ConfigError for
+    a revision that does not exist; for a repository that is gated, unknown or can't be reached, DataError (section
+    "data") or ModelError (section "model").
 
     section: the recipe's section that names the repository; repo, revision: the repository and its branch, tag or commit.
     """

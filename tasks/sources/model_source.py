@@ -1,10 +1,10 @@
 """Resolve the recipe's `model` to exact bytes: a Hugging Face model in a folder or on the hub, or the configuration of a
 model that is trained from scratch.
 
-The identity has the parts `tokenizer` (the tokenizer's files alone), `config` (the architecture), `weights`, `generation`
-(`generation_config.json`) and `name` (the hub name), so
-that the key of each stage holds only the parts that the stage reads. If only the weights change, the rows are not
-tokenized again.
+The identity (JSON that identifies the bytes) has the fields `tokenizer` (the tokenizer's files alone), `config` (the
+architecture), `weights`, `generation` (`generation_config.json`) and `name` (the hub name). The key of each stage, the
+hash by which its earlier result is found, holds only the fields that the stage reads. If only the weights change, the
+rows are not tokenized again.
 """
 
 from __future__ import annotations
@@ -82,11 +82,14 @@ class ModelConfig(StageConfig):
 
 
 def model_source(config: ModelConfig, resolver: Resolver) -> Source:
-    """Resolve the recipe's `model` to exact bytes: a Source with the identity `{config, tokenizer, weights,
-    generation, name}`.
+    """Resolve the recipe's `model` to exact bytes. Returns a Source with the identity `{config, tokenizer, weights,
+    generation, name}`: the model's configuration, digests of files or, for a hub model, its repository and commit, and
+    the model's name. No weights are downloaded.
 
-    Raises ConfigError for a missing folder, ModelError for a gated or unknown repository, a folder with pickled weights
-    only, or quantised weights."""
+    config: the recipe's section `model`; resolver: the caches of this machine, and whether the network may be asked.
+
+    Raises ConfigError for a missing folder or revision, ModelError for a gated, unknown or unreachable repository, a
+    folder with pickled weights only, or quantised weights."""
     source = fill(config.source, "model.source") if config.source else None
     model = _resolve("model.source", source, config.revision, resolver) if source else {}
     for fields in (model.get("config") or {}, config.config, config.overrides):
@@ -109,8 +112,9 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
 
 
 def _check_not_quantised(fields: Meta, source: str | None) -> None:
-    """Raise ModelError for the `config.json` of quantised weights (FP8, GPTQ, AWQ, ...): read without their scales, they
-    are other numbers. fields: settings of a model; source: its name, for the error."""
+    """Raise ModelError for the `config.json` of quantised weights (FP8, GPTQ, AWQ, ...): read without their scales,
+    such weights are other numbers. fields: settings of a model, as in `config.json`; source: the model's name, for the
+    error."""
     for part in (fields, fields.get("text_config") or {}):
         found = isinstance(part, dict) and next((part[key] for key in QUANTISED if part.get(key)), None)
         if found:
@@ -123,15 +127,16 @@ def _check_not_quantised(fields: Meta, source: str | None) -> None:
 
 
 def model_folder(source: Source) -> Path | None:
-    """Return the folder with a model's config.json and weights, after downloading it from the hub if needed; None for a
-    model that is trained from scratch. source: from `model_source`."""
+    """Return the folder with a model's config.json and weights; None for a model that is trained from scratch. Files of
+    a hub model are downloaded to the hub client's cache if they are not there. source: from `model_source`."""
     return _folder(source.location["model"], ("config.json", GENERATION, *WEIGHT_PATTERNS))
 
 
 def generation_config(source: Source) -> Meta | None:
-    """Return the content of the model's `generation_config.json`; None without one. source: from `model_source`.
+    """Return the content of the model's `generation_config.json`, the default settings of text generation; None if the
+    model has no such file. The file of a hub model is downloaded if needed. source: from `model_source`.
 
-    Raise ModelError when the file is no JSON object."""
+    Raises ModelError when the file is no JSON object."""
     if source.identity.get("generation") is None:
         return None
     file = cast(Path, _folder(source.location["model"], (GENERATION,))) / GENERATION
@@ -139,13 +144,14 @@ def generation_config(source: Source) -> Meta | None:
 
 
 def tokenizer_folder(source: Source) -> Path | None:
-    """Return the folder with the tokenizer's files; None if the recipe trains a tokenizer. source: from `model_source`."""
+    """Return the folder with the tokenizer's files, downloaded from the hub if needed; None if the recipe names neither
+    a tokenizer nor a pretrained model, and so trains a tokenizer. source: from `model_source`."""
     return _folder(source.location["tokenizer"], TOKENIZER_FILES)
 
 
 def _resolve(setting: str, source: str, revision: str | None, resolver: Resolver) -> Meta:
-    """Return the parts of the identity of one folder or hub name. setting: `model.source` or `model.tokenizer`, for
-    errors."""
+    """Return the fields of the identity, and the location, of one folder or hub model. setting: `model.source` or
+    `model.tokenizer`, for errors and for the folder to which a relative path is joined."""
     folder = resolver.folder(setting) / Path(source).expanduser()
     if folder.is_dir():
         return _resolve_folder(folder, resolver)

@@ -16,7 +16,8 @@ SERVERS = ("databricks", "databricks-uc", "uc")
 
 
 def local_path(text: str) -> str | None:
-    """Return the path that a path or a `file://` URL stands for; None for any other URL."""
+    """Return the path that a text stands for: a path unchanged, or a `file://` URL without `file://`; None for any
+    other URL."""
     path = text.removeprefix("file://")
     return None if "://" in path else path
 
@@ -28,7 +29,8 @@ def located(text: str, folder: Path) -> str:
 
 
 def in_folder(text: str, folder: Path) -> str:
-    """Return the words ` in <folder>` for an error message about a relative path; "" for an absolute path."""
+    """Return the words ` in <folder>`, for the end of an error message about the path `text`, which was joined to
+    `folder`; "" if `text` is an absolute path."""
     return "" if Path(text).expanduser().is_absolute() else f" in {folder.absolute()}"
 
 

@@ -1,9 +1,9 @@
 """Resolve datasets that are not on this machine: URLs of any fsspec file system, and dataset names of the Hugging Face hub.
 
-A URL's files are downloaded when the URL is resolved, because the key needs their digests. A file whose strong ETag has
-not changed is not downloaded again. A hub name is pinned to a commit. Offline, the commit or digests found last time
-are used. Fails with DataError (missing, gated, unreachable) or MissingDependency (the file system's package is not
-installed).
+A URL's files are downloaded when the URL is resolved, because the stage key needs their digests. A file whose strong
+ETag (the server's identifier of the file's bytes) has not changed is not downloaded again. A hub name is pinned to a
+commit. Offline, the commit or digests found last time are used. Fails with DataError (missing, gated, unreachable) or
+MissingDependency (the file system's package is not installed).
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ _NETWORK = "check the URL, the network and the credentials in the environment"
 
 
 def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Resolve the dataset at a URL of any fsspec file system. Its files are downloaded to the download cache.
+    """Resolve the dataset at a URL of any fsspec file system to the digests of its files, which are downloaded to the
+    download cache. Offline, the digests found last time are returned, and nothing is downloaded.
 
-    settings: how to find and read its files. Raises DataError (missing, unreachable), MissingDependency (the file
-    system's package is not installed), ConfigError (no train split)."""
+    settings: the recipe's settings for finding the files and their formats; resolver: the caches of this machine, and
+    whether the network may be asked. Raises DataError (missing, unreachable), MissingDependency (the file system's
+    package is not installed), ConfigError (no train split, or offline and never resolved before)."""
     asked = f" {settings.format} {sorted(settings.splits.items())}" if settings.format or settings.splits else ""
     answer, note = resolver.remembered(f"url/{source}{asked}", lambda: _ask_url(source, settings, resolver))
     cache = resolver.downloads()
@@ -107,14 +109,18 @@ def _etag(info: Meta) -> str:
 
 
 def resolve_hub(repo: str, name: str | None, revision: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Resolve a dataset of the Hugging Face hub to the commit at which `revision` is now.
+    """Resolve a dataset of the Hugging Face hub to the commit at which `revision` is now, or offline to the commit
+    found last time. No files are downloaded.
 
     Args:
         repo: the dataset's name on the hub.
-        name: the dataset's configuration, or None.
+        name: the dataset's configuration, or None; whether the dataset has it is not checked here.
         revision: a branch, tag or commit.
+        settings: the recipe's settings for finding the files; only `splits` is used.
+        resolver: the caches of this machine, and whether the network may be asked.
 
-    Raises DataError (missing, gated, unreachable), ConfigError (no such split or configuration).
+    Raises DataError (missing, gated, unreachable), ConfigError (no such revision, or offline and never resolved
+    before).
     """
     answer, note = resolver.remembered(f"hub/datasets/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     identity = {"hub": repo, "name": name, "commit": answer["commit"], "splits": dict(settings.splits)}

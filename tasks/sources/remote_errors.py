@@ -24,7 +24,8 @@ _NO_CREDENTIALS = frozenset(
 
 
 def credentials_fix(error: BaseException, url: str) -> str | None:
-    """Return what the user can do if `error` means that no credentials for the URL were found; None for any other error."""
+    """Return a text on how to set credentials, if `error` or one of its causes means that no credentials for the URL
+    were found; None for any other error. url: decides, by its protocol, which credentials are named."""
     if not any(type(one).__name__ in _NO_CREDENTIALS for one in _chain(error)):
         return None
     protocol = url.partition("://")[0]
@@ -32,7 +33,8 @@ def credentials_fix(error: BaseException, url: str) -> str | None:
 
 
 def explain_error(error: BaseException, url: str) -> tuple[str, str]:
-    """Return (what happened, what the user can do) for an exception raised while the file at `url` was read."""
+    """Return (what happened, what the user can do), one line each, for an exception raised while the file at `url` was
+    read. The texts may contain secrets: see `tasks.system.redaction.scrub`."""
     message = " ".join(str(error).split()) or type(error).__name__
     if fix := credentials_fix(error, url):
         return f"no credentials were found ({message})", fix

@@ -1,8 +1,8 @@
 """Find out over the network which exact bytes a URL or hub name stands for, and remember the answers for offline use.
 
-`run` asks which commit a hub branch is at; `plan` and offline runs use the last answer, and a note tells the user. The
-answers are in `<home>/resolved.json`, each under the HMAC of its question, because a question may be a URL with
-credentials.
+`trnflow run` asks which commit a hub branch is at; `trnflow plan` and offline runs use the last answer, and a note
+tells the user. The answers are in `<home>/resolved.json` (the home is the folder of local state, TRNFLOW_HOME or
+`.trnflow`), each under the HMAC of its question, because a question may be a URL with credentials.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tasks.system.redaction import hide
 
 
 class Resolver:
-    """What resolving a source needs: the caches of this machine, and whether the network may be asked.
+    """The tools for resolving a source (finding the exact bytes that a path, URL or hub name stands for): the caches of
+    this machine, the answers that are remembered for offline use, and the folders to which relative paths are joined.
 
     Args:
         home: the folder of the project's local state, `.trnflow`.
@@ -41,28 +42,31 @@ class Resolver:
         self._folders = folders or {}
 
     def folder(self, setting: str) -> Path:
-        """Return the folder to which a relative path in a setting's value is joined. setting: its dotted name, such as
+        """Return the folder to which a relative path in a setting's value is joined: that of the recipe file in which
+        the setting was written, or else the working directory. setting: the setting's dotted name, such as
         `data.source`."""
         return self._folders.get(setting) or Path.cwd()
 
     def downloads(self) -> DownloadCache:
-        """Return the cache of downloaded files. Its folder is created if it does not exist."""
+        """Return the cache of downloaded and unpacked files, `<home>/cache/data`. The folder is created if it does not
+        exist."""
         make_home(self.home)
         folder = self.home / "cache" / "data"
         folder.mkdir(parents=True, exist_ok=True)
         return DownloadCache(folder, self.memo)
 
     def lookup_name(self, text: str) -> str:
-        """Return the HMAC of a text such as a URL. Files and databases use the HMAC as a key in place of the text,
-        which may contain credentials."""
+        """Return the HMAC of a text such as a URL, 64 hexadecimal digits. Files and databases in the home use the HMAC
+        as a name for a cached look-up in place of the text, which may contain credentials."""
         return lookup_name(self.home, text)
 
     def remembered(self, name: str, ask: Callable[[], Json]) -> tuple[Json, str]:
-        """Ask the network a question and remember its answer; offline, return the last answer.
+        """Ask the network a question, save the answer in `<home>/resolved.json` and return it; offline, return the
+        answer that was saved last, without asking.
 
-        name: identifies the question, such as `hub/dair-ai/emotion@main`; ask: asks the network and returns the answer,
-        JSON. Returns the answer and a note, "" unless the answer is a remembered one. Raises ConfigError offline if there
-        is no answer yet."""
+        name: identifies the question, such as `hub/datasets/dair-ai/emotion@main`; ask: asks the network and returns
+        the answer, a JSON value. Returns (answer, note); the note is "last resolution" if the answer was a saved one,
+        else "". Raises ConfigError offline if no answer was saved."""
         answers = self.home / "resolved.json"
         known = json.loads(answers.read_text()) if answers.exists() else {}
         if self.offline:

@@ -1,4 +1,5 @@
-"""Choose which of a source's files belong to which split, and describe the chosen files for the stage key.
+"""Choose which of a data source's files belong to which split, and describe the chosen files for the stage key (the
+hash by which a stage's earlier result is found).
 
 Without `data.splits` the files' names decide: `val.csv` is validation, `test/part-1.parquet` is test; if no file name
 means a split, all files are train. Fails with ConfigError when a split that is asked for, or the train split, has no
@@ -25,7 +26,7 @@ class FileSettings(NamedTuple):
 
     Attributes:
         format: `data.format`, or None to go by the files' names.
-        splits: `data.splits`, {split: its name or path at the source, or the path of a file elsewhere}.
+        splits: `data.splits`, {split: the split's name or path at the source, or the path of a file elsewhere}.
         folder: the folder to which a relative source path is joined.
         folders: {split: the folder to which the path of this split in `splits` is joined}.
     """
@@ -36,7 +37,8 @@ class FileSettings(NamedTuple):
     folders: Mapping[str, Path] = MappingProxyType({})
 
     def local(self, source: str) -> Path:
-        """Return `data.source` as a path on this machine, with `~` replaced and relative to `folder`."""
+        """Return the text of `data.source` as a path on this machine: `~` is replaced by the user's home, and a
+        relative path is joined to `folder`."""
         return self.folder / Path(source).expanduser()
 
 
@@ -48,16 +50,18 @@ class SplitFile(NamedTuple):
     file: DataFile
 
     def entry(self, digest: str) -> Meta:
-        """Return the file as a JSON object, the form in which the stage key and the resolver store it. digest:
-        `sha256:<hex>` of its bytes."""
+        """Return the file as a JSON object {"split", "format", "digest", "name"}, from which `files_source` makes a
+        Source. digest: `sha256:<hex>` of the file's bytes."""
         return {"split": self.split, "format": self.format, "digest": digest, "name": self.file.name}
 
 
 def choose_files(source: str, found: list[DataFile], settings: FileSettings) -> list[SplitFile]:
-    """Choose the files of each split, in the order train, validation, test.
+    """Choose the files of each split: by `data.splits` if that is set, else by the files' names. Returns the files in
+    the order train, validation, test, other splits by name; within a split, in the order of `found`.
 
-    source: the text of `data.source`, for errors; found: all files of the source. Raises ConfigError for a split without
-    a file, a split in several formats, or a file name without a known format."""
+    source: the text of `data.source`; found: all files of the source; settings: the recipe's settings for finding the
+    files. Raises ConfigError for a split without a file, a split in several formats, or a file name without a known
+    format."""
     by_split = _by_setting(source, found, settings) if settings.splits else _by_name(source, found, settings)
     if "train" not in by_split:
         raise ConfigError(
@@ -80,13 +84,14 @@ def choose_files(source: str, found: list[DataFile], settings: FileSettings) -> 
 
 
 def files_source(entries: list[Meta], locations: list[Meta], note: str) -> Source:
-    """Make the `Source` of a list of data files. Its identity holds splits, formats and digests, but no names or paths.
+    """Make the `Source` of a list of data files. Its identity, which becomes part of stage keys, holds splits, formats
+    and digests, but no names or paths; these are in its location.
 
     Args:
-        entries: what `SplitFile.entry` returned for each file.
-        locations: for each file `path` and, for a local file, its `stamp`, and path and stamp of the `zip` that it came
-            from.
-        note: shown to the user, such as "last resolution".
+        entries: the JSON object from `SplitFile.entry` for each file.
+        locations: a JSON object for each file, in the order of `entries`: the file's `path` and, for a local file, its
+            `stamp` (inode, size and times). A file from a zip also has `zip`, with the zip's `path` and `stamp`.
+        note: a message for the user, such as "last resolution"; may be empty.
     """
     identity = {"files": [{key: entry[key] for key in ("split", "format", "digest")} for entry in entries]}
     location = {"files": [{**entry, **place} for entry, place in zip(entries, locations, strict=True)]}

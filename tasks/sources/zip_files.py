@@ -1,8 +1,9 @@
 """Read zip files as folders of data files: each file in a zip is unpacked into the download cache, under its digest.
 
 A zip is opened if it is the source itself, or if its folder holds no other data. The names of files in a zip are not used
-as paths on disk, so such a name can't write outside the cache. A zip that was unpacked before costs one stat. Fails with
-DataError for a zip that is broken, encrypted or too large unpacked, or that names a file outside itself.
+as paths on disk, so such a name can't write outside the cache. A zip that was unpacked before is not read again; only
+its stamp (inode, size and times), and those of the unpacked files, are looked at. Fails with DataError for a zip that
+is broken, encrypted, without data files or too large unpacked, or that names a file outside itself.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ ZipOf = dict[str, Path]
 def unzipped(
     source: str, found: list[DataFile], local: Callable[[DataFile], Path], resolver: Resolver
 ) -> tuple[list[DataFile], ZipOf]:
-    """Replace the zips among a source's files by the data files in them.
+    """Replace the zips among a source's files by the data files in them, which are unpacked into the download cache.
 
     Args:
         source: the text of `data.source`, for errors.
         found: all files of the source.
-        local: returns a zip's path on this machine.
+        local: returns a zip's path on this machine; may download the zip.
+        resolver: has the download cache and the hash cache.
 
-    Returns the data files, and {path of an unpacked file: its zip}. Returns `found` and {} if there is no zip, or if
-    there is other data beside the zips.
+    Returns (the data files, sorted by name in natural order; {path of an unpacked file: path of its zip}). The name of
+    an unpacked file is its name in the zip, after the zip's name if the source has several files. Returns `found` and
+    {} if there is no zip, or if there is other data beside the zips.
     """
     zips = [file for file in found if file.name.lower().endswith(".zip")]
     if not zips or any(format_of(file.name) for file in found):

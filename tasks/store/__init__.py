@@ -1,6 +1,8 @@
-"""The content store: blobs named by their digest, artifacts as lists of blobs, and records that make results visible.
+"""The content store: blobs (files named by the digest of their bytes), artifacts (lists of blobs), and records (JSON
+documents that name the artifact that a stage made).
 
-A store has the following files. Those marked create-only are created by one writer and then refused to others.
+A store has the following files below its root folder or URL. A `<key>` is the hash of everything that decides a stage's
+result. A file marked create-only is created by one writer; a later attempt to create the file is refused.
 
 <root>/FORMAT.json                       create-only: format version, hash name
 <root>/blobs/sha256/ab/<64 hex>          immutable bytes named by their digest; also manifests (an artifact's list of files)
@@ -12,8 +14,8 @@ A store has the following files. Those marked create-only are created by one wri
 <root>/roots/pins/<name>.json            pins: documents whose artifacts garbage collection must keep
 <root>/roots/champions/<name>/<n>.json   create-only: the nth champion of a recipe; the highest n is the champion
 <root>/roots/judged/<name>.json          the newest judgement of a recipe's model: names its run
-<root>/roots/retrained/<name>.json       how the newest retrain of a recipe ended; it keeps nothing but itself
-<root>/roots/frozen/<name>/<n>.json      create-only: the nth frozen rows of a recipe, on which models are compared
+<root>/roots/retrained/<name>.json       how the newest retrain of a recipe ended; it protects no other file
+<root>/roots/frozen/<name>/<n>.json      create-only: the nth frozen rows of a recipe: test rows to compare models on
 <root>/quarantine/...                    damaged files
 <root>/trash/...                         replaced or collected files, deleted after the grace period
 """

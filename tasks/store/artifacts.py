@@ -1,7 +1,8 @@
-"""Artifacts in a store: make one from a folder, lay one out in a folder, and verify its bytes.
+"""Artifacts in a store: make an artifact from a folder, lay it out in another folder, and verify its bytes.
 
-The bytes of a blob are verified when a stage first opens it on this machine. Afterwards the blob is taken as unchanged
-while its stamp (inode, size and times) stays the same.
+An artifact is a list of files with metadata; the list is its manifest. The bytes of each file are in the store as a
+blob, named by their digest. They are verified when a stage first opens the blob on this machine. Afterwards the blob is
+taken as unchanged while its stamp (inode, size and times) stays the same.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from tasks.store.pull import ReportBytes, pull_all
 
 
 class Seen(NamedTuple):
-    """The state of an artifact's blobs on disk, found without reading bytes.
+    """The state of an artifact's blobs on disk, found without reading bytes (see `Artifacts.seen`).
 
     missing: the first file whose blob is gone or has another size, None when there is none; changed: files whose blobs have
-    another inode or other times than when this machine verified their bytes.
+    another inode or other times than when this machine verified their bytes. The look ends at a missing file, so
+    `changed` then has only files before that one.
     """
 
     missing: File | None
@@ -41,9 +43,10 @@ class Artifacts:
 
     Args:
         root: a folder or an fsspec URL.
-        home: the project's local state (`.trnflow`), which contains the hash cache and, for a remote store, copies of
-            its blobs.
-        memo: the hash cache, by default `memo.db` in `home`.
+        home: the folder of the project's local state (TRNFLOW_HOME or `.trnflow`), which contains the hash cache and,
+            for a remote store, copies of its blobs.
+        memo: the hash cache, which remembers the digests of files that have not changed; by default `memo.db` in
+        `home`.
 
     Attributes:
         backend: the file operations of this store, also for verification and garbage collection, which read the whole store.
@@ -63,11 +66,13 @@ class Artifacts:
         return self.backend.local is not None
 
     def ingest(self, folder: Path, kind: str, meta: Meta, *, cache: bool = True) -> Artifact:
-        """Make an artifact of all files below `folder` and return it. The files are moved into the store, or copied if it
-        is on another filesystem.
+        """Make an artifact of all files below `folder` and return it: write the files and the manifest to the store.
 
-        kind: what the artifact is, such as `tokens`; meta: its metadata; cache: whether this machine keeps the files of a
-        remote store, for stages that read them next.
+        The files are moved into the store, or copied if the store is on another filesystem or remote. A file whose
+        bytes the store has already is not written again. No record is written: the artifact is no stage's result yet.
+
+        kind: what the artifact is, such as `tokens`; meta: its metadata; cache: with a remote store, whether the files
+        then move to this machine's cache, for stages that read them next.
         """
         paths = files_below(folder)
         digests = sha256_files([f"{folder}/{path}" for path in paths])
@@ -83,8 +88,8 @@ class Artifacts:
         return Artifact(digest, kind, meta, tuple(files))
 
     def artifact(self, digest: str) -> Artifact:
-        """Return the artifact whose manifest has this digest. BlobLost when the manifest is missing or damaged; a damaged
-        manifest is moved to quarantine."""
+        """Read the manifest (the list of files) with this digest and return the artifact; the files themselves are not
+        looked at. BlobLost when the manifest is missing or damaged; a damaged manifest is moved to quarantine."""
         name = blob_name(digest)
         try:
             document, files = checked_manifest(self.backend.read(name), digest)
@@ -98,7 +103,8 @@ class Artifacts:
         return Artifact(digest, document["kind"], document["meta"], files)
 
     def link(self, digest: str) -> str:
-        """Return the URL of the blob with this digest."""
+        """Return the URL of the blob with this digest, whether or not the blob exists. For a local store it is a
+        `file://` URL."""
         root = self.backend.local.as_uri() if self.backend.local else self.root
         return f"{root}/{blob_name(digest)}"
 
@@ -128,9 +134,10 @@ class Artifacts:
         return Seen(None, changed)
 
     def recheck(self, files: Iterable[File]) -> list[File]:
-        """Hash the blobs of these files in a local store; return the files whose blobs do not have their digest.
+        """Hash the blobs of these files in a local store. Return the files whose blobs are missing or damaged.
 
-        Damaged blobs are moved to quarantine. The stamps of the others are recorded, so that they count as verified.
+        Damaged blobs are moved to the store's folder `quarantine`. The stamps of the other blobs are recorded in the
+        hash cache, so that these blobs count as verified.
         """
         by_digest = {file.digest: file for file in files}
         with storage_errors(self.root, "blobs", "reading"):
@@ -146,6 +153,8 @@ class Artifacts:
     def checkout(self, artifact: Artifact, folder: Path, report: ReportBytes = lambda done, total: None) -> Path:
         """Lay out the artifact below `folder` as symbolic links to read-only blobs with verified bytes; return `folder`.
 
+        The folder is created if it is missing. Blobs of a remote store are downloaded to this machine's cache first.
+
         report: called with (bytes fetched or verified so far, bytes in all); not called when all blobs are verified
         already.
 
@@ -158,9 +167,9 @@ class Artifacts:
         return folder
 
     def copy_out(self, artifact: Artifact, folder: Path, *, cache: bool = True) -> None:
-        """Copy the artifact's files into `folder`, where the user may change them.
+        """Copy the artifact's files into `folder`, where the user may change them. Their bytes are verified.
 
-        cache: whether this machine keeps the files of a remote store that are downloaded for this.
+        cache: whether files that are downloaded from a remote store for this copy also stay in this machine's cache.
 
         Raises:
             BlobLost: a blob is missing or corrupt; a corrupt blob is moved to quarantine.
@@ -188,10 +197,10 @@ class Artifacts:
                 shutil.copyfile(folder / first[file.digest].path, place)
 
     def changed(self, artifact: Artifact) -> File | None:
-        """Return a file of a checked-out artifact whose blob has changed since it was verified, or None. Used to find a
-        stage that wrote to its inputs.
+        """Return the first file of an artifact, laid out by `checkout`, whose blob no longer has its digest or is gone;
+        None when there is none. Used to find a stage that wrote to its inputs.
 
-        Costs one stat for each file, and a hash for each blob with another stamp.
+        Costs one stat for each file. A blob is read and hashed only if its stamp differs from that at verification.
         """
         return next(
             (file for file in artifact.files if not self._is_unchanged(self._local_blob(file.digest), file)), None

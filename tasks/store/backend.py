@@ -1,7 +1,9 @@
-"""The file operations that a store needs, as an interface: `local.py` implements it for a folder, `remote.py` for fsspec.
+"""The file operations that a store needs, as the interface `Backend`: `local.py` implements it for a folder,
+`remote.py` for an fsspec filesystem such as S3.
 
-The name of a file is its path relative to the store's root. Every operation raises FileNotFoundError for a missing file and
-StoreError for any other failure, so that a failing disk or server is never mistaken for a missing file.
+The name of a file is its path relative to the store's root, with `/`. An operation that needs a file raises
+FileNotFoundError if the file is missing. Any other failure is a StoreError, so that a failing disk or server is never
+mistaken for a missing file.
 """
 
 from __future__ import annotations
@@ -43,42 +45,46 @@ class Backend(Protocol):
     local: Path | None
 
     def read(self, name: str) -> bytes:
-        """Return a file's bytes."""
+        """Return a file's bytes. FileNotFoundError when there is no such file."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create a file and return True, or return False if the name is taken. Of several simultaneous writers one
-        succeeds; readers never see a part of the file."""
+        """Create a file with these bytes and return True; return False, and change nothing, if there is a file of this
+        name. Of several simultaneous writers one succeeds; readers never see an incomplete file."""
 
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Write a file, replacing an older one. durable: return only when the file is on disk and would survive a power
-        cut."""
+        """Write a file with these bytes, replacing an older file of this name. Readers never see an incomplete file.
+        durable: return only when the file is on disk and would survive a power cut."""
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, or None when there is no such file."""
 
     def move_in(self, name: str, path: str | Path) -> None:
-        """Move or copy the file at `path` on this machine into the store under `name`, read-only."""
+        """Put the file at `path` on this machine into the store under `name`, replacing an older file. A local store
+        moves the file and makes it read-only (it copies a file of another filesystem or a symbolic link); a remote
+        store uploads a copy."""
 
     def fetch(self, name: str, path: Path, count: CountBytes = count_nothing) -> None:
-        """Copy a file of the store to `path` on this machine. count: called with the size of each part that was copied, in
-        bytes."""
+        """Copy a file of the store to `path` on this machine. count: called, in the course of the copy, with the number
+        of bytes since its last call."""
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names of all files below a folder, sorted. Files that are still being written are left out."""
+        """Return the names of all files below a folder, at any depth, sorted; [] if there is no such folder. Files that
+        are still being written are left out. prefix: the folder, relative to the root."""
 
     def entries(self, prefix: str) -> list[Entry]:
-        """Return all files below a folder, including files that are being written and unfinished files of killed
-        writers."""
+        """Return all files below a folder, at any depth, with size and time; [] if there is no such folder. Files that
+        are being written, and unfinished files of killed writers, are included: see `layout.is_unfinished`."""
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the names of the folders directly below a folder, sorted."""
+        """Return the names of the folders directly below a folder, without its path, sorted; [] if there is no such
+        folder."""
 
     def remove_empty(self, prefix: str, *, unfinished: bool = False) -> None:
         """Remove a folder if it is empty. unfinished: also remove a folder that contains only unfinished files of
         killed writers, and these files."""
 
     def move(self, name: str, to: str) -> None:
-        """Rename a file of the store. A file that has the new name already is replaced."""
+        """Rename a file of the store from `name` to `to`. A file that has the new name already is replaced."""
 
     def remove(self, prefix: str) -> None:
         """Remove a file, or a folder with everything below it. Do nothing if there is none."""

@@ -1,8 +1,9 @@
 """`Store`: the content store with all operations that a run needs, on artifacts and on the records, attempts and runs
 that refer to them.
 
-A result is written in this order: blobs, manifest, sync, attempt, record. A crash therefore leaves only blobs that nothing
-refers to. Finding a result (a hit) costs one read of a record and one of a manifest.
+A stage key is the hash of everything that decides a stage's result: code, settings, inputs, library versions. A result
+is written in this order: blobs, manifest (the artifact's list of files), sync, attempt, record. A crash therefore
+leaves only blobs that nothing refers to. Finding a result (a hit) costs one read of a record and one of a manifest.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ FORMAT_PAUSES = (0.5, 1.0, 2.0)
 class Store(Artifacts):
     """A content store: files that are named by the digest of their bytes, and three kinds of JSON documents about them.
 
-    A *record* names the artifact that a stage made for a key; an *attempt* is the journal of one try to make it; a *run*
-    lists the stages of one run of a recipe. Store(root, home) opens the store at `root`, which need not exist yet."""
+    A *record* names the artifact that a stage made for a key; an *attempt* is the journal of one try to make that
+    artifact; a *run* lists the stages of one run of a recipe. Store(root, home) opens the store at `root` (a folder or
+    an fsspec URL), which need not exist yet: `prepare` creates it. home: the folder of local state, TRNFLOW_HOME or
+    `.trnflow`."""
 
     def prepare(self) -> None:
-        """Create the store at its root if there is none yet.
+        """Create the store at its root, by writing FORMAT.json, if there is none yet. Create the home folder, too.
 
         Raises:
             ConfigError: the store is damaged or of another format.
@@ -99,8 +102,8 @@ class Store(Artifacts):
         return self.backend.read("FORMAT.json")
 
     def record(self, stage: str, key: str) -> Meta | None:
-        """Return the record of a stage's key, or None when there is none. A damaged record is moved to quarantine, and
-        None is returned."""
+        """Return the record of a stage's key: the document that names the artifact that the stage made. None when there
+        is no record. A damaged record is moved to quarantine, and None is returned. The artifact is not checked."""
         name = record_name(stage, key)
         try:
             return checked_record(name, self.backend.read(name))
@@ -111,8 +114,11 @@ class Store(Artifacts):
             return None
 
     def records(self, stage: str, newest: int | None = None) -> list[Meta]:
-        """Return all records of a stage, or the `newest` that were written last; newest first. Costs one listing and one
-        read for each record that is returned; those of a remote store are read in parallel."""
+        """Return the records of a stage, newest first by their field `created`.
+
+        newest: the number of records to return, those whose files were written last; None for all. Damaged records are
+        moved to quarantine and left out. Costs one listing, and one read for each record; the records of a remote store
+        are read in parallel."""
         listed = [entry for entry in self.backend.entries(f"records/{stage}") if not is_unfinished(entry.name)]
         listed.sort(key=lambda entry: entry.time, reverse=True)
         keys = [document_name(entry.name) for entry in listed[:newest]]
@@ -122,7 +128,8 @@ class Store(Artifacts):
     def publish(self, record: Meta, *, replace: bool = False) -> Meta:
         """Write a record, which makes a stage's result visible. Return the record that the key has afterwards.
 
-        When the key has a record already, the earlier record stays and is returned, unless `replace` is true.
+        When the key has a record already, the earlier record stays and is returned. With `replace` the earlier record
+        is moved to the trash, and `record` takes its place.
         """
         name = f"records/{record['stage']}/{record['key']}.json"
         data = _pretty(record)
@@ -139,23 +146,28 @@ class Store(Artifacts):
         return self.record(record["stage"], record["key"]) or record
 
     def retract(self, stage: str, key: str) -> None:
-        """Move a record to quarantine, because its artifact is damaged; the next run then makes the artifact again."""
+        """Move the record of a stage's key to quarantine, because its artifact is damaged. The key then has no result,
+        so the next run makes the artifact again. The artifact's files stay."""
         self._quarantine(record_name(stage, key))
 
     def write_attempt(self, key: str, attempt: str, document: Meta) -> None:
-        """Write the journal of an attempt to make the result of a key; an earlier journal of the same attempt is
-        replaced."""
+        """Write the journal of an attempt (one try to make the result of a key) to `attempts/<key>/<attempt>.json`; an
+        earlier journal of the same attempt is replaced. attempt: the attempt's id."""
         self.backend.replace(f"attempts/{key}/{attempt}.json", _pretty(document))
 
     def attempt(self, key: str, attempt: str) -> Meta:
-        """Return the journal of an attempt; empty when there is none or when it is damaged."""
+        """Return the journal that `write_attempt` wrote; {} when there is none or when it is damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_object(self.backend.read(f"attempts/{key}/{attempt}.json"))
         return {}
 
     def write_run(self, run: str, document: Meta) -> None:
-        """Write the document of a run, which protects the run's results from garbage collection. Results that garbage
-        collection moved to the trash just before are moved back."""
+        """Write the document of a run to `runs/<run>.json`; an earlier one of the same run is replaced.
+
+        While garbage collection keeps the run, the document protects the run's results. Results that garbage collection
+        moved to the trash just before are moved back.
+
+        run: the run's id; document: recipe, stages, keys, attempts and outcome."""
         self.backend.replace(f"runs/{run}.json", _pretty(document))
         with contextlib.suppress(BlobLost):  # the next run makes lost results again
             self.secure([stage for stage in document.get("stages", []) if stage.get("artifact")])
@@ -164,38 +176,43 @@ class Store(Artifacts):
         """Move the records and files that a document names back from the trash, if garbage collection moved them there
         just before the document was written.
 
-        held: the records that the document names, each as {"stage", "key"}; artifact: an artifact that it names. Costs one
-        request for each record and file. BlobLost when something is neither in place nor in the trash.
+        held: the records that the document names, each as {"stage", "key"}; artifact: an artifact that the document
+        names. Costs about one request for each record and file. BlobLost when a record or file is neither in place nor
+        in the trash.
         """
         secure(self.backend, held, artifact)
 
     def run(self, run: str) -> Meta | None:
-        """Return the document of a run, or None when there is none or when it is damaged."""
+        """Return the document that `write_run` wrote for a run id, or None when there is none or when it is damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_object(self.backend.read(f"runs/{run}.json"))
         return None
 
     def partial(self, key: str) -> PartialState:
-        """Return the training state that is saved under a key, from which an interrupted training resumes."""
+        """Return access to the training states that are saved under a key, from which an interrupted training resumes.
+        No state need exist yet. Makes no request."""
         return PartialState(self.backend, self.home / "cache" / "partial" / key[:16], key)
 
     def waiter(self, key: str, *, run: str, attempt: str, ttl: float, patient: bool = False) -> Waiter:
-        """Return a waiter for the lease of `key`, the right to make its result. run, attempt: the ids that the lease will
-        name; ttl: seconds without a heartbeat after which others may take over the lease; patient: see `Waiter`."""
+        """Return a waiter for the lease of `key`: the right to make the key's result, which one run has at a time. The
+        lease is taken by the waiter's method `take`, not by this call.
+
+        run, attempt: the ids that the lease will name; ttl: seconds without a heartbeat after which others may take
+        over the lease; patient: see `Waiter`."""
         return Waiter(self.backend, key, run=run, attempt=attempt, ttl=ttl, patient=patient)
 
     def sweep_leases(self) -> None:
-        """Remove the leases of killed runs. Costs one listing. Errors of the store are ignored, since leases also expire by
-        themselves."""
+        """Remove the leases that have certainly ended, such as those of killed runs. Costs one listing when the store
+        has no leases. Errors of the store are ignored, since leases also expire by themselves."""
         with contextlib.suppress(StoreError, FileNotFoundError):
             sweep_leases(self.backend)
 
     def check_space(self, needed: int, reserve: int) -> None:
-        """Raise StoreError unless enough disk space is free: on the store's disk or, for a remote store, on the disk of
-        the home folder.
+        """Raise StoreError unless `needed` + `reserve` bytes are free: on the store's disk or, for a remote store, on
+        the disk of the home folder.
 
-        needed: the expected bytes of the stage's files; reserve: the bytes that must stay free besides
-        (`store.min_free_gb`).
+        needed: the expected size in bytes of a stage's files; reserve: the bytes that must stay free when the files are
+        written (`store.min_free_gb`).
         """
         place = self.backend.local or self.home
         while not place.exists():

@@ -10,8 +10,8 @@ from tasks.errors import StoreError
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the paths of all files below a folder, relative to it and with `/`, in a fixed order. A symbolic link to a
-    file counts as a file.
+    """Return the paths of all files below a folder, at any depth, relative to the folder and with `/`, sorted name by
+    name. A symbolic link to a file counts as a file.
 
     Raises:
         StoreError: there is a link to a folder, a broken link, a socket or a device, none of which a store can hold.

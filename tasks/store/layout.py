@@ -1,4 +1,5 @@
-"""Build the names of files in a store; parse and check manifests and records."""
+"""Build the names of files in a store; parse and check manifests (an artifact's list of files) and records (documents
+that name the artifact that a stage made for a key)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def blob_name(digest: str) -> str:
 
 
 def record_name(stage: str, key: str) -> str:
-    """Return the name of a record: `records/<stage>/<key>.json`."""
+    """Return the name of the file of a record: `records/<stage>/<key>.json`."""
     return f"records/{stage}/{key}.json"
 
 
@@ -39,21 +40,21 @@ def document_name(path: str) -> str:
 
 
 def newest_runs(entries: Iterable[Entry]) -> list[str]:
-    """Return the ids of runs from a listing of `runs/`, newest first: by the second of their start, which is in the id,
-    then by the time the file was written."""
+    """Return the ids of the runs in a listing of `runs/`, newest first: sorted by the second of their start, which is
+    in the id, then by the time at which the file was written. Unfinished files are left out."""
     runs = [(document_name(entry.name), entry.time) for entry in entries if not is_unfinished(entry.name)]
     return [run for run, _ in sorted(runs, key=lambda item: (item[0].split("-")[0], item[1], item[0]), reverse=True)]
 
 
 def is_unfinished(name: str) -> bool:
-    """Return whether a file is still being written, or was left by a killed writer: its name begins with a dot until it is
-    complete."""
+    """Return whether a file is still being written, or was left by a killed writer, judged by its name: until a file is
+    complete, its name begins with a dot."""
     return name.rsplit("/", 1)[-1].startswith(".")
 
 
 def read_manifest(data: bytes, digest: str) -> Meta | None:
-    """Parse a manifest. Return None when the bytes have another digest or are no valid manifest (see
-    `checked_manifest`)."""
+    """Parse a manifest and return its document {"kind", "meta", "files": [[path, size, digest], ...]}. None when the
+    bytes have another digest or are no valid manifest (see `checked_manifest`)."""
     try:
         return checked_manifest(data, digest)[0]
     except ValueError:
@@ -61,7 +62,7 @@ def read_manifest(data: bytes, digest: str) -> Meta | None:
 
 
 def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
-    """Parse and check a manifest; return its document and its files.
+    """Parse and check a manifest; return its document and its files. digest: the digest that the bytes should have.
 
     Raises:
         ValueError: the bytes have another digest or are not a manifest; or a path leads out of the artifact's folder,
@@ -93,7 +94,7 @@ def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
 
 
 def read_object(data: bytes) -> Meta:
-    """Parse the bytes of a JSON object. ValueError when they are anything else."""
+    """Parse bytes as a JSON object and return the object. ValueError when they are anything else."""
     document = json.loads(data)
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")
@@ -101,8 +102,10 @@ def read_object(data: bytes) -> Meta:
 
 
 def checked_record(name: str, data: bytes) -> Meta:
-    """Parse and check a record. name: the name of its file. ValueError when it is malformed, lacks a field, or does not
-    belong to the stage and key in `name`."""
+    """Parse and check a record, and return its document. The artifact that the record names is not looked at.
+
+    name: the name of the record's file. ValueError when the record is malformed, lacks a field, or does not belong to
+    the stage and key in `name`."""
     record = read_object(data)
     try:
         if record_name(record["stage"], record["key"]) != name:

@@ -1,16 +1,20 @@
 """Leases: when several runs need the result of one key, the run with the lease makes it and the others wait. Works with
 fencing numbers on any backend.
 
-<root>/leases/<key>/<fence>.json     create-only: owner, since, ttl
-<root>/leases/<key>/<fence>.<token>  its heartbeat, rewritten every ttl/3
+A key is the hash of everything that decides a stage's result; a lease is the right to make the key's result. (Devices
+have keys, too: there a lease is the right to use the device.) The files of a lease:
+
+<root>/leases/<key>/<fence>.json     create-only: owner, since, ttl; the fence is the lease's fencing number: 1, 2, ...
+<root>/leases/<key>/<fence>.<token>  its heartbeat, rewritten every ttl/3; ttl (time to live) is a number of seconds
 
 The lease with the highest fencing number is valid. A lease ends when its holder releases it, when a run on the same
 machine finds the holder's process dead, or when a waiter has seen no heartbeat for the lease's ttl (by the waiter's
 monotonic clock). The run that then creates the next number has the lease. A holder that was paused finds the newer
 number when it checks. Released leases are removed.
 
-No locks, compare-and-swap or common clock are needed. Results do not depend on leases: if two runs hold one at once, work is done
-twice, and the create-only record decides. Taking and releasing costs four small requests, each look of a waiter three.
+No locks, compare-and-swap or common clock are needed. Results do not depend on leases: if two runs hold a lease of one
+key at once, both make the result, and the record that is created first counts. Taking and releasing a lease costs at
+least six small requests to the store; each look of a waiter at another run's lease costs up to three.
 """
 
 from __future__ import annotations
@@ -47,8 +51,8 @@ NOBODY = Process("?", "?", "?", 0, 0)
 
 
 class LeaseLost(Exception):
-    """Raised when another run took over the lease while this run was paused or could not reach the store. The result of
-    the other run is used."""
+    """Raised when another run took over the lease (the right to make a key's result) while this run was paused or could
+    not reach the store. The result of the other run is used."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,10 @@ class Holder:
     """A lease as it is written in the store: which run makes the result of a key.
 
     Attributes:
-        fence: the fencing number; of several leases of a key the highest is valid.
+        fence: the fencing number, from 1 on; of several leases of a key the one with the highest number is valid.
         token: random text, different for each lease.
         process: the process that holds the lease.
-        run, attempt: the ids of its run and attempt.
+        run, attempt: the ids of the run and of the attempt (one try to run a stage) for which the lease was taken.
         since: when the lease was taken, UTC.
         ttl: seconds without a heartbeat after which others may take over.
         at: the last heartbeat, UTC by the holder's clock; empty before the first.
@@ -84,8 +88,8 @@ class Holder:
 
     @property
     def seems_silent(self) -> bool:
-        """Whether by the clocks of both machines no heartbeat came for the time to live. Clocks may differ, so it is worth
-        a longer look and no proof."""
+        """Whether the last heartbeat, or else the start of the lease, is more than `ttl` seconds ago, by this machine's
+        clock and that of the holder. The clocks may differ, so this is no proof that the holder is dead."""
         return self._silent_for(self.ttl)
 
     def _is_forgotten(self) -> bool:
@@ -103,11 +107,13 @@ class Holder:
 
 
 class Waiter:
-    """A run that needs the lease of a key. Call `take` again and again until it returns the lease.
+    """A run that needs the lease of a key: the right to make the key's result. Call `take` again and again until it
+    returns the lease; `take_watching` does this.
 
-    run, attempt: the ids that the lease will name; ttl: its time to live in seconds. holder: the lease of another run when
-    `take` last looked, or None. patient: whether a holder without heartbeats keeps its lease, up to a day, while its process
-    is seen to run on this machine, as a paused process keeps the memory of a device.
+    run, attempt: the ids that the lease will name; ttl: seconds without a heartbeat after which others may take over
+    the lease. holder: the lease of another run that `take` found last, or None. patient: whether a holder without
+    heartbeats keeps its lease, up to a day, while its process runs on this machine: used for the lease of a device,
+    whose memory a paused process keeps.
     """
 
     def __init__(
@@ -123,7 +129,8 @@ class Waiter:
         self._unchanged_since = 0.0
 
     def take(self) -> Lease | None:
-        """Try once to take the lease. Return the lease, or None while another run has it."""
+        """Try once to take the lease, by creating its file in the store. Return the lease, or None while another run
+        has it. A lease that was found in the store is put into `holder`."""
         newest = newest_holder(self._backend, self._key)
         if newest is not None and not self._is_over(newest):
             return None
@@ -142,13 +149,15 @@ class Waiter:
     def take_watching(
         self, *, wait: bool = False, tell: Callable[[Holder], None] = lambda holder: None
     ) -> Lease | None:
-        """Take the lease. Return None if a living run has it.
+        """Take the lease and return it; wait for it if needed. Return None if a living run has the lease and `wait` is
+        false.
 
-        A holder that seems silent is watched for its time to live: a killed process of another machine or container leaves
-        its lease behind.
+        A holder whose last heartbeat is older than its ttl is always watched for that time, and its lease is then taken
+        over if no heartbeat came (but see `patient`): a killed process of another machine or container leaves its lease
+        behind.
 
         Args:
-            wait: Whether to wait for a living holder, too.
+            wait: Whether to wait, without a time limit, for a living holder, too.
             tell: Called once with each holder that is waited for.
         """
         begun, told = time.monotonic(), None
@@ -174,8 +183,8 @@ class Waiter:
 
 
 class Lease:
-    """A lease that this process holds. Used as a context manager, it sends heartbeats until the context ends and is then
-    released."""
+    """A lease that this process holds: the right to make a key's result. Used in a `with` statement, it writes
+    heartbeats to the store, in a thread, until the statement ends; then the lease is released."""
 
     def __init__(self, backend: Backend, key: str, mine: Holder) -> None:
         self._backend = backend
@@ -196,16 +205,17 @@ class Lease:
 
     @property
     def attempt(self) -> str:
-        """The id of the attempt for which the lease was taken."""
+        """The id of the attempt (one try to run a stage) for which the lease was taken."""
         return self._mine.attempt
 
     def tell(self, **progress: Json) -> None:
-        """Have the next heartbeat carry this, for `trnflow status`. Makes no request."""
+        """Set the progress that the following heartbeats write to the store, where `trnflow status` reads it. Makes no
+        request. progress: figures by name, as JSON; they replace those of the last call."""
         self._said = progress
 
     def heed(self) -> None:
-        """Raise LeaseLost if an earlier check, such as that of a heartbeat, found that another run took over the lease.
-        Makes no request."""
+        """Raise LeaseLost if an earlier `check`, such as the one before each heartbeat, found that another run took
+        over the lease. Makes no request, so a takeover since that check goes unnoticed."""
         if self._lost:
             raise LeaseLost(self._lost)
 
@@ -219,10 +229,11 @@ class Lease:
         self.heed()
 
     def release(self) -> None:
-        """Give up the lease: remove its file and those of older leases of the key.
+        """Give up the lease: stop the heartbeats, and remove the lease's files and those of older leases of the key. If
+        another run took over the lease, remove only this lease's heartbeat.
 
-        The file of this lease is removed last, so that a paused holder of an older lease still finds a newer one when it
-        checks.
+        The file of this lease is removed last, so that a paused holder of an older lease still finds a newer lease when
+        it checks.
         """
         self._left.set()
         if self._thread.is_alive():
@@ -258,8 +269,8 @@ class Lease:
 
 
 def newest_holder(backend: Backend, key: str) -> Holder | None:
-    """Return the newest lease of a key with its last heartbeat, also if the lease has ended; None when the key has no
-    lease."""
+    """Return the lease of a key with the highest fencing number, with its last heartbeat; None when the key has no
+    lease. The lease may have ended: see `Holder.is_over`."""
     names = backend.names(_folder(key))
     for fence in sorted(_fences(names), reverse=True):
         holder = _holder(backend, key, fence)
@@ -271,10 +282,11 @@ def newest_holder(backend: Backend, key: str) -> Holder | None:
 
 
 def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str, Holder, Meta]]:
-    """Yield (key, newest lease, what its holder told last) of every key whose holder lives, as far as processes and clocks
-    say. Costs one listing, and three requests for each key.
+    """Yield (key, newest lease, progress) of every key that a run is making now, as far as processes and clocks show.
+    progress: what the run passed to `Lease.tell` before its last heartbeat, {} if nothing. Costs one listing, and up to
+    four requests for each key.
 
-    silent: whether to yield also leases that seem silent, whose holders may be dead."""
+    silent: whether to yield also leases without a heartbeat for their ttl, whose holders may be dead."""
     for key in backend.folders("leases"):
         holder = newest_holder(backend, key)
         if holder is not None and not holder.is_over and (silent or not holder.seems_silent):
@@ -283,8 +295,8 @@ def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str
 
 
 def sweep_leases(backend: Backend) -> int:
-    """Remove the leases of dead processes from a store; return how many were removed. Costs one listing when there are
-    none.
+    """Remove the leases that have certainly ended (`Holder.is_over`) from a store, such as those of killed processes.
+    Return the number of keys whose leases were removed. Costs one listing when the store has no leases.
 
     Each lease is taken over before it is removed, so that a lease in use is never removed.
     """

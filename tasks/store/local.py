@@ -1,4 +1,4 @@
-"""The backend of a store in a local folder."""
+"""The backend (file operations) of a store in a local folder."""
 
 from __future__ import annotations
 
@@ -198,7 +198,8 @@ def _renamed(aside: Path, target: Path) -> bool:
 
 
 def _raise_unless_absent(error: OSError) -> None:
-    """A folder that can't be listed is not an empty one: garbage collection would remove what its pins keep."""
+    """Raise an error of a folder's listing, unless the folder does not exist. If a folder that can't be listed were
+    taken for an empty one, garbage collection would remove files that are still needed."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 

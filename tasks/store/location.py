@@ -12,7 +12,8 @@ VARIABLE = "TRNFLOW_STORE"
 
 
 def default_root(home: Path) -> str:
-    """Return the store's root for cases where no recipe and no option names one: TRNFLOW_STORE, else `<home>/store`."""
+    """Return the store's root for cases where no recipe and no option names a root: the environment variable
+    TRNFLOW_STORE, else `<home>/store`. home: the folder of local state, TRNFLOW_HOME or `.trnflow`."""
     return os.environ.get(VARIABLE) or str(home / "store")
 
 

@@ -1,11 +1,11 @@
 """The saved states from which an interrupted training resumes, one folder for each saved step:
-`<root>/partial/<key>/step-N/`.
+`<root>/partial/<key>/step-N/`, where the key is that of the training's result.
 
-A step is complete when its file COMMIT exists. COMMIT is written last and holds the digests of the other files. When the
-files of a step do not have these digests, the step is moved to quarantine, and the step before it is used. In a local store
-the folder of a step is moved in by a rename. To a remote store it is uploaded, and it is read through a local cache. An
-incomplete step is removed: at once if writing failed (a full disk, a lost connection); if training was killed, by the
-next training with the same key.
+"Step" below means such a saved state. A step is complete when its file COMMIT exists. COMMIT is written last and holds
+the digests of the other files. When the files of a step do not have these digests, the step is moved to quarantine, and
+the step before it is used. In a local store the folder of a step is moved in by a rename. To a remote store it is
+uploaded, and it is read through a local cache. An incomplete step is removed: at once if writing failed (a full disk, a
+lost connection); if training was killed, by the next training with the same key.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from tasks.store.location import open_backend
 
 
 def partial_state(root: str, home: str | Path, key: str) -> PartialState:
-    """Return the saved training states of `key` in the store at `root`. home: the project's local state, where downloaded
-    states are cached."""
+    """Return access to the saved training states of `key` in the store at `root`. Makes no request: no state need
+    exist.
+
+    root: a folder or an fsspec URL; home: the folder of local state (TRNFLOW_HOME), in which downloaded states are
+    cached; key: the stage key of the training."""
     return PartialState(open_backend(root), Path(home) / "cache" / "partial" / key[:16], key)
 
 
 class PartialState:
-    """The saved training states of one key in a store. Implements `tasks.stage.Partial`."""
+    """The saved training states of one key in a store, one folder for each saved step. Implements
+    `tasks.stage.Partial`."""
 
     def __init__(self, backend: Backend, cache: Path, key: str) -> None:
         self._backend = backend
@@ -44,8 +48,10 @@ class PartialState:
         """Return (step, folder) of the newest complete and undamaged step, None when there is none. Training resumes from
         that step.
 
-        warn: called with a message for each damaged step; upto: the last step that may be returned, None for any. Later
-        steps and incomplete steps are removed, so no other process may write states of this key at the same time.
+        The folder is the one in the store, or for a remote store a downloaded copy. Steps after `upto` and incomplete
+        steps are deleted, so no other process may write states of this key at the same time.
+
+        warn: called with a message for each damaged step; upto: the last step that may be returned, None for any.
         """
         self._sweep()
         for step in self.steps():
@@ -58,8 +64,9 @@ class PartialState:
         return None
 
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
-        """Return the folder of a step if the step is complete and its files have their digests, else None. A damaged step
-        is moved to quarantine, and `warn` is called with a message."""
+        """Return the folder of a step if the step is complete and its files have the digests in COMMIT, else None. For
+        a remote store the folder is a downloaded copy. A damaged step is moved to quarantine, and `warn` is called with
+        a message."""
         if step not in self.steps():
             return None
         local = self._backend.local
@@ -74,9 +81,13 @@ class PartialState:
         return None
 
     def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
-        """Move the files below `folder` into the store as a complete step. digests: {file name: digest} of files whose
-        digests are known already. If the step is complete already, `folder` is only deleted. If writing fails, nothing of
-        the step stays, and the error is raised."""
+        """Move the files below `folder` into the store as the complete state at `step`. Afterwards `folder` is gone.
+
+        If the step is complete already, `folder` is only deleted. If writing fails, nothing of the step stays in the
+        store, and the error is raised.
+
+        digests: {path below `folder`: `sha256:<hex>`} of files whose digests are known already; other files are
+        hashed."""
         target = self._folder(step)
         if self._committed(step):
             shutil.rmtree(folder)  # the same key and step have the same state
@@ -142,8 +153,8 @@ class PartialState:
         shutil.rmtree(folder)
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
-        """Remove all steps but the newest `keep` ones and those in `protect`. With `keep` 0 all steps are removed, and the
-        local cache too."""
+        """Remove all complete steps but the newest `keep` ones and those in `protect`. With `keep` 0 everything saved
+        under the key is removed, also steps in `protect`, incomplete steps and the local cache."""
         steps = self.steps()
         old = [step for step in steps[:-keep] if step not in protect] if keep else steps
         for step in old:
@@ -168,7 +179,8 @@ class PartialState:
         return f"{self._prefix}/step-{step:09d}"
 
     def steps(self) -> list[int]:
-        """Return the numbers of the complete steps, ascending."""
+        """Return the training steps of which a complete state is saved, ascending. Whether the states are damaged is
+        not checked."""
         marks = [name.split("/") for name in self._backend.names(self._prefix) if name.endswith("/COMMIT")]
         return sorted(int(parts[2].removeprefix("step-")) for parts in marks)
 

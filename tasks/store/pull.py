@@ -1,4 +1,5 @@
-"""Fetch or verify blobs in several threads, while the calling thread reports the progress in bytes."""
+"""Fetch or verify blobs (an artifact's files as the store has them) in several threads, while the calling thread
+reports the progress in bytes."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ work."""
 
 
 def pull_all(pull: Callable[[File, CountBytes], None], files: Sequence[File], report: ReportBytes) -> None:
-    """Call `pull` for each file, in up to THREADS threads at a time, and report progress from the calling thread.
+    """Call `pull` for each file, in up to THREADS threads at a time, and return when all calls have ended. Meanwhile
+    the calling thread reports progress every REPORT_SECONDS. An exception of `pull` is raised.
 
-    pull: fetches or verifies a file; it gets the file and a function to call with each number of bytes done; report: called
-    with (bytes done, bytes in all). If the calling thread is interrupted, each `pull` is ended by an exception when it
-    next reports bytes.
+    pull: fetches or verifies a file; called with the file and a function that `pull` calls with each number of bytes
+    done; report: called with (bytes done, bytes in all); not called if there are no files. If the calling thread is
+    interrupted, each `pull` is ended by an exception when it next reports bytes.
     """
     if not files:
         return

@@ -1,9 +1,11 @@
-"""Check a whole store and list the damaged files: hash each blob, parse each document.
+"""Check a whole store and list the damaged files: hash each blob (a file named by the digest of its bytes), and parse
+each record, attempt, run and root (a JSON document below `roots/`, such as a pin or a champion).
 
-All bytes of the store are read, in parallel. Blobs of a remote store are downloaded to a temporary folder. With `repair`,
-damaged files, and records whose artifact can't be read, are moved to quarantine, so that the next run makes their results
-again; missing blobs that are in the trash are brought back. Blobs that nothing refers to are counted, but not as
-problems, since garbage collection removes them.
+All these files are read, in parallel; training states, leases, trash and quarantine are not checked. Blobs of a remote
+store are downloaded to a temporary folder. With `repair`, damaged files, and records whose artifact can't be read, are
+moved to quarantine, so that the next run makes their results again; damaged roots stay where they are. Missing blobs
+that are in the trash are brought back. Blobs that nothing refers to are counted, but not as problems, since garbage
+collection removes them.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ class Problem:
 
     Attributes:
         what: `corrupt` (a blob whose bytes have another digest, or a malformed document), `unusable` (a record or root
-            whose artifact can't be read or is of a wrong kind), or `missing` (a blob that was in the trash and was brought
-            back).
-        name: the name of the file.
-        detail: what is wrong.
-        repaired: whether the problem is solved.
+            whose artifact can't be read, a record whose artifact is of a wrong kind, or a root whose run is missing),
+            or `missing` (a blob that was in the trash and was brought back).
+        name: the name of the file in the store; for a file of this machine's cache, its path.
+        detail: what is wrong, as text for the user.
+        repaired: whether the file was moved to quarantine, brought back or, in the cache, removed.
     """
 
     what: str
@@ -54,10 +56,12 @@ class Verified:
     """The result of verifying a store.
 
     Attributes:
-        checked: {kind of file: number of files}.
+        checked: {kind of file: number of files}; the kinds are records, attempts, runs, roots, blobs and, for this
+            machine's copies of a remote store's blobs, cached.
         bytes: how many bytes were hashed.
         problems: the damaged files.
-        unreferenced, unreferenced_bytes: number and size of the blobs that no record and no root leads to.
+        unreferenced, unreferenced_bytes: number, and size in bytes, of the blobs that belong to no artifact of a record
+            or root.
     """
 
     checked: dict[str, int] = field(default_factory=dict)
@@ -85,11 +89,13 @@ class Verified:
 def verify(
     backend: Backend, *, repair: bool = False, cache: Path | None = None, kinds: Mapping[str, str] | None = None
 ) -> Verified:
-    """Check every file of a store and return what was found.
+    """Check all blobs, records, attempts, runs and roots of a store, and return the problems that were found. Without
+    `repair`, change nothing.
 
     Args:
-        repair: move damaged files to quarantine and bring back missing blobs from the trash.
-        cache: the folder with this machine's copies of a remote store's blobs, which is then checked too.
+        repair: move damaged files to quarantine (but never roots), and bring back missing blobs from the trash.
+        cache: the folder with this machine's copies of a remote store's blobs, which are then checked too, and removed
+            if they are damaged and `repair` is true.
         kinds: {stage: kind of its artifacts}; artifacts of other stages may be of any kind.
 
     Raises:
@@ -182,7 +188,7 @@ class _Verifier:
                 self._found.problems.append(Problem("unusable", name, why))
 
     def _lacks(self, artifact: str) -> str:
-        """Return what is wrong with an artifact, or "". Its blobs are marked as referenced."""
+        """Return what is wrong with an artifact, or "". Its manifest and blobs are noted as referenced."""
         manifest = self._manifest(artifact)
         if manifest is None:
             return f"its manifest {artifact[:19]} is missing, corrupt or forged"

@@ -1,4 +1,4 @@
-"""The present time as text, as the store's documents have it."""
+"""The present time as text, in the form in which the store's documents contain times."""
 
 from __future__ import annotations
 

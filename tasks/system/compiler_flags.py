@@ -1,5 +1,6 @@
-"""Read and write compiler flags in environment variables such as XLA_FLAGS. Flags can change results, so they are part of
-stage keys, in a canonical form.
+"""Read compiler flags from environment variables such as XLA_FLAGS, and build values for these variables. Flags can
+change results, so they are part of stage keys (the hashes by which stages' earlier results are found), in a canonical
+form.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ def flags_around(names: tuple[str, ...] = FLAGS) -> dict[str, list[str]]:
 
 
 def flags_added(name: str, flags: Sequence[str]) -> dict[str, str]:
-    """Return {name: new value} for an environment variable: its present value with `flags` appended. {} if `flags` is
-    empty."""
+    """Return {name: new value} for an environment variable: the variable's value in this process with `flags` appended,
+    each quoted for a shell. {} if `flags` is empty. The environment itself is not changed."""
     return {name: " ".join([*filter(None, [os.environ.get(name)]), shlex.join(flags)])} if flags else {}
 
 
 def check_flags(flags: Sequence[str]) -> None:
-    """Check compiler flags from a recipe. Raises ValueError for a text that does not begin with "-", and for a flag of
-    PLACES."""
+    """Check compiler flags from a recipe. Raises ValueError for a text that does not begin with "-", and for a flag in
+    PLACES: flags that only name folders."""
     for flag in flags:
         if not flag.startswith("-"):
             raise ValueError(f"{flag!r} is no flag: write one as --name=value")
@@ -40,8 +41,9 @@ def check_flags(flags: Sequence[str]) -> None:
 
 
 def canonical_flags(text: str) -> list[str]:
-    """Split the text of an environment variable into flags with their values, sorted by name; flags of one name keep
-    their order. The flags in PLACES are left out."""
+    """Split the text of an environment variable into flags with their values, such as ["--opt=1", "--level 2"]. They
+    are sorted by name; flags of one name keep their order. The flags in PLACES, which only name folders, are left
+    out."""
     flags: list[str] = []
     for word in shlex.split(text):
         if word.startswith("-") or not flags:

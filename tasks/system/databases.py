@@ -1,4 +1,5 @@
-"""Databases that MLflow and Optuna reach through SQLAlchemy: which addresses name one, and which package has a missing driver."""
+"""Databases that MLflow and Optuna reach through SQLAlchemy: recognise their addresses, and explain their errors, such
+as a driver (the Python package that talks to a kind of database) that is not installed."""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ _RESERVED = re.compile(r"[@/:?#]")
 
 
 def fill_address(text: str, setting: str) -> str:
-    """Return an address with each `${NAME}` replaced by that environment variable, as `fill` does.
+    """Return an address with each `${NAME}` replaced by the value of that environment variable, as by `redaction.fill`.
 
-    Raises ConfigError for a variable that is not set, and for a database's password with a raw `@`, `/`, `:`, `?` or `#`."""
+    text: the address as a setting has it; setting: the setting's dotted name, for errors. Raises ConfigError for a
+    variable that is not set, and for a password in a database's address with an `@`, `/`, `:`, `?` or `#` that is not
+    percent-encoded."""
     filled = fill(text, setting)
     written = _PASSWORD.match(text)
     if written and _RESERVED.search(fill(written[1], setting)):
@@ -33,23 +36,25 @@ def fill_address(text: str, setting: str) -> str:
 
 
 def is_database(uri: str) -> bool:
-    """Return whether an address is that of a database, such as `postgresql+psycopg2://host/mlflow`, and not of a server."""
+    """Return whether an address is that of a database of one of DIALECTS, such as `postgresql+psycopg2://host/mlflow`,
+    and not that of an MLflow server or a folder. Only the scheme is looked at."""
     return uri.partition("://")[0].partition("+")[0] in DIALECTS
 
 
 def missing_driver(error: BaseException) -> str:
-    """Return the command that installs the driver whose lack caused an error; empty when nothing is lacking that an extra of
-    trnflow has."""
+    """Return the `pip install` command that installs the database driver whose absence caused an error. Empty if the
+    error has another cause, or if no extra of trnflow (see EXTRAS) installs the missing module."""
     modules = (cause.name or "" for cause in _causes(error) if isinstance(cause, ImportError))
     extras = (EXTRAS.get(module.partition(".")[0]) for module in modules)
     return next((f"pip install 'trnflow[{extra}]'" for extra in extras if extra), "")
 
 
 def reason(error: BaseException) -> str:
-    """Return in one line why a database failed: the first line of what its driver said, or of the error's cause.
+    """Return in one line why a database failed: the first line of the message of the driver's error; without such an
+    error, of the cause of `error`, or else of `error` itself.
 
-    The error that SQLAlchemy raises last may only say that a transaction could not be rolled back, after its connection was
-    lost."""
+    error: an exception of SQLAlchemy, MLflow or Optuna. The driver's error is preferred because SQLAlchemy's last error
+    may only say that a transaction could not be rolled back, after the connection was lost."""
     drivers = [said for cause in _causes(error) if (said := getattr(cause, "orig", None)) is not None]
     told = str(drivers[-1] if drivers else error.__cause__ or error)
     return " ".join(told.strip().split("\n")[0].split())

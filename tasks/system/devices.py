@@ -16,8 +16,10 @@ def cores() -> int:
 
 
 def device_kind(device: str) -> str:
-    """Return the kind of a device (`cpu`, `cuda` or `neuron`) with its architecture, such as `cpu x86_64`; for `cuda` the
-    model of the first GPU, as the driver names it."""
+    """Return the kind of a device with the machine's processor architecture, such as `cpu x86_64`; for `cuda` instead
+    the model of the first GPU, as the driver names it, or `cuda` if there is no driver.
+
+    device: `cpu`, `cuda` or `neuron`."""
     if device != "cuda":
         return f"{device} {platform.machine()}"
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):

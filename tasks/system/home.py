@@ -18,8 +18,10 @@ NAME = ".trnflow"
 
 
 def home_folder() -> Path:
-    """Return the path of the home (see the module), whether it exists or not. Raises ConfigError if `.trnflow` in the
-    working directory belongs to another user, or everybody may write in it."""
+    """Return the path of the home, the folder with a project's local state: TRNFLOW_HOME, else this user's nearest
+    `.trnflow` in or above the working directory, else `.trnflow` in the working directory. The folder is not created.
+
+    Raises ConfigError if `.trnflow` in the working directory belongs to another user, or everybody may write in it."""
     named = os.environ.get("TRNFLOW_HOME")
     if named:
         return Path(named).expanduser().absolute()

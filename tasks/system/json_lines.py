@@ -7,7 +7,8 @@ from typing import Any
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a line; None for an empty line and for an incomplete one."""
+    """Return the JSON object in a line; None for an empty line, for an incomplete line and for JSON that is no
+    object."""
     try:
         found = json.loads(line)
     except ValueError:

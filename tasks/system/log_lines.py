@@ -1,7 +1,9 @@
-"""Write all that a command prints on stderr as one JSON object a line, where the environment has TRNFLOW_LOG=json.
+"""Write everything that a command prints on stderr as JSON objects, one object a line, if the environment variable
+TRNFLOW_LOG is `json`.
 
 Each object has `time` (UTC), `level` ("info", "warning" or "error"), `stage` (null outside stages), `message`, and the figures
-that the line is about, such as `step`, `of` and `loss`. Secrets are hidden in all texts; a number that is not finite is null.
+that the message reports, such as `step`, `of` and `loss`. Secrets are hidden in all texts; a number that is not finite
+is null.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ VARIABLE = "TRNFLOW_LOG"
 
 
 class LogLines:
-    """A text stream that writes each line it gets to `stream` as a JSON object.
+    """A text stream that stands in for stderr: each text that is written to it is written to `stream` as a JSON object
+    of one line.
 
-    A text that holds several lines, such as a traceback, becomes one object. `record` writes an object with more fields.
+    A text with several lines, such as a traceback, becomes one object. `record` writes an object with more fields.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -34,7 +37,8 @@ class LogLines:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        """Take a text, and write it as the message of an object once its last line ends. Returns the length of `text`."""
+        """Add a text to the unfinished message. If the text ends with a newline, write the message as a JSON object.
+        Returns the length of `text`."""
         with self._lock:
             self._unfinished += text
             if self._unfinished.endswith("\n"):
@@ -42,7 +46,8 @@ class LogLines:
         return len(text)
 
     def end_line(self) -> None:
-        """Write what was taken since the last end of a line."""
+        """Write the text that was taken since the last object as the message of an object; do nothing if it is blank.
+        Of a line that was overwritten with carriage returns (a progress bar), only the last state is written."""
         with self._lock:
             lines, self._unfinished = self._unfinished.replace("\r\n", "\n").split("\n"), ""
             message = "\n".join(line.rpartition("\r")[2] for line in lines).strip()  # as a terminal shows it
@@ -50,7 +55,9 @@ class LogLines:
                 self.record(message)
 
     def record(self, message: str, *, level: str = "info", stage: str | None = None, **figures: Any) -> None:
-        """Write an object with these fields."""
+        """Write one JSON object with these fields and the present time, with secrets hidden, and flush.
+
+        stage: the stage that the message is about, None outside stages; figures: more fields, as JSON values."""
         document = {"time": now(), "level": level, "stage": stage, "message": message, **figures}
         with self._lock:
             self._stream.write(f"{json.dumps(scrub_all(_finite(document)), allow_nan=False)}\n")
@@ -66,7 +73,8 @@ class LogLines:
 
 @contextlib.contextmanager
 def log_as_asked() -> Iterator[None]:
-    """Context in which stderr is a `LogLines` if TRNFLOW_LOG is `json`.
+    """Context in which `sys.stderr` is a `LogLines` if TRNFLOW_LOG is `json`; else stderr stays as it is. At the end of
+    the context an unfinished message is written.
 
     Raises:
         ConfigError: TRNFLOW_LOG is neither empty, nor `text`, nor `json`.

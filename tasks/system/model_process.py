@@ -1,7 +1,9 @@
-"""The environment variables of the processes that open a finished model, and of those that only run one in eager PyTorch.
+"""The environment variables of the processes that open a finished model, and of processes that only run a model in
+eager PyTorch.
 
-Those of consolidate, export_neuron and evaluate_model are equal, so that one warm parent (`tasks.launch.warm_start`) serves the
-three stages: importing torch, transformers and torch_xla takes 4 to 7 s of processor time for each parent."""
+The stages consolidate, export_neuron and evaluate_model have the same environment variables, so that one warm parent (a
+process that has imported the libraries and forks a process for each stage; see `tasks.launch.warm_start`) serves all
+three: importing torch, transformers and torch_xla takes 4 to 7 s of processor time for each parent."""
 
 from __future__ import annotations
 
@@ -20,5 +22,6 @@ times faster (on two cores a 2-layer BERT in 0.4 s instead of 1.2, a 5-layer Lla
 
 
 def model_environ() -> dict[str, str]:
-    """Return the environment variables of the processes of consolidate, export_neuron (to StableHLO) and evaluate_model."""
+    """Return the environment variables of the processes of the stages consolidate, export_neuron (to StableHLO) and
+    evaluate_model: EAGER, ENVIRON, and as many threads of torch and numpy as this process may use cores."""
     return {**EAGER, **ENVIRON, **dict.fromkeys(THREAD_VARIABLES, str(cores()))}

@@ -1,7 +1,9 @@
-"""Keep the home private: its file mode, and names for cached look-ups that reveal no credentials.
+"""Keep the home (the folder of a project's local state, TRNFLOW_HOME or `.trnflow`) private: its file mode, and names
+for cached look-ups that reveal no credentials.
 
-A look-up of a URL is cached under the whole text of the URL, which may hold credentials. Files and databases therefore
-store, instead of that text, its HMAC under a random secret of the home (`<home>/secret`, mode 0600).
+The result of looking up a URL is cached under the whole text of the URL, which may hold credentials. Files and
+databases therefore store, instead of that text, its HMAC under a random secret of the home (`<home>/secret`, mode
+0600).
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 def make_home(home: Path) -> None:
-    """Create the home folder with mode 0700, so that only its owner can read it. An existing home keeps its mode, which
-    `trnflow doctor` reports."""
+    """Create the home folder, and missing folders above it, if there is none yet. The home gets mode 0700, so that only
+    its owner can read it. An existing home keeps its mode, which `trnflow doctor` reports."""
     home.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
@@ -37,8 +39,8 @@ def is_private(home: Path) -> bool:
 
 
 def lookup_name(home: Path, text: str) -> str:
-    """Return the name under which a cached look-up is stored: the HMAC-SHA256 of `text` under the home's secret, 64
-    hexadecimal digits. The first call creates the home and its secret."""
+    """Return the name under which the result of looking up `text`, such as a URL, is cached: the HMAC-SHA256 of `text`
+    under the home's secret, 64 hexadecimal digits. The first call creates the home and its secret."""
     return hmac.new(_secret(home), text.encode(), hashlib.sha256).hexdigest()
 
 

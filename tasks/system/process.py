@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ATTEMPT = "TRNFLOW_ATTEMPT"
-"""The environment variable that marks the processes of a stage's attempt, which may run on for a grace period after a
-run is killed."""
+"""The environment variable that marks the processes of an attempt (one try to run a stage) with the attempt's id. They
+may run on for a grace period after a run is killed."""
 STARTER = "TRNFLOW_STARTER"
 """The environment variable that marks the processes of all stages that a process started: its `Process.tag`."""
 
@@ -44,19 +44,20 @@ class Process(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """The process as text that can be part of a file name. `read_tag` turns it back into a Process."""
+        """The process as text that can be part of a file name: its five attributes, joined by `_`. `read_tag` turns the
+        text back into a Process."""
         return "_".join(str(part).replace("/", "-") for part in self)
 
     def is_dead(self) -> bool:
-        """True if the process has certainly ended: it no longer runs on this machine, or its machine was booted again
-        since. False if unknown."""
+        """Return whether the process has certainly ended: it no longer runs on this machine, or this machine, on which
+        it ran, was booted again since. False if unknown, as for a process of another machine or container."""
         here = this_process()
         if self._is_seen_by(here):
             return not is_running(self.pid, self.start)
         return self.boot != here.boot and self.host == here.host and self.host not in NAMELESS
 
     def is_running_here(self) -> bool:
-        """Whether the process runs on this machine, in the same pid namespace as the caller."""
+        """Return whether the process runs now on this machine, in the same pid namespace (container) as the caller."""
         return self._is_seen_by(this_process()) and is_running(self.pid, self.start)
 
     def _is_seen_by(self, here: Process) -> bool:
@@ -83,11 +84,11 @@ def read_tag(tag: str) -> Process | None:
 
 
 def lives_on(attempt: str) -> bool:
-    """Return whether any process of a stage's attempt still runs on this machine. Reads the environment of every process
-    (10 ms).
+    """Return whether any process of an attempt (one try to run a stage) still runs on this machine: a process in whose
+    environment TRNFLOW_ATTEMPT or TRNFLOW_STARTER has the value `attempt`. Reads the environment of every process of
+    this user (10 ms).
 
-    attempt: the value of the environment variable ATTEMPT in the stage's processes; or that of STARTER, for the stages that a
-    process started."""
+    attempt: the attempt's id; or the `Process.tag` of a process, to ask about all stages that the process started."""
     marks = {f"{name}={attempt}".encode() for name in (ATTEMPT, STARTER)}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user

@@ -7,7 +7,8 @@ A text with hidden parts can't serve as a key for looking something up; use `tas
 that.
 
 `${NAME}` in a setting stands for an environment variable. `fill` replaces it where the setting is used; records keep
-`${NAME}`. No setting that is part of a key is filled, so no key holds a secret.
+`${NAME}`. The filled text of a setting does not become part of a stage's key, except for the name of a hub dataset or
+model.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ library that was given the secret."""
 
 
 def hide(value: Any) -> Any:
-    """Return settings (any JSON value) in which credentials in URLs, and all values of `environment`, are replaced by
-    `***`. `${NAME}` is kept."""
+    """Return a copy of settings (any JSON value) in which credentials in URLs, and all values below a key
+    `environment`, are replaced by `***`. A `${NAME}` in place of a credential is kept."""
     if isinstance(value, dict):
         return {name: _masked(item) if name == ENVIRONMENT else hide(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -81,8 +82,8 @@ def hide(value: Any) -> Any:
 
 
 def redact(value: Any) -> Any:
-    """Return settings for a tracking server: with secrets hidden as by `hide`, and without entries whose name suggests
-    a secret, such as `hf_token`."""
+    """Return a copy of settings (any JSON value) for a tracking server: secrets are hidden as by `hide`, and entries
+    whose name suggests a secret, such as `hf_token` or `environment`, are left out."""
     if isinstance(value, dict):
         return {name: redact(item) for name, item in value.items() if not _SECRET_NAME.search(str(name))}
     if isinstance(value, list | tuple):
@@ -91,7 +92,8 @@ def redact(value: Any) -> Any:
 
 
 def hide_override(text: str) -> str:
-    """Return a command-line override such as `tracking.uri=http://me:pw@host` with its secrets replaced by `***`."""
+    """Return a command-line override, a text such as `tracking.uri=http://me:pw@host`, with its secrets replaced by
+    `***`. The whole value is replaced if the setting is `environment`, or is below it and not only a `${NAME}`."""
     name, equals, value = text.partition("=")
     path = name.strip().split(".")
     if ENVIRONMENT not in path or not equals:
@@ -119,10 +121,10 @@ def _hidden(text: str) -> str:
 
 
 def fill(text: str, setting: str) -> str:
-    """Replace each `${NAME}` in a setting's text by the value of that environment variable. `scrub` treats the value as a
-    secret from now on.
+    """Return a setting's text with each `${NAME}` replaced by the value of that environment variable. From now on,
+    `scrub` treats these values, and credentials in URLs in the returned text, as secrets.
 
-    setting: its dotted name, for the message. Raises ConfigError when a variable is not set."""
+    setting: the setting's dotted name, for the error. Raises ConfigError when a variable is not set."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1]
@@ -140,7 +142,8 @@ def fill(text: str, setting: str) -> str:
 
 
 def learn(settings: Any) -> None:
-    """Remember all secrets in `settings` that `hide` would replace, so that `scrub` also replaces them in other texts."""
+    """Remember, in this process, the secrets in `settings` (any JSON value): credentials in URLs, and all values below
+    a key `environment`. `scrub` replaces them in every text from now on."""
     if isinstance(settings, dict):
         for name, item in settings.items():
             for secret in _texts(item) if name == ENVIRONMENT else ():
@@ -155,8 +158,8 @@ def learn(settings: Any) -> None:
 
 
 def know(secret: str, shown: str = MASK) -> None:
-    """Remember a secret, and each of its lines, so that `scrub` replaces it by `shown`. Ignored: texts shorter than
-    LEAST, and texts that consist of `${NAME}` only."""
+    """Remember a secret, each of its lines, and the URL-decoded forms of these, in this process, so that `scrub`
+    replaces them by `shown`. Ignored: texts shorter than LEAST characters, and texts that consist of `${NAME}` only."""
     for part in {secret, *secret.splitlines()}:
         for form in {part, unquote(part), unquote_plus(part)}:
             if len(form) >= LEAST and form not in _known and not _ONLY_REFERENCES.fullmatch(form):
@@ -164,8 +167,8 @@ def know(secret: str, shown: str = MASK) -> None:
 
 
 def scrub(text: str) -> str:
-    """Return a text in which the credentials in URLs and all secrets that this process knows are replaced, usually by
-    `***`."""
+    """Return a text in which the credentials in URLs and all secrets that this process knows (from `know`, `learn` or
+    `fill`) are replaced by `***`, or by the `${NAME}` that a secret was filled in for."""
     for pattern, shown in _longest_first():
         text = pattern.sub(shown, text)
     return _hidden(text)
@@ -188,8 +191,9 @@ def scrub_all(value: Any) -> Any:
 
 
 def scrubbed(error: TrnflowError) -> TrnflowError:
-    """Remove the secrets from an error, in place, and return it. The exception that caused it, which may hold secrets, is
-    replaced by a scrubbed traceback in `details`."""
+    """Remove the secrets from an error's message, fix and details, in place, and return the same error. The exception
+    that caused the error may hold secrets: it is removed, and `details`, if empty, becomes the traceback without
+    secrets."""
     trace = scrub("".join(traceback.format_exception(error)))
     error.message, error.fix = scrub(error.message), scrub(error.fix)
     error.args = (error.message,)
@@ -200,8 +204,9 @@ def scrubbed(error: TrnflowError) -> TrnflowError:
 
 
 def raisable(error: Exception) -> Exception:
-    """Return an error that is safe to raise where another program logs it: the same error if its traceback contains no
-    secret, else an error with the secrets removed."""
+    """Return an error that is safe to raise where another program, such as Prefect, logs it. A TrnflowError is returned
+    after its secrets were removed in place (see `scrubbed`). Any other error is returned unchanged if its traceback
+    contains no secret, else a TrnflowError without the secrets is returned in its place."""
     if isinstance(error, TrnflowError):
         return scrubbed(error)
     trace = "".join(traceback.format_exception(error))

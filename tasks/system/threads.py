@@ -26,9 +26,9 @@ _abandoned: list[Thread] = []
 
 
 class ThreadPool:
-    """A pool of at most `count` daemon threads, started as needed; use it as a context. At the end of the context it
-    waits for all submitted work. If an exception ends the context, work that has not begun is cancelled, and threads
-    that do not end within PATIENCE seconds are left running.
+    """A pool of at most `count` daemon threads, started as needed, to be used in a `with` statement. At the end of the
+    statement the pool waits for all submitted work. If an exception (such as Ctrl-C) leaves the statement, work that
+    has not begun is cancelled, and threads that do not end within PATIENCE seconds are left running.
 
     name: the name of the threads; on_start: a function that each thread calls first."""
 
@@ -38,7 +38,8 @@ class ThreadPool:
         self._threads: list[Thread] = []
 
     def submit(self, function: Callable[[], Value]) -> Future[Value]:
-        """Call a function in one of the threads. Returns the future of its value."""
+        """Have one of the threads call a function; work begins in the order of the calls to `submit`. Returns the
+        future of the function's value or exception, without waiting."""
         future: Future[Value] = Future()
         self._todo.put((future, function))
         if len(self._threads) < self._count:
@@ -85,13 +86,14 @@ class ThreadPool:
 
 
 def call_in_thread(function: Callable[[], Value]) -> Value:
-    """Call a function in a thread, wait, and return its value or raise its exception. Ctrl-C is raised at once, even
-    while the function is in a library that ignores signals."""
+    """Call a function in a new thread, wait, and return the function's value or raise its exception. Ctrl-C is raised
+    within PATIENCE seconds, even while the function is in a library that ignores signals; a thread that has not ended
+    by then is left running."""
     with ThreadPool(1, "call") as pool:
         return pool.submit(function).result()
 
 
 def abandoned() -> bool:
-    """Return whether a thread that a pool did not wait for is still running. A process with such a thread should not
-    exit normally: it may crash when the thread returns from its library while the interpreter shuts down."""
+    """Return whether a thread that any pool of this process left running still runs. A process with such a thread
+    should not exit normally: it may crash when the thread returns from its library while the interpreter shuts down."""
     return any(thread.is_alive() for thread in _abandoned)

@@ -34,11 +34,11 @@ class Tracker(Spool):
     interruption, else as FAILED. If this process dies, MLflow shows the run as KILLED.
 
     Args:
-        home: the project's local state, which holds the spools.
+        home: the folder of local state (TRNFLOW_HOME), whose folder `tracking` holds the spools.
         run: the id of the run.
         recipe: the recipe's name.
-        settings: the resolved recipe; secrets are removed before it is written.
-        tags: further tags, such as the git commit.
+        settings: the complete recipe, with defaults and overrides; secrets are removed before it is written.
+        tags: tags of the run in MLflow beside its id and the recipe's name, such as the git commit.
         experiment: the name of the MLflow experiment.
         uri: the address of the tracking server; None stands for a sqlite file in `home`.
         written: the address as the recipe has it, with `${NAME}` for secret parts; recorded in place of `uri`.
@@ -126,8 +126,10 @@ def absolute_uri(uri: str) -> str:
 
 
 def recorded_uri(address: str, written: str | None) -> str:
-    """Return the text that is recorded as the address of an MLflow server, without secrets. written: the address as the recipe
-    has it, with `${NAME}` for secret parts."""
+    """Return the text that spools contain as the address of an MLflow server, without secrets.
+
+    address: the server's address; written: the address as the recipe has it, with `${NAME}` for secret parts, which is
+    returned if it has such parts."""
     return str(redact(written if written and "${" in written else address))
 
 
@@ -137,8 +139,8 @@ def tracking_page(home: Path, uri: str, experiment: str, written: str | None = N
     The command limits MLflow to two processes, because by default it starts fifteen (2 GB).
 
     Args:
-        home: the project's local state.
-        uri: the address of the tracking server.
+        home: the folder of local state (TRNFLOW_HOME).
+        uri: the address of the tracking server, or of a database that MLflow uses without a server.
         experiment: the experiment's name.
         written: the address as the recipe has it, with `${NAME}` for secret parts.
     """

@@ -14,8 +14,11 @@ from tasks.system.whole_file import write_whole
 
 
 def note_experiment(home: Path, uri: str, name: str, number: str) -> None:
-    """Write down the id of an experiment. home: the project's local state; uri: the server's address without secrets, as it
-    is recorded; name, number: the experiment's name and id."""
+    """Write the id of an MLflow experiment to a file in `<home>/tracking/experiments/`, from which `runs_page` reads
+    it. A failed write is ignored.
+
+    home: the folder of local state (TRNFLOW_HOME); uri: the server's address without secrets, as spools contain it;
+    name, number: the experiment's name and id."""
     with contextlib.suppress(OSError):  # a full disk costs the link, not the upload
         write_whole(_file(home, uri, name), number)
 

@@ -1,5 +1,6 @@
-"""Create MLflow runs from spooled events: a parent run for each pipeline run, and a nested run for each stage that has
-metrics. Runs of a sweep are nested in the run of the sweep.
+"""Create MLflow runs from the events in a spool (the file in which a pipeline run's events wait for their upload): a
+parent run for each pipeline run, and a nested run for each stage that has metrics. Runs of a sweep are nested in the
+run of the sweep.
 
 After a crash or an outage the same events can be applied again without effect: a run is looked up by its tags before it is
 created, and MLflow stores a metric with the same time, step and value only once.

@@ -32,8 +32,11 @@ SUMMARY = (
 
 
 def main_figures(values: dict[str, float]) -> dict[str, float]:
-    """Return at most eight of a run's single figures, the main ones first: with more, MLflow's page and tables of runs hide
-    the few that matter. The others stay in `report.json` and on the page of `trnflow report`."""
+    """Return at most eight of a run's metrics that have one value each, the most important first (see MAIN): with more,
+    MLflow's page and tables of runs hide the few that matter. The others stay in `report.json` and on the page of
+    `trnflow report`.
+
+    values: {metric: value}."""
     names = sorted(values, key=lambda name: MAIN.index(name) if name in MAIN else len(MAIN))
     return {name: values[name] for name in names[:MOST_FIGURES]}
 
@@ -68,7 +71,8 @@ def numbers(values: Meta, prefix: str = "") -> dict[str, float]:
 
 
 def plain_name(name: str) -> str:
-    """Return a name that MLflow allows: other characters are replaced by `_`, and the name is cut to 250 characters."""
+    """Return a name that MLflow allows: characters that MLflow refuses are replaced by `_`, and the name is cut to 250
+    characters."""
     return _NOT_IN_A_NAME.sub("_", name)[:250]
 
 

@@ -1,9 +1,12 @@
 """Mirror a recipe's champion in MLflow's model registry.
 
-A model is an external one: MLflow gets its name, digest and signature, never its weights. The store decides who is champion;
-the aliases `champion` and `challenger` only show it. MLflow's aliases have no compare-and-swap, so each event carries the
-number of the champion's file, and an event that is older than what the registry shows changes no alias. Numbers are compared
-within one series of champions; of two series (a new store begins at 1 again), the one whose champion was made later is shown.
+champion: the model that the recipe's users get; challenger: the model that was last compared with it and did not
+replace it. MLflow gets a model's name, digest and signature, never its weights ("external model"). The store decides
+which model is champion: the file `roots/champions/<recipe>/<n>.json` with the highest n. The aliases `champion` and
+`challenger` in MLflow only show it. MLflow's aliases have no compare-and-swap, so each event carries the number n, and
+an event about an earlier champion than the registry shows changes no alias. Numbers are compared within one series, the
+champions of a recipe in one store; of two series (a new store begins at 1 again), the one whose champion was made later
+is shown.
 
 An uploader that is killed leaves a model half made, or without a version. The next event about the same model finishes it.
 """
@@ -33,15 +36,19 @@ OUTPUT = {"classification": "label", "causal_lm": "generated"}
 
 
 def registered_name(recipe: str) -> str:
-    """Return the name of a recipe's registered model: MLflow takes neither `/` nor `:`, and its search no `'`."""
+    """Return the name of a recipe's registered model in MLflow: the recipe's name with `-` in place of `/` and `:`,
+    which MLflow does not allow, and of `'`, which its search does not."""
     return re.sub(r"[/:']", "-", recipe)
 
 
 def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta) -> None:
-    """Register the champion, and the challenger if there is one, and set their aliases. May be repeated without effect.
+    """Register a recipe's champion in MLflow's model registry, and the challenger if there is one, and set their
+    aliases. Calling it again with the same event has no further effect.
 
     Args:
-        experiment, run: ids in MLflow; the run is the source of models that are made.
+        client: the client of the MLflow server.
+        experiment, run: ids in MLflow; models that are new in MLflow belong to this experiment and name this run as
+            their source.
         event: recipe, task, number (of the champion's file), series (names the champions of one store), created (when the file
             was made), champion (digest), challenger (digest or null).
     """

@@ -7,8 +7,8 @@ uploads them.
     <home>/tracking/<run>.warning       one line for the user: why the last upload failed
     <home>/tracking/<run>.files/        plots
 
-A spool is removed once it is uploaded. Both locks are taken with flock, so the kernel releases them when their process
-ends. Writing an event takes about 20 us.
+<home> is the folder of local state (TRNFLOW_HOME), <run> the run's id. A spool is removed once it is uploaded. Both
+locks are taken with flock, so the kernel releases them when their process ends. Writing an event takes about 20 us.
 """
 
 from __future__ import annotations
@@ -61,8 +61,11 @@ class Spool:
         """Write the first event of the run.
 
         Args:
-            settings: the resolved recipe without secrets.
-            uri: the text recorded as the server's address.
+            recipe: the recipe's name.
+            settings: the complete recipe without secrets.
+            tags: tags of the run in MLflow.
+            experiment: the name of the MLflow experiment.
+            uri: the text recorded as the server's address, without secrets.
             artifacts: the URI under which a new experiment stores files, None for the server's default.
         """
         self.append(
@@ -82,8 +85,8 @@ class Spool:
         self.append("dataset", name=name, digest=digest, note=note, context=context)
 
     def stage_started(self, stage: str, key: str, settings: Meta | None = None) -> None:
-        """Write that a stage begins. key: the stage's key; settings: the settings of this stage, shown as parameters of
-        its nested run in MLflow."""
+        """Write that a stage begins. key: the stage's key, the hash of its settings, inputs and code; settings: the
+        settings of this stage, shown as parameters of its nested run in MLflow."""
         self.append("stage_started", stage=stage, key=key, settings=redact(settings or {}))
 
     def metrics(self, stage: str, step: int, values: dict[str, float], at: float | None = None) -> None:
@@ -108,7 +111,7 @@ class Spool:
 
         Args:
             action: `ran`, or `hit` when a cached result was used.
-            key: the stage's key.
+            key: the stage's key, as for `stage_started`; None if it is not known.
             artifact: the digest of the stage's artifact.
             seconds: how long the stage took.
             metrics: the stage's results; recorded in the parent run and the nested run.
@@ -138,10 +141,12 @@ class Spool:
 
         Args:
             task: `classification` or `causal_lm`.
-            number: the n of the champion's file in the store.
-            champion, challenger: digests; no challenger if none was compared.
-            comparison: {figure: value} of the comparison, for the run in MLflow.
-            series: the same for all champions of a recipe in one store, another in another store.
+            number: the n of the champion's file `roots/champions/<recipe>/<n>.json` in the store; it grows with each
+                new champion.
+            champion, challenger: digests of the models; None for the challenger if no other model was compared.
+            comparison: champion and challenger (their values of the metric), difference, low and high (the ends of its
+                interval), recorded in the parent run in MLflow; empty if no other model was compared.
+            series: a text that is the same for all champions of a recipe in one store, and different in each store.
             created: when the champion's file was made, as ISO 8601 text in UTC.
         """
         self.append(
@@ -191,8 +196,8 @@ class Spool:
 
 @dataclass(frozen=True)
 class SpoolFiles:
-    """The files of one run's spool, as the uploading process uses them. home: the project's local state; run: the run's
-    id."""
+    """The files of one run's spool, as the uploading process uses them. home: the folder of local state (TRNFLOW_HOME);
+    run: the run's id."""
 
     home: Path
     run: str
@@ -272,7 +277,8 @@ class SpoolFiles:
         return state
 
     def save_state(self, state: Meta) -> None:
-        """Save the state of the upload, so that another process can continue it."""
+        """Write the state of the upload to disk, so that another process can continue the upload. state: as
+        `load_state` returns it."""
         aside = self.state.with_suffix(".part")
         aside.write_text(json.dumps(state), encoding="utf-8")
         aside.replace(self.state)

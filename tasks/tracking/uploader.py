@@ -1,4 +1,5 @@
 """The process that uploads spools to MLflow, so that a run waits neither for MLflow's import (5 s) nor for its server.
+A spool is the file to which a run writes its events for MLflow.
 
 Each run starts one uploader. It uploads the run's spool until the run has ended, or has died (MLflow then shows the run as
 KILLED). Then it uploads the spools that earlier runs left. When an upload fails, the reason is written to `<run>.warning`,
@@ -34,7 +35,7 @@ RECORDED_ADDRESS = "TRNFLOW_TRACKING_RECORDED"
 
 def follow_run(home: str, run: str) -> None:
     """Run the uploader: upload the spool of `run` until that run ends, then all spools that other runs left. This is the
-    entry point of the uploading process. home: the project's local state."""
+    entry point of the uploading process. home: the folder of local state (TRNFLOW_HOME), which has the spools."""
     os.nice(5)
     learn(os.environ.get(ADDRESS, ""))
     scrub_logs()
@@ -52,9 +53,11 @@ def follow_run(home: str, run: str) -> None:
 
 
 def upload_left(home: Path, first: str = "") -> int:
-    """Upload the spools of all runs that have ended; return how many of them were uploaded completely.
+    """Upload the spools of all runs that have ended or died, and remove each spool that was uploaded completely; return
+    the number of these.
 
-    first: the id of the run to begin with. After a failure, other spools for the same server are left for a later upload.
+    home: the folder of local state; first: the id of the run to begin with. After a failure, other spools for the same
+    server are left for a later upload.
     """
     done, failed = 0, set()
     runs = sorted(events.name.removesuffix(".jsonl") for events in (home / "tracking").glob("*.jsonl"))

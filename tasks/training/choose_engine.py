@@ -1,4 +1,7 @@
-"""Choose the engine that a config names, and start its process group. No other module imports both engines."""
+"""Make the engine that `train.engine` names, and join the processes that train together.
+
+An engine holds the model on its devices and computes the training steps: native is eager PyTorch, xla runs
+torch_xla's compiled graphs. No other module imports both engines."""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ if TYPE_CHECKING:  # keeps the code that reads checkpoints out of precompile's k
 def make_engine(
     config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None = None, world: World = ALONE
 ) -> Engine:
-    """Return the engine that `config` names, with the model placed on its devices.
+    """Return the engine that `config.engine` names, with the model placed on its devices.
 
     Args:
         built: the model.
-        registry: checks each graph against precompile's list.
-        stored: a checkpoint to start from, written on any mesh, or None.
+        registry: records each graph that the engine traces, and checks it against the list of the stage precompile.
+        stored: reads the checkpoint to resume from, which may have been written on another mesh (number of replicas
+            and of tensor parallel devices); None: start with the values in `built`.
         world: the processes that train together.
 
     With a model on the "meta" device the engine only traces: a step registers its graph and runs nothing. Raise
-    ModelError when tensor parallelism does not divide the model's heads.
-    """
+    ModelError when the number of tensor parallel devices does not divide the model's number of heads."""
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
     if config.engine == "native":
         from tasks.training.native.engine import NativeEngine
@@ -45,10 +48,12 @@ def make_engine(
 
 @contextmanager
 def join_ranks(config: TrainConfig) -> Iterator[World]:
-    """Join the process group of this training, yield this process's `World`, and leave the group at the end of the context.
+    """Join the process group of this training, yield this process's `World`, and leave the group at the end of the
+    context.
 
-    Raise ModelError when another number of processes was started than `config` asks for, and ProcessFailed when a rank
-    does not join, or later does not answer, within `train.collective_timeout_seconds`."""
+    A rank is one of the processes that train together. If `config` asks for one process only, `ALONE` is yielded and
+    no group is made. Raise ModelError when another number of processes was started than `config` asks for, and
+    ProcessFailed when a rank does not join, or later does not answer, within `train.collective_timeout_seconds`."""
     if ranks(config) == 1:
         yield ALONE
         return

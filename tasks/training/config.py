@@ -1,8 +1,7 @@
 """`TrainConfig`: all settings of training, joined from their groups, and the checks across groups.
 
-This is not part of `tasks.train`, because `precompile` uses the config too and its cache key should not contain the
-loop's code.
-"""
+This module is separate from `tasks.train`, because the stage `precompile` uses the config too: its cache key (the
+hash of its code, settings and inputs) should not contain the loop's code."""
 
 from __future__ import annotations
 
@@ -39,7 +38,8 @@ class TrainConfig(
 
     @property
     def share(self) -> int:
-        """The number of rows that one replica trains on in each update."""
+        """The number of rows that one replica trains on in each update. A replica is one copy of the model, on
+        `tensor_parallel_size` devices."""
         return self.global_batch // self.data_parallel
 
     @property
@@ -60,14 +60,14 @@ class TrainConfig(
         return self.global_batch // self.micro_rows
 
     def with_micro_batch(self, micro_batch: int) -> TrainConfig:
-        """Return the config with `micro_batch: auto` replaced by the number that precompile found. Any other config is
-        returned as it is."""
+        """Return the config with `micro_batch: auto` replaced by the argument, such as the number that the stage
+        precompile found to fit the device. A config without `auto` is returned as it is."""
         return self.model_copy(update={"micro_batch": micro_batch}) if self.micro_batch == "auto" else self
 
     @property
     def shape_unit(self) -> tuple[int, int] | None:
-        """The shape (rows, positions) to a multiple of which batches may be trimmed; None if compiled graphs need
-        batches of one fixed shape.
+        """(rows, positions): padding may be trimmed from a batch as long as its shape stays a multiple of this
+        shape. None if compiled graphs need batches of one fixed shape: then nothing is trimmed.
 
         On cuda the number of positions is a multiple of 8, because tensor cores process positions in groups of
         eight."""
@@ -125,10 +125,12 @@ def ranks(config: TrainConfig) -> int:
 
 
 def check_model(config: TrainConfig, model: Source) -> None:
-    """Raise ModelError when `train.method` or `tensor_parallel_size` does not fit the model.
+    """Raise ModelError when `train.method` or `tensor_parallel_size` does not fit the model: the methods lora and
+    head need pretrained weights or a warm start, and the number of tensor parallel devices must divide the number of
+    heads.
 
-    Only the model's config file is read, so this runs before any stage. A field that the file leaves to its default is
-    checked when the model is built."""
+    The check uses only `model.identity` (the content of the config file, and the digests of the weights), so it runs
+    before any stage. A field that the config file leaves to its default is checked when the model is built."""
     known = model.identity["config"]
     if config.method != "full" and model.identity["weights"] is None and config.warm_start_from is None:
         raise ModelError(
@@ -139,8 +141,8 @@ def check_model(config: TrainConfig, model: Source) -> None:
 
 
 def check_processes(config: TrainConfig) -> None:
-    """Raise ValueError when `xla_processes: per_device` (one process for each device) is combined with a setting that it
-    does not support, such as tensor parallelism."""
+    """Raise ValueError when `xla_processes: per_device` (one process for each device) is set with another engine
+    than xla, another device than neuron, or a setting that it does not support, such as tensor parallelism."""
     if config.xla_processes == "one":
         return
     if config.engine != "xla":

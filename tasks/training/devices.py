@@ -43,17 +43,18 @@ def check_device(config: TrainConfig) -> None:
 
 
 def cautions(config: TrainConfig) -> list[str]:
-    """Return the warnings to show before training on the devices of `config`; [] if there are none."""
+    """Return the warnings to show before training on the devices of `config`, for example that a mode is
+    experimental; [] if there are none."""
     if config.engine == "xla" and config.device == "neuron" and config.xla_processes == "one" and config.devices > 1:
         return ["train.xla_processes=one drives all NeuronCores by SPMD, which is experimental and was never run there"]
     return []
 
 
 def known_memory(config: TrainConfig) -> int | None:
-    """Return the bytes of memory of each device, or None where that is unknown without torch.
+    """Return the bytes of memory of each device, or None where that is not known without torch.
 
-    Sources: the recipe's device_memory_gib; for device cpu this machine's memory, or its cgroup's limit, divided by the
-    devices."""
+    The number is `train.device_memory_gib` if that is set. Else it is, for device cpu, this machine's memory, or its
+    cgroup's limit if that is lower, divided by the number of devices; for other devices it is None."""
     if config.device_memory_gib is not None:
         return int(config.device_memory_gib * 2**30)
     if config.device != "cpu":
@@ -74,7 +75,7 @@ def device_memory(config: TrainConfig) -> int | None:
 
 def device_name(config: TrainConfig) -> str:
     """Return the device's name, such as "NVIDIA H200" or "cpu"; for neuron the EC2 instance type, such as
-    "trn1.2xlarge"."""
+    "trn1.2xlarge", or "neuron" where the firmware reports none."""
     if config.device == "neuron":
         return _product() or config.device
     if config.device != "cuda":

@@ -1,9 +1,9 @@
 """The interface between the training loop and the engines that compute: native and xla.
 
-Engine native drives one device a process and runs eagerly. Engine xla runs compiled graphs, over all devices from one
-process or over one device a process. Both take the same batches and scalars, name parameters and optimizer state alike, and
-register each graph in a `GraphRegistry`. Only `fetch` and `slices` wait for the device.
-"""
+Engine native drives one device a process and runs eagerly. Engine xla runs compiled graphs, over all devices from
+one process or over one device a process. Both take the same batches and scalars, name parameters and optimizer state
+alike, and register each graph in a `GraphRegistry`, which checks it against the list of the stage precompile. Only
+`fetch` and `slices` wait for the device."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from tasks.training.optim.optimizer import Scalars
 from tasks.training.shared_types import TensorSlice
 
 Handle = Any
-"""Numbers on the device that the host has not waited for."""
+"""Numbers on the device that may not be computed yet. `Engine.fetch` waits for the device and returns them."""
 
 
 class Engine(Protocol):
-    """Interface of the engines: an engine holds the model and the optimizer's state on the devices, and runs the training
-    steps.
+    """Interface of the engines: an engine holds the model and the optimizer's state on the devices, and runs the
+    training steps.
 
-    Every rank makes the same calls in the same order."""
+    Every rank (one of the processes that train together) must make the same calls in the same order."""
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Handle:
-        """Enqueue one update. Return a handle of [mean loss, gradient norm, 1 if both are finite else 0].
+        """Enqueue one update of the weights, without waiting for the device. Return a handle of [mean loss, gradient
+        norm, 1 if both are finite else 0].
 
         Args:
-            batch: the rows of all replicas.
+            batch: the rows of all replicas (data parallel copies of the model); each process computes its share.
             at: the learning rate and the other numbers of the update.
             seed: the seed of the update's dropout.
 
-        An update whose loss or gradient norm is not finite changes nothing.
-        """
+        An update whose loss or gradient norm is not finite changes nothing."""
 
     def evaluate(self, batch: Batch) -> Handle:
-        """Enqueue a forward pass over the rows of all replicas. Return a handle of [summed loss, number of correct
-        targets]."""
+        """Enqueue a forward pass without dropout over the rows of all replicas. The weights do not change. Return a
+        handle of [summed loss, number of correctly predicted targets]."""
 
     def fetch(self, handles: Sequence[Handle]) -> list[list[float]]:
         """Wait for the device and return the numbers of each handle that `train` or `evaluate` returned."""
 
     def slices(self, *, state: bool) -> Iterator[TensorSlice]:
-        """Copy the parameters to the CPU in fp32, with `state` also the optimizer's state, and yield the slices of a
-        checkpoint.
+        """Copy the trained parameters to the CPU in fp32, with `state` also the optimizer's state, and yield them as
+        the slices (parts of tensors) of a checkpoint.
 
         Each process yields the slices that it writes; over all processes every slice occurs once. Later steps do not
         change the copies."""

@@ -1,6 +1,5 @@
 """The parts of cache keys that describe the environment (compiler, flags, threads), and the environment variables of
-the process that trains.
-"""
+the process that trains. A key is the hash under which a stage's result is cached."""
 
 from __future__ import annotations
 
@@ -11,9 +10,9 @@ from tasks.training.config import TrainConfig, ranks
 
 
 def compiler(config: TrainConfig) -> Meta:
-    """Return the facts on which a graph depends besides settings and shapes: {"device": the kind of device, "versions":
-    names of the packages that trace and compile, whose versions the cache key then contains, "flags": flags of XLA's or
-    Neuron's compiler}."""
+    """Return the facts on which a graph depends besides settings and shapes, for the keys of precompile and train:
+    {"device": the kind of device, "versions": names of the packages that trace and compile, whose versions the cache
+    key then contains, "flags": {environment variable: flags of XLA's or Neuron's compiler}, {} for engine native}."""
     packages = ["torch", "transformers"]
     if config.engine == "xla":
         packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])
@@ -33,11 +32,12 @@ def accelerator(config: TrainConfig) -> Meta:
 def environ(config: TrainConfig) -> dict[str, str]:
     """Return the environment variables of the process that trains: torch, XLA and malloc read them as they start.
 
-    With stochastic rounding on device neuron, `NEURON_RT_STOCHASTIC_ROUNDING_EN=1` makes the device round each cast from
-    fp32 at random, also in the forward and backward pass, while the graph has a plain cast. The seed is set, but the
-    device does not report how many random bits it has used, so a resumed run differs in the last bits. Whether copies of
-    a weight on several cores stay equal is not known; with `zero1` each part of most weights is rounded on one core and
-    sent to the others. Source: AWS Neuron, PyTorch environment variables. None of this has run on the device."""
+    With stochastic rounding on device neuron, the graph has a plain cast from fp32, and
+    `NEURON_RT_STOCHASTIC_ROUNDING_EN=1` makes the device round each such cast at random, also in the forward and
+    backward pass. The seed is set, but the device does not report how many random bits it has used, so a resumed run
+    differs in the last bits. Whether copies of a weight on several cores stay equal is not known; with `zero1` each
+    part of most weights is rounded on one core and sent to the others. Source: AWS Neuron, PyTorch environment
+    variables. None of this has run on the device."""
     threads = str(config.resolved_threads)
     variables = {
         **dict.fromkeys(THREAD_VARIABLES, threads),

@@ -39,16 +39,15 @@ PUBLISHED = frozenset({
 
 
 def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
-    """Run the stage `train`: train from the newest checkpoint in `out.partial`, or from the start, and write the result to
-    `out`.
+    """Run the stage `train`: train from the newest checkpoint in `out.partial`, or from the start, and write the
+    trained weights, the model's config and the tokenizer to `out.path`.
 
     Args:
-        model: the model's source, perhaps with the weights of a warm start.
-        packed: the packed rows.
-        graphs: precompile's artifact.
+        model: the model's source; with a warm start, as `starting_from` returned it.
+        packed: the packed rows, the artifact of `pack_chunks`.
+        graphs: precompile's artifact: the list of graphs that training may run, and the compiled graphs that it has.
 
-    Return the metadata of the artifact.
-    """
+    Return the metadata of the artifact. Raise Interrupted when a signal stops the training."""
     check_device(config)
     for text in cautions(config):
         out.warn(text)
@@ -114,8 +113,11 @@ def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, o
 
 
 def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
-    """Return which rows each update trains on; the order is the same for every engine and mesh. packed: the metadata of
-    the packed rows; train: their train split."""
+    """Return the schedule, which says which rows each update trains on. The order of the rows follows from the seed,
+    and is the same for every engine and mesh.
+
+    packed: the metadata of the packed rows; train: their train split. With `train.group_by_length` each batch gets
+    rows with about as many tokens, unless several documents were packed into a row (strategy "bfd" or "concat")."""
     sizes = train.sizes() if config.group_by_length and packed.get("strategy") not in ("bfd", "concat") else None
     return Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch, sizes=sizes)
 
@@ -123,9 +125,10 @@ def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
 def newest_state(out: Workdir) -> tuple[int, Path] | None:
     """Return (step, folder) of the checkpoint to resume from, or None to start from the beginning.
 
-    A checkpoint contains the number of the step with the best evaluation so far. The checkpoint of that best step must
-    exist, too, because its weights may become the result of training. If the best step's checkpoint is missing, the
-    newest checkpoint before the best step is returned, with a warning."""
+    A checkpoint contains the number of the step with the best evaluation so far. The checkpoint of that best step
+    must exist, too, because its weights may become the result of training. If the best step's checkpoint is missing
+    or damaged, the newest checkpoint before the best step is returned, with a warning, and all later checkpoints are
+    removed."""
     if out.partial is None:
         return None
     found = out.partial.newest(out.warn)

@@ -1,9 +1,9 @@
-"""Check each graph of a training run against the list that precompile made, and count what is compiled.
+"""Check each graph of a training run against the list that the stage precompile made before it, and count what is
+compiled.
 
-A graph has a name ("train", or "accumulate" and "update" where a global batch takes several passes; "eval"), a length
-in tokens (0 for a graph that is the same for every length) and a hash: torch_xla's hash of the traced graph, or for
-engine native a hash of the shapes and settings.
-"""
+A graph has a name ("train", or "accumulate" and "update" where a global batch takes several passes; "eval"), a
+length in tokens (0 for a graph that is the same for every length) and a hash: torch_xla's hash of the traced graph,
+or for engine native a hash of the shapes and settings."""
 
 from __future__ import annotations
 
@@ -47,21 +47,22 @@ class GraphRegistry:
 
     @classmethod
     def from_artifact(cls, graphs: Input, *, allow_unlisted: bool) -> GraphRegistry:
-        """Return a registry that expects the graphs in precompile's artifact."""
+        """Return a registry that allows the graphs listed in precompile's artifact `graphs`. allow_unlisted: whether
+        another graph is a warning instead of an error."""
         document = read_json(graphs.path / "graphs.json")
         return cls({(graph["name"], graph["length"]): graph["hash"] for graph in document["graphs"]}, allow_unlisted)
 
     def register(self, name: str, length: int, digest: str, inputs: list[Meta]) -> None:
-        """Record a graph that this process has traced and not yet run. Raise CompileError unless precompile listed it with
-        this hash.
+        """Record a graph that this process has traced and not yet run. Raise CompileError unless precompile listed
+        it with this hash.
 
         Args:
             name, length: the graph's name and length, as the module describes them.
             digest: the graph's hash.
             inputs: {"shape", "dtype"} of each input.
 
-        With `allow_unlisted` the error becomes a warning.
-        """
+        With `allow_unlisted` a warning is added to `unlisted` instead of the error. While precompile itself makes
+        the list (`expected` is None), every graph is accepted."""
         self.graphs[name, length] = {"name": name, "length": length, "hash": digest, "inputs": inputs}
         if self.expected is None or self.expected.get((name, length)) == digest:
             return
@@ -80,9 +81,9 @@ class GraphRegistry:
     def executing(self, name: str, length: int, *, first: bool, compiles: Callable[[], int]) -> Iterator[None]:
         """Count the compilations while a graph executes in this context.
 
-        first: whether this is the graph's first execution; compiles: returns the number of graphs that this process has
-        compiled so far. Raise CompileError when anything is compiled outside a graph's first execution, for example
-        while saving; with `allow_unlisted` ignore it."""
+        first: whether this is the graph's first execution; compiles: returns the number of graphs that this process
+        has compiled so far. Raise CompileError when anything is compiled outside a graph's first execution, for
+        example while saving; with `allow_unlisted` such a compilation is no error."""
         before, start = compiles(), time.perf_counter()
         if self.counted not in (None, before):
             self._defect("something beside the steps was compiled")

@@ -61,14 +61,15 @@ class Progress:
 
     @classmethod
     def of(cls, state: Meta) -> Progress:
-        """Return the progress that is stored in a checkpoint. state: `Reader.state`."""
+        """Return the progress that is stored in a checkpoint. state: the JSON in the checkpoint's index,
+        `Reader.state`."""
         return cls(**{**state, "best": Best(**state["best"])})
 
 
 @dataclass
 class Run:
-    """One process's training, from the step in `progress` to the last one. Every rank makes one and makes the same
-    calls."""
+    """One process's training, from the step in `progress` to the last one. Every rank (one of the processes that
+    train together) makes one `Run` and calls the same methods in the same order."""
 
     config: TrainConfig
     built: Built
@@ -92,7 +93,9 @@ class Run:
         self.passes = forward_passes(self.built)
 
     def loop(self, stopped: list[int]) -> None:
-        """Train to the last step, or until early stopping, and report. Raise Interrupted when a signal stops the training.
+        """Train to the last step, or until early stopping, and report the figures of the whole training. A training
+        that starts from the beginning is evaluated before its first step. Raise Interrupted when a signal stops the
+        training.
 
         stopped: the signals caught so far, from `stop_signals`; training stops after the step in which the first one
         arrives."""
@@ -112,7 +115,8 @@ class Run:
         self.report()
 
     def steps(self, batches: Iterator[Batch], stopped: list[int]) -> None:
-        """Run the steps on `batches`. After each step, log, evaluate, save or stop if that is due."""
+        """Run the steps on `batches`, up to the last step or early stopping. After each step, log, evaluate and save
+        if that is due. Raise Interrupted, after saving, when a signal was caught."""
         at, config = self.progress, self.config
         while at.step < self.total and not at.best.exhausted(config):
             self.step(batches)
@@ -138,7 +142,8 @@ class Run:
         return epoch or often or at.step == self.total
 
     def is_new_best(self) -> bool:
-        """Evaluate, and return, on every rank alike, whether this evaluation is the best so far."""
+        """Evaluate on the validation split, put the metrics into `progress`, and return, on every rank alike,
+        whether this evaluation is the best so far; False when the recipe does not keep the best weights."""
         at = self.progress
         at.after = self.evaluate()
         if not self.config.keeps_best:
@@ -166,7 +171,8 @@ class Run:
         self.out.progress(at.step, self.total, "steps", **self.shown)
 
     def log(self) -> None:
-        """Wait for the device and report loss, learning rate and speed since the last log."""
+        """Wait for the device, and report the newest loss and gradient norm, the learning rate, and the speed since
+        the last log. Raise the error of the thread that writes checkpoints if it has failed."""
         self.read_losses()
         self.saver.check()
         lr = scalars(self.config, self.progress.step - 1, self.total, 1).lr
@@ -174,8 +180,8 @@ class Run:
         self.meters.lap = Meter()
 
     def read_losses(self) -> None:
-        """Wait for the losses that are still on the device and add them up. Raise NonFiniteLoss at the first that is not
-        finite."""
+        """Wait for the losses that are still on the device, and add them to `progress.loss`. Raise NonFiniteLoss at
+        the first step whose loss or gradient norm is not finite."""
         pending, self.pending = self.pending, []
         numbers = self.engine.fetch([handle for _, handle in pending])
         for (step, _), (loss, norm, good) in zip(pending, numbers, strict=True):
@@ -185,8 +191,8 @@ class Run:
             self.shown = {"loss": loss, "grad_norm": norm}
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate on the validation split. Return {"eval_loss"} and, for classification, "eval_accuracy"; {} without
-        such a split."""
+        """Evaluate on the validation split and report the metrics. Return {"eval_loss"} and, for classification,
+        "eval_accuracy"; {} when there is no such split or it has no targets."""
         self.read_losses()
         handles, targets = [], 0
         with self.meters.pause():
@@ -253,15 +259,17 @@ class Run:
         }
 
     def summary(self) -> Meta:
-        """Return the metrics of the artifact: training loss and evaluations. They contain no times and do not depend on
-        `log_every`."""
+        """Return the metrics for the artifact's metadata: `train_loss`, the mean over all updates; the evaluation
+        before the first step, with `_before` at the end of each name; and the last evaluation, or the best one if
+        its weights are the result. They contain no times and do not depend on `log_every`."""
         at = self.progress
         before = {f"{name}_before": value for name, value in at.before.items()}
         found = at.best.metrics if self.config.keeps_best and at.best.metrics else at.after
         return {"train_loss": at.loss / max(at.step, 1), **before, **found}
 
     def report(self) -> None:
-        """Report the figures of the whole training, and warn of graphs that precompile did not list."""
+        """Report the figures of the whole training (seconds, speed, memory, compilations, checkpoints), and warn of
+        graphs that precompile did not list."""
         for text in self.registry.unlisted:
             self.out.warn(text)
         meter = self.meters.whole

@@ -53,7 +53,7 @@ class Meter:
 
     def rates(self) -> dict[str, float]:
         """Return rows and tokens per second. tokens_per_second counts targets, real_tokens_per_second all tokens but
-        padding."""
+        padding, padded_tokens_per_second all positions."""
         seconds = self.seconds
         return {
             "samples_per_second": self.samples / seconds,
@@ -83,7 +83,7 @@ class Meters:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave the time within the context out of the training time."""
+        """Leave the time within the context, such as an evaluation, out of the training time of both meters."""
         begun = time.perf_counter()
         yield
         self.add_elsewhere(time.perf_counter() - begun)

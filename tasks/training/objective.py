@@ -48,11 +48,11 @@ def correct(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def class_weights(config: TrainConfig, packed: Meta, train: Split | None) -> tuple[float, ...] | None:
-    """Return the weight of each class in the loss, or None when all count alike.
+    """Return the weight of each class in the loss, in the order of the labels, or None when all classes count alike.
 
     packed: the metadata of the packed rows; train: the split in which "balanced" counts the classes (a class without
-    rows has weight 1), or None when only graphs are traced, which do not depend on the weights. Raise ConfigError for
-    the task causal_lm and for unknown labels."""
+    rows has weight 1), or None when only graphs are traced, which do not depend on the weights. Raise ConfigError
+    for the task causal_lm and for unknown labels."""
     wanted, labels = config.class_weights, packed["labels"]
     if wanted is None:
         return None

@@ -25,7 +25,7 @@ class World:
     """This process's number."""
 
     mesh: Mesh = field(default=Mesh(1, 1))
-    """The number of devices along each axis."""
+    """The number of devices along each axis: data (replicas) and model (tensor parallel devices of one replica)."""
 
     groups: Any = None
     """torch's DeviceMesh (engine native), the hosts' group (engine xla), or None for a single process."""

@@ -1,6 +1,5 @@
-"""Keep track of the best evaluation, and decide when to stop early. Pure functions: the state (`Best`) is in every
-checkpoint.
-"""
+"""Keep track of the best evaluation by `train.best_metric`, and decide when to stop early. Pure functions: the state
+(`Best`) is in every checkpoint."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ class Best:
 
     Attributes:
         step: the step after which this evaluation was made, 0 when there is none.
-        metrics: all of its metrics.
-        stale: the number of evaluations since then.
+        metrics: all metrics of this evaluation, by name.
+        stale: the number of evaluations since then, none of which was a new best.
     """
 
     step: int = 0
@@ -45,8 +44,9 @@ class Best:
 
 
 def check_selection(config: TrainConfig, packed: Meta) -> None:
-    """Raise ConfigError when the recipe asks for the best evaluation, but no evaluation will have the metric
-    `best_metric`.
+    """Raise ConfigError when training must keep the weights of its best evaluation (`keep_best` or early stopping),
+    but no evaluation will have the metric `best_metric`: there are no validation rows, or `best_metric` is
+    eval_accuracy and the task is causal_lm.
 
     packed: the metadata of the packed rows."""
     if not config.keeps_best:

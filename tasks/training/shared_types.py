@@ -50,7 +50,8 @@ class Built:
     """"classification" or "causal_lm"."""
 
     causal: bool
-    """Whether each position attends only to positions before it in its segment."""
+    """Whether each position attends only to itself and to positions before it in its segment (a document of a packed
+    row)."""
 
     first_position: int
     """The position id of a row's first token: 0, or the pad id + 1 (RoBERTa)."""

@@ -23,7 +23,8 @@ PAUSE_SECONDS = 0.5
 
 
 class Log(NamedTuple):
-    """The log of one attempt. owner: the tag of the process that runs the pipeline."""
+    """The log file of one attempt to make a stage's result. stage: the stage's name; owner: the text that identifies
+    the process which runs the pipeline (`read_tag` reads it)."""
 
     file: Path
     stage: str
@@ -31,8 +32,12 @@ class Log(NamedTuple):
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add `logs` to the parser. sub: argparse's collection of commands; store: the arguments of commands that read a
-    store."""
+    """Add the command `logs` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        store: A parser with the arguments that all commands which read a store have in common.
+    """
     found = sub.add_parser("logs", parents=[store], help="print the logs of a run's stages")
     found.add_argument("run", metavar="RUN", nargs="?", default="last", help="an id, its beginning, `last` or `last~N`")
     found.add_argument("--follow", action="store_true", help="go on until the run ends")
@@ -40,7 +45,10 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def logs(options: Namespace) -> int:
-    """Print the logs of a run, with --follow until it ends; return exit code 0."""
+    """Print the logs that a run's stages have on this machine, oldest first; return exit code 0.
+
+    With --follow, print new lines until the run ends. ConfigError when the run is unknown or, without --follow and
+    --json, has no log here."""
     store = store_of(options)
     running = {holder.run for holder, _, _ in leases_of_stages(store, silent=True)}
     run = nearest_run(options.run, sorted({*run_ids(store), *running, *_logged(store.home)}, reverse=True))
@@ -67,7 +75,8 @@ def logs(options: Namespace) -> int:
 
 
 def logs_of(home: Path, run: str) -> list[Log]:
-    """Return the logs of a run's attempts on this machine, oldest first."""
+    """Return the logs that the stages of a run have on this machine, the least recently written first. home: the folder
+    of local state (TRNFLOW_HOME), whose folder `logs` has them; run: the run's id."""
     found = []
     for file in (home / "logs").glob(f"*~{run}-*.log"):
         owner, _, attempt = file.stem.partition("~")

@@ -16,19 +16,23 @@ from tasks.artifact import Meta
 from tasks.store import Store
 
 LIVE = ("stage", "step", "of", "unit", "eta")
-"""What is known of a run in progress alone."""
+"""Fields of a run that only a run in progress has."""
 HEAD = ("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figures")
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add `runs` to the parser. sub: argparse's collection of commands; store: the arguments of commands that read a
-    store."""
+    """Add the command `runs` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        store: A parser with the arguments that all commands which read a store have in common.
+    """
     listing = sub.add_parser("runs", parents=[store], help="list runs, newest first; those in progress, too")
     listing.set_defaults(command=runs)
 
 
 def runs(options: Namespace) -> int:
-    """Print one line for each run, newest first; return exit code 0."""
+    """Print one line for each run of a store, in progress or past, newest first; return exit code 0."""
     store = store_of(options)
     found = listed(store)
     emit(options, {"runs": found}, report.aligned([HEAD, *map(_row, found)]))
@@ -38,9 +42,10 @@ def runs(options: Namespace) -> int:
 def listed(store: Store) -> list[Meta]:
     """Return the runs in progress and the past runs, newest first.
 
-    Each is {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics, stage, step, of, unit, eta}. The outcome of a run
-    in progress is "running"; `stage` to `eta` are as in `flows.cli.live.status_command.running`, its `seconds` count from
-    the time in its id, and `ended` and the numbers of stages are None. A past run has None from `stage` on.
+    Each is {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics, stage, step, of, unit, eta}; the fields up
+    to `metrics` are as in `flows.cli.history_commands.brief`. The outcome of a run in progress is "running"; `stage` to
+    `eta` are as in `flows.cli.live.status_command.running`, its `seconds` count from the time in its id, and `ended`,
+    `hit`, `ran` and `skip` are None. A past run has None from `stage` on.
     """
     now = running(store)  # first: a run that ends meanwhile is then on record
     past = run_ids(store)

@@ -1,4 +1,8 @@
-"""`trnflow status`: list the stages that run now, from the leases and attempts in the store. Asks neither Prefect nor MLflow."""
+"""`trnflow status`: list the stages that run now, on any machine that uses the store.
+
+They are found by their leases: files in the store by which a process says that it makes a stage's result, renewed by
+heartbeats. Neither Prefect nor MLflow is asked.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,19 @@ from tasks.store.lease import Holder, live_leases
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add `status` to the parser. sub: argparse's collection of commands; store: the arguments of commands that read a
-    store."""
+    """Add the command `status` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        store: A parser with the arguments that all commands which read a store have in common.
+    """
     found = sub.add_parser("status", parents=[store], help="list the stages that run now, on any machine")
     found.set_defaults(command=status)
 
 
 def status(options: Namespace) -> int:
-    """Print one line for each stage that runs now; return exit code 0."""
+    """Print one line for each stage that runs now, on any machine that uses the store: run, progress, seconds left,
+    process; return exit code 0."""
     found = running(store_of(options))
     rows = [("run", "recipe", "stage", "progress", "left", "host", "pid", "since"), *map(_row, found)]
     emit(options, {"runs": found}, report.aligned(rows) if found else "nothing runs")
@@ -34,8 +43,9 @@ def status(options: Namespace) -> int:
 def running(store: Store) -> list[Meta]:
     """Return the stages that run now, oldest first, each as {run, recipe, stage, step, of, unit, eta, host, pid, since}.
 
-    `step` of `of` is in `unit`, and `eta` in seconds; they are None where the stage has not said, and as old as the last
-    heartbeat (a third of `store.lease_ttl_seconds`).
+    `step` of `of` units of work are done, `unit` is their name (such as `steps`), `eta` the seconds left. These four
+    are None if the stage has reported no progress; they are from the last heartbeat of the stage's lease, which is
+    written every third of `store.lease_ttl_seconds`. `since` is the time at which the stage's lease was taken.
     """
     found = []
     for holder, attempt, progress in leases_of_stages(store):
@@ -50,7 +60,11 @@ def running(store: Store) -> list[Meta]:
 
 
 def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Holder, Meta, Meta]]:
-    """Yield (lease, journal of the attempt, progress) of each stage that runs now. silent: as of `live_leases`."""
+    """Yield (lease, journal, progress) of each stage that runs now.
+
+    The lease names the run and the process, the journal is the store's document of the attempt (stage, recipe, start),
+    the progress is that of the last heartbeat. silent: yield also leases without recent heartbeats, whose processes may
+    be dead."""
     for key, holder, progress in live_leases(store.backend, silent=silent):
         attempt = store.attempt(key, holder.attempt)
         if (
@@ -60,8 +74,8 @@ def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Ho
 
 
 def counted(one: Meta) -> str:
-    """Return the progress of a stage as text, such as `40/500 steps`; empty when the stage has told none. one: an entry of
-    `running`."""
+    """Return the progress of a stage as text, such as `40/500 steps`; empty when the stage has reported none. one: an
+    entry of `running`."""
     return "" if one["step"] is None else f"{one['step']}/{one['of']} {one['unit']}"
 
 

@@ -1,1 +1,2 @@
-"""Commands about a finished model: `predict`, freeze, promote and roll back; and how they find the model that a user names."""
+"""Commands about trained models: predict, promote and roll back champions, publish, retrain, watch, sweep; and the
+function that finds the model which a user names."""

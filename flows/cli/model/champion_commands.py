@@ -1,5 +1,8 @@
-"""The commands about champions: `freeze` keeps the rows on which models are compared, `promote` makes a better model the
-champion, `rollback` returns to the earlier one, `champions` lists them."""
+"""The commands about champions. A recipe's champion is the model that its users should get.
+
+`freeze` keeps the present test rows, on which models are then compared (frozen rows). `promote` makes a better model
+the champion, `rollback` makes the earlier champion the champion again, `champions` lists the champions.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,13 @@ from tasks.system.home import home_folder
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.ArgumentParser) -> None:
-    """Add `freeze`, `promote`, `rollback` and `champions` to the parser.
+    """Add the commands `freeze`, `promote`, `rollback` and `champions` to the argument parser of `trnflow`.
 
-    sub: argparse's collection of commands; recipe, store: the arguments of commands that take a recipe, or read a store."""
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        recipe: A parser with the arguments that all commands which take a recipe have in common.
+        store: A parser with the arguments that all commands which read a store have in common.
+    """
     keep = sub.add_parser("freeze", parents=[recipe], help="keep the present test rows, to compare models on them")
     keep.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
     keep.set_defaults(command=freeze)
@@ -48,7 +55,9 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.Argu
 
 
 def freeze(options: Namespace) -> int:
-    """Freeze the test rows of a recipe's present data and print their number; return exit code 0."""
+    """Keep the test rows of a recipe's present data in the store; models are then compared on these rows (frozen rows).
+
+    Print how many rows there are; return exit code 0. Runs `load_data` if it is not cached."""
     from flows.champions.freeze import freeze as freeze_test_rows
 
     recipe, store = open_recipe(options.recipe, options.overrides)
@@ -61,7 +70,11 @@ def freeze(options: Namespace) -> int:
 
 
 def promote(options: Namespace) -> int:
-    """Compare a model with the champion and print which of them is the champion now; return exit code 0."""
+    """Compare a model with the recipe's champion on the frozen rows, and make it the champion if it is surely better.
+
+    The model is that of the recipe's present settings, or the one that RUN or DIGEST names. The first model that is
+    promoted needs no comparison, and the present test rows are frozen if there are no frozen rows. The champion is also
+    recorded for MLflow. Print the decision; return exit code 0, whether the model was promoted or not."""
     from flows.champions.contenders import Contender, nth_last_run, of_digest, of_recipe, of_run
     from flows.champions.mirror import mirror
     from flows.champions.promote import promote as promote_model
@@ -93,7 +106,9 @@ def promote(options: Namespace) -> int:
 
 
 def rollback(options: Namespace) -> int:
-    """Make the model that the present champion replaced the champion again; return exit code 0."""
+    """Make the model that the present champion replaced the champion of the recipe again, in the store and for MLflow.
+
+    Print the champion; return exit code 0. ConfigError when there is no earlier champion."""
     from flows.champions.mirror import mirror
     from flows.champions.promote import rollback as roll_back
 
@@ -107,7 +122,8 @@ def rollback(options: Namespace) -> int:
 
 
 def champions(options: Namespace) -> int:
-    """Print the champion of each recipe, or of one recipe all its champions, the newest first; return exit code 0."""
+    """Print the champion of each recipe in the store, or of a named recipe the present and all earlier champions,
+    newest first; return exit code 0. A note says which recipes' frozen rows are old."""
     from flows.champions.frozen_rows import old_frozen
     from tasks.store.garbage.numbered_roots import CHAMPIONS, names_of, numbered
 

@@ -1,4 +1,4 @@
-"""Find the artifact that a user means by a recipe, a run or a digest."""
+"""Find the model or export that a user names by a recipe, a champion (`RECIPE@champion`), a run or a digest."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ CHAMPION = "@champion"
 
 
 class NamedModel(NamedTuple):
-    """An artifact that a user named, and the store that holds it. record: (stage, key) of the recipe's record of the
-    artifact, or None if the user named a run or a digest."""
+    """An artifact that a user named, and the store that holds it.
+
+    record: (stage, key) of the store's record of the artifact, if the user named a recipe; None if the user named a
+    champion, a run or a digest."""
 
     store: Store
     artifact: Artifact
@@ -34,8 +36,9 @@ class NamedModel(NamedTuple):
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """Context that lays out the artifact in a temporary folder, as links to verified read-only files. BlobLost when a
-        file is missing or damaged; the recipe's record is then removed, so that a run makes the artifact anew."""
+        """Yield a temporary folder with the artifact's files, as links to verified read-only files; remove the folder
+        when the context ends. BlobLost when a file is missing or damaged. The recipe's record of the artifact is then
+        moved to quarantine, so that the next run makes the artifact again."""
         self.store.home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.store.home) as folder:
             try:
@@ -48,12 +51,23 @@ class NamedModel(NamedTuple):
 
 
 def named_model(options: Namespace, stages: tuple[str, ...]) -> NamedModel:
-    """Find the model that `options.recipe` names: a recipe (what its settings made by the first
-    stage), `RECIPE@champion` (whatever the settings), a run (its id, the
-    beginning of one, `last` or `last~N`) or a digest (or its beginning) of an artifact of one of `stages`.
+    """Find the model or export that `options.recipe` names. Runs no stage.
 
-    Raises ConfigError when there is no such recipe, run or artifact, when it has no artifact of the stage, and for
-    overrides beside a run or digest."""
+    The text is one of:
+
+    - a recipe: the artifact that the first of `stages` made with the recipe's present settings;
+    - `RECIPE@champion`: the recipe's champion, or the newest artifact that the first of `stages` made from it;
+    - a run (its id, the beginning of one, `last` or `last~N`): the artifact of the first of `stages` in that run;
+    - a digest, or its beginning: an artifact of any of `stages`.
+
+    Args:
+        options: The command's arguments: `recipe`, `overrides`, and the root `store` (None for the default).
+        stages: Names of stages: `consolidate` makes the model, `export_neuron` the export.
+
+    Raises:
+        ConfigError: There is no such recipe, run or artifact, the named stage made none, or overrides are given beside
+            a run or a digest.
+    """
     text = options.recipe
     if text.endswith(CHAMPION):
         return _champion(options, stages[0])
@@ -91,8 +105,11 @@ def _of_recipe(options: Namespace, stage: str) -> NamedModel:
 
 
 def made_by(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Outcome, Artifact]:
-    """Return the cached outcome of a stage with a recipe's present data and settings, and its artifact: that of a run, else
-    that of a retrain, from whose training rows the frozen rows were dropped. ConfigError when there is neither."""
+    """Return the artifact that a stage made with a recipe's present data and settings, and the stage's outcome, which
+    has its key. Runs no stage.
+
+    If `trnflow run` made no such artifact, that of a `trnflow retrain` is taken, which drops the frozen rows (test rows
+    kept to compare models) from training. ConfigError when there is neither."""
     outcome = look(recipe, store, FINETUNE).outcomes[stage]
     if outcome.artifact is None and (retrained := look_at_retrain(recipe, store)) is not None:
         outcome = retrained.outcomes[stage]

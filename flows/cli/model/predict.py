@@ -1,5 +1,5 @@
-"""`trnflow predict RECIPE|RUN|DIGEST [TEXT ...]`: what a trained model says about texts, about the rows of a file, or on a
-page in the browser (`--serve`)."""
+"""`trnflow predict RECIPE|RUN|DIGEST [TEXT ...]`: print the predictions of a trained model for texts or for the rows of
+a file, or serve a page in the browser to try the model (`--serve`)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ TEXTS_SHOWN = 60
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add the command `predict` to the parser. sub: argparse's collection of commands; store: the arguments of commands
-    that read a store."""
+    """Add the command `predict` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        store: A parser with the arguments that all commands which read a store have in common.
+    """
     parser = sub.add_parser(
         "predict", parents=[store], help="predict texts or the rows of a file with a trained model",
         epilog="Text after -- is never read as an option or a setting: `trnflow predict demo -- train.epochs=3`.",
@@ -53,7 +57,8 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def predict(options: Namespace) -> int:
-    """Predict the texts or the file that the options name, and print the predictions or write them to --out."""
+    """Predict the given texts or the rows of --file with a trained model; print the predictions, or write them to --out
+    as JSON lines. With --serve, show the model on a page in the browser until Ctrl-C. Return exit code 0."""
     _check(options)
     named = named_model(
         options, ("export_neuron", "consolidate") if options.export else ("consolidate", "export_neuron")

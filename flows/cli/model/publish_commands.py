@@ -15,8 +15,12 @@ STAGES = {"model": "consolidate", "adapter": "consolidate", "export": "export_ne
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add `publish` to the parser. sub: argparse's collection of commands; store: the arguments of commands that read a
-    store."""
+    """Add the command `publish` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        store: A parser with the arguments that all commands which read a store have in common.
+    """
     send = sub.add_parser(
         "publish", parents=[store], help="copy a model, an adapter or an export to a folder, s3://... or a hub"
     )
@@ -33,7 +37,11 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def publish(options: Namespace) -> int:
-    """Copy an artifact to where others find it; return exit code 0. RECIPE, RECIPE@champion, RUN or DIGEST names it."""
+    """Copy a model, its LoRA adapter or its export (--what) to a folder, an object store or a Hugging Face hub.
+
+    RECIPE, RECIPE@champion, RUN or DIGEST names the model. The published card of a model or adapter gets the metrics of
+    the model's evaluation. A destination that holds another model is refused; on a hub, --replace replaces it. Return
+    exit code 0."""
     from flows.champions.publish import evaluation_of
     from flows.champions.publish import publish as publish_artifact
 

@@ -1,4 +1,5 @@
-"""`trnflow retrain RECIPE`: train again if anything changed, and make a better model the champion."""
+"""`trnflow retrain RECIPE`: train again if data, code or settings changed, and make a better model the champion (the
+model that the recipe's users should get)."""
 
 from __future__ import annotations
 
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add `retrain` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands that take a
-    recipe."""
+    """Add the command `retrain` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        recipe: A parser with the arguments that all commands which take a recipe have in common.
+    """
     again = sub.add_parser(
         "retrain", parents=[recipe], help="train again if anything changed; promote the model if it is better"
     )
@@ -37,8 +42,11 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def retrain(options: Namespace) -> int:
-    """Retrain a recipe and print how it ended. Return exit code 0 (promoted, kept or unchanged), 1 (stopped), or that of
-    the error."""
+    """Train a recipe again if its data, code or settings changed since the newest judged model, and make the new model
+    the champion if it is surely better on the frozen rows (test rows kept to compare models).
+
+    Print how the retraining ended. Return exit code 0 (promoted; kept: the champion stays; or unchanged), 1 (stopped by
+    a check of the data), or that of the error. With --dry-run, train nothing and print what would be done."""
     from flows.retraining.change import find_change
     from flows.retraining.retrain import record_failure, unchanged
 

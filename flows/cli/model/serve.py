@@ -25,7 +25,8 @@ NAMES = [HOST, "localhost"]
 """The values of the header `Host` that are answered, without the port."""
 
 POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; frame-ancestors 'none'"
-"""gradio's page has scripts in its HTML, and compiles templates."""
+"""The page's Content-Security-Policy. It allows inline scripts and `eval`, because gradio's page has scripts in its
+HTML and compiles templates."""
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 """Environment variables, of any case, that name a proxy. Of a SOCKS proxy httpx raises ImportError where socksio is missing."""
@@ -41,11 +42,18 @@ def check_installed() -> None:
 
 
 def serve(model: Model, predict: Predict, title: str, port: int | None, show: Callable[[str], None]) -> None:
-    """Serve the page of a model until KeyboardInterrupt.
+    """Serve a page on which a user can try a model, until KeyboardInterrupt.
 
-    predict: the model's function; title: of the page; port: where to listen, or None for the first free port from 7860;
-    show: called with the page's address when the server answers. Raises ConfigError for a port that can't be bound, and for a
-    model that reads columns of lists or objects."""
+    Args:
+        model: The model; says which columns the page asks for, and whether it is a chat.
+        predict: Yields a prediction for each row (`tasks.prediction.predict.predictor`).
+        title: The page's title.
+        port: The port to listen on; None for the first free port from 7860 to 7959.
+        show: Called with the page's address when the server answers.
+
+    Raises:
+        ConfigError: The port can't be bound, or the model reads columns of lists or objects.
+    """
     with tempfile.TemporaryDirectory() as folder:
         _prepare_environment(folder)
         page = _page(model, predict, html.escape(title))

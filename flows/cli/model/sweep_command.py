@@ -1,4 +1,4 @@
-"""`trnflow sweep RECIPE`: run a recipe with varied settings, and then with the best."""
+"""`trnflow sweep RECIPE`: train a recipe with varied settings (trials), then run its whole pipeline with the best."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from tasks.artifact import Meta
 from tasks.system.redaction import scrub
 
 OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
-"""Options that stand for a setting of the section `sweep`."""
+"""Options of the command that set the recipe's settings of the same name in the section `sweep`."""
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add `sweep` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands that take a
-    recipe."""
+    """Add the command `sweep` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        recipe: A parser with the arguments that all commands which take a recipe have in common.
+    """
     found = sub.add_parser(
         "sweep", parents=[recipe], help="run a recipe with varied settings: section.setting=1e-5..1e-4:log or =a,b,c"
     )
@@ -35,7 +39,9 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def run_sweep(options: Namespace) -> int:
-    """Run a sweep, or go on with it, and print its trials. Return exit code 0, or that of the winner's error."""
+    """Run the trials of a sweep that have not ended yet, then the whole pipeline with the best settings (the winner).
+
+    Print a table of the trials. Return exit code 0, or that of the error if the winner's run failed."""
     from flows.sweeps.plan import read_plan
     from flows.sweeps.sweep import sweep
     from flows.sweeps.trial import run_directly

@@ -1,4 +1,5 @@
-"""`trnflow watch RECIPE`: look at a recipe's data again and again, and announce that it changed."""
+"""`trnflow watch RECIPE`: look at a recipe's data every few minutes; when the data changed, send an event to Prefect's
+server or, with --retrain, retrain the recipe."""
 
 from __future__ import annotations
 
@@ -26,8 +27,12 @@ EVERY_SECONDS = 300.0
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add `watch` to the parser. sub: argparse's collection of commands; recipe: the arguments of commands that take a
-    recipe."""
+    """Add the command `watch` to the argument parser of `trnflow`.
+
+    Args:
+        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
+        recipe: A parser with the arguments that all commands which take a recipe have in common.
+    """
     watching = sub.add_parser("watch", parents=[recipe], help="announce that a recipe's data changed, until Ctrl-C")
     watching.add_argument(
         "--every", type=_seconds, default=EVERY_SECONDS, metavar="S", help="seconds between two looks (300)"
@@ -39,9 +44,11 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def watch(options: Namespace) -> int:
-    """Look at the recipe's data until Ctrl-C, or once, and print a line when the finding differs from the one before.
+    """Look at the recipe's data every `--every` seconds until Ctrl-C, or once with --once.
 
-    Return exit code 0. An error ends the command if it looks once, or at the first look; later ones are printed.
+    When the data changed since the newest retrain, send the event `trnflow.data.changed` to Prefect's server or, with
+    --retrain, retrain the recipe here. Print a line when a look finds another state of the data than the look before.
+    Return exit code 0. An error ends the command at the first look or with --once; later errors are printed.
     """
     settings.load(options.recipe, options.overrides)
     printed, is_first = "", True

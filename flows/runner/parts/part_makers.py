@@ -11,19 +11,19 @@ from tasks.errors import ConfigError
 
 
 class PartMaker(Protocol):
-    """Makes parts of a stage in other processes. Inputs and results pass through the store.
+    """Makes parts of a stage (pieces of its work, such as some of the rows) in other processes, perhaps on other
+    machines. The parts' inputs and results pass through the store.
 
     `flows.services.task_runners.TaskRunner` implements this with Prefect's task runners.
     """
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make the parts and yield their results in the order of `jobs`. Later parts are made while a result is awaited.
+        """Make and publish the parts, and yield for each part what `flows.runner.parts.worker_process.make_part_apart`
+        returns: the digest of its artifact, and its events. The results are in the order of `jobs`; later parts are
+        made while a result is awaited.
 
         Args:
             jobs: Descriptions of parts, made by `flows.runner.parts.worker_process.part_job`.
-
-        Returns:
-            What `flows.runner.parts.worker_process.make_part_apart` returns for each job.
         """
 
 

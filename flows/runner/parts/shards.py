@@ -1,13 +1,15 @@
-"""Run a stage that works in parts. Each part is taken from the store if it was made before, so that after a change of
-the data only the changed parts are made again.
+"""Run a stage that works in parts: pieces of its work that can be made one by one, such as 2 MiB of text for
+tokenize_text. A part that is kept in the store is called a shard. After a change of the data only the changed parts are
+made again.
 
-A part has a key of its own: its key document is that of the stage, with the part's params and inputs in place of the
-stage's. Its record lies at `records/<stage>.shard/<key>.json`, its artifact with all others. Each part is published as
-soon as it is made, so a stage that was killed has to make only the rest. The stage reads copies of the parts: a part
-that garbage collection removes in the meantime does no harm to this run, and a later run makes it again.
+A part has a key of its own: the hash of a key document, which is that of the stage with the part's params and inputs in
+place of the stage's. Its record lies at `records/<stage>.shard/<key>.json`, its artifact with all others. Each part is
+published as soon as it is made, so a stage that was killed has to make only the rest. The stage reads copies of the
+parts: a part that garbage collection removes in the meantime does no harm to this run, and a later run makes it again.
 
 The cache of a remote store keeps no part: nothing empties the cache, and once the stage has read a part, its output has the same
-data. Workers on this machine hand their parts over in the work folder of the attempt, so these are not downloaded.
+data. Workers on this machine move their parts to the work folder of the attempt (this try to run the stage), so these
+parts are not downloaded.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ JOURNAL_SECONDS = 5.0
 
 @dataclass
 class Shards:
-    """Runs one stage that works in parts.
+    """Runs one stage that works in parts: `run` takes or makes the parts and puts them together.
 
     Attributes:
-        journal: The journal of the stage's attempt. It lists the parts, which protects them from garbage collection.
+        job: The job of the whole stage.
+        journal: The journal of the stage's attempt, a JSON document in the store. It lists the parts, which protects
+            them from garbage collection.
         work: The folder of the attempt, for parts and output.
-        maker: Makes and publishes parts in other processes. None: the stage's own process makes them, and they are
-            published only if the stage has `keep_parts`.
-        threads: Threads of the stage's own process that make parts.
+        maker: Makes and publishes parts in other processes. None: the stage's own process makes the parts, and they are
+            published (put on record in the store for later runs) only if the stage has `keep_parts`.
+        threads: The number of threads of the stage's own process that make parts.
         force: Whether to make all parts again, even if they are in the store.
         note: A function that is called with messages for the user.
     """
@@ -60,7 +64,8 @@ class Shards:
     _journal_written: float = float("-inf")
 
     def run(self, emit: Emit) -> Meta:
-        """Run the stage and return its metadata. Its files are then in `work/out`. emit: gets the events of the stage."""
+        """Run the stage, its parts included, and return its metadata. Its files are then in `work/out`; the caller
+        publishes them. emit: called with each event of the stage."""
         if self.maker is None and not self.job.stage.keep_parts:
             return self.job.run(self.store, self.work / "out", emit, Step(threads=self.threads))
         shared = self.work / SHARED
@@ -89,11 +94,12 @@ class Shards:
         return self.store.record(document["stage"], key_of(document))
 
     def _lay_out(self, number: int, record: Meta | None, handed: Path | None = None) -> Meta | None:
-        """Put a recorded part into the folder of its number and return its metadata. None when no such part is recorded,
-        or the part is corrupt, of another kind, or removed by garbage collection.
+        """Put the files of a part that has a record into the folder `work/parts/NUMBER`, and return the part's
+        metadata. None when `record` is None, or the part's artifact is corrupt, of another kind, or removed by garbage
+        collection.
 
-        handed: a folder that has the part's files, and is moved; by default, or if there is no such folder, the files are
-        copied out of the store."""
+        handed: a folder that has the part's files, which is moved to that place; if it is None or missing, the files
+        are copied out of the store."""
         folder = self._folder / str(number)
         if record is None:
             return None
@@ -197,10 +203,11 @@ class Shards:
 
 
 def listed(store: Store, journal: Meta) -> Meta:
-    """Return the entry about parts for the record of a stage, from the journal of its attempt: {"shards": [{"stage",
-    "key"}, ...]}, or {} if the stage has no parts.
+    """Return the field of a stage's record that names the parts from which the artifact was made: {"shards": [{"stage",
+    "key"}, ...]}, or {} if the journal lists no parts. Parts that garbage collection has moved to the trash in the
+    meantime are moved back.
 
-    Parts that garbage collection has moved to the trash in the meantime are moved back.
+    journal: the journal of the attempt that made the artifact.
     """
     shards = [{"stage": shard["stage"], "key": shard["key"]} for shard in journal.get("shards", [])]
     with contextlib.suppress(BlobLost):  # a part that can't be moved back is made again by the next run that needs it

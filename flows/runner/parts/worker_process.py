@@ -1,10 +1,12 @@
 """Make one part of a stage in a worker process, on this machine or on another one that reaches the same store.
 
-The job is JSON: names of functions, the config, digests of inputs. The worker opens the store, fetches the inputs (once in
-the life of its process), checks that its code and libraries are those in the part's key, runs the part in a process of its
-own, and publishes the result. The flow then reads the result from the store, so no large data passes through Prefect. Of a
-remote store, a worker on the flow's machine hands its files over in the flow's work folder, so they are not downloaded.
-Raises StoreError if the worker sees no store, and CodeError if its code or a library's version differs from the key.
+A part is a piece of the stage's work, such as some of the rows. The flow is the process that runs the pipeline and
+sends out the jobs. A job is JSON: names of functions, the config, digests of inputs. The worker opens the store,
+fetches the inputs (once in the life of its process), checks that its code and libraries are those in the part's key,
+runs the part in a process of its own, and publishes the result. The flow then reads the result from the store, so no
+large data passes through Prefect. If the store is remote, a worker on the flow's machine moves its files to the flow's
+work folder, so they are not downloaded. Raises StoreError if the worker sees no store, and CodeError if its code or a
+library's version differs from the key.
 """
 
 from __future__ import annotations
@@ -40,15 +42,16 @@ _laying_out = threading.Lock()
 def part_job(
     store: Store, job: Job, document: Meta, arguments: Meta, shared: str, work: Path, *, replace: bool, created: str
 ) -> Meta:
-    """Describe one part of a stage as JSON for `make_part_apart`.
+    """Return the description of one part of a stage as JSON, which `make_part_apart` takes in a worker.
 
     Args:
+        store: The store that passes inputs and results.
         job: The job of the whole stage.
-        document: The key document of the part.
+        document: The key document of the part: the JSON of all that decides its result.
         arguments: The arguments that identify the part (see `tasks.stage.Part`).
-        shared: The digest of the folder that the stage's `split` wrote.
-        work: The flow's work folder, whose folder `SHARED` is that folder. Its name contains the process and the start of the
-            machine, so a worker that sees this folder runs on a machine that shares it with the flow.
+        shared: The digest of the artifact of the folder that the stage's `split` wrote for all parts.
+        work: The flow's work folder, whose folder `SHARED` has the same files. Its name contains the process and the
+            boot of the machine, so a worker that finds a folder with this name sees the flow's own folder.
         replace: Whether to replace a record that the part's key already has.
         created: The time to put in the part's record, UTC.
     """
@@ -72,12 +75,17 @@ def part_job(
 
 
 def make_part_apart(job: Meta) -> Meta:
-    """Make and publish one part, described by `part_job`. This runs in a worker.
+    """Make one part of a stage and publish it, so that the store has its files and its record. This runs in a worker.
+
+    job: made by `part_job`.
 
     Returns:
-        {"artifact": the digest in the part's record, "made": the digest of what this worker made, "said": the part's
-            events}.
-        The digests differ if another worker had published another result.
+        {"artifact": the digest in the part's record, "made": the digest of the artifact that this worker made, "said":
+        the part's events}. The digests differ if another worker had published another result.
+
+    Raises:
+        StoreError: This worker sees no store at the address in the job.
+        CodeError: This worker's code, or the version of a library, differs from that in the part's key.
     """
     store = _store(job["store"], job["home"])
     stage, document = of(resolve(job["stage"])), job["document"]
@@ -100,16 +108,17 @@ def make_part_apart(job: Meta) -> Meta:
 
 
 def handed_over(work: Path, document: Meta) -> Path:
-    """Return the folder in which a worker hands over the files of the part with this key document. work: the flow's work
-    folder."""
+    """Return the folder to which a worker on the flow's machine moves the files of the part with this key document, for
+    the flow to take. work: the flow's work folder."""
     return work / "handed" / key_of(document)
 
 
 def publish_part(store: Store, document: Meta, artifact: Artifact, attempt: str, created: str, *, replace: bool) -> str:
-    """Write the record of a part, under the key of its key document, and return the digest in that record.
+    """Write the record of a part to the store, under the key of its key document, so that later runs find the part.
+    Return the artifact's digest in the record that the key has afterwards.
 
-    The returned digest differs from the artifact's if another run has published a different result first. replace:
-    whether to replace an existing record.
+    The returned digest differs from the artifact's if another run has published a different result first. attempt: the
+    id of the attempt that made the part; created: UTC; replace: whether to replace an existing record.
     """
     record = record_of(document, artifact, attempt, created)
     digest: str = publish(store, record, artifact, unusable=lambda _: replace)["artifact"]
@@ -117,7 +126,7 @@ def publish_part(store: Store, document: Meta, artifact: Artifact, attempt: str,
 
 
 def part_kind(stage: Stage) -> str:
-    """Return the kind of the artifacts that hold parts of this stage."""
+    """Return the `kind` of the artifacts of a stage's parts: that of the stage and `.shard`, such as `tokens.shard`."""
     return f"{stage.kind}{SHARD}"
 
 

@@ -11,22 +11,25 @@ from tasks.keys.explain import difference
 from tasks.store import Store
 
 ANYWAY = ("hit", "skip")
-"""What costs nothing."""
+"""The actions of stages that cost nothing: the artifact is in the store, or no other stage needs it."""
 
 
 class Forecast(NamedTuple):
-    """What a stage is expected to take. seconds: wall-clock time; bytes: size of its artifact; both None when no past
-    attempt recorded them."""
+    """The expected cost of running a stage. seconds: wall-clock time; bytes: size of its artifact. Each is None when no
+    past attempt recorded it."""
 
     seconds: float | None = None
     bytes: int | None = None
 
 
 def forecast(store: Store, records: list[Meta], known: Meta) -> Forecast:
-    """Return what a stage is expected to take: the figures of its most similar past result.
+    """Return the expected seconds and bytes of a stage: those of the attempt that made its most similar past result.
 
-    records: the stage's past records, newest first; known: the parts of the stage's key document that are known already.
-    The record that differs least in these parts is used, and of several the newest.
+    The past result whose key document (the JSON of all that decides a result) differs in the fewest values is used, and
+    of several the newest. Results whose attempt has no record of its seconds are passed over.
+
+    store: the store of the attempts' journals; records: the records of the stage's past results, newest first; known:
+    the tables of the stage's key document that are known already, such as {"params": ...}. Only these are compared.
     """
     for record in sorted(records, key=lambda record: _distance(record["document"], known)):
         attempt = store.attempt(record["key"], record["attempt"])
@@ -40,14 +43,14 @@ def _distance(document: Meta, known: Meta) -> int:
 
 
 def dollars(seconds: float, price_per_hour: float) -> float:
-    """Return the price in USD of `seconds` on hardware that costs `price_per_hour` USD."""
+    """Return the cost in USD of `seconds` seconds on hardware that costs `price_per_hour` USD per hour."""
     return seconds / 3600 * price_per_hour
 
 
 def total(outcomes: Iterable[Outcome], price_per_hour: float) -> Meta:
-    """Return the sums over all stages that would or may run: {"seconds", "bytes", "dollars", "unknown"}.
+    """Return the sums over all stages that would run or may run: {"seconds", "bytes", "dollars", "unknown"}.
 
-    unknown: the names of stages without a past result; they count as 0 in the sums.
+    unknown: the names of the stages whose seconds can't be predicted; they count as 0 seconds. price_per_hour: USD.
     """
     due = [outcome for outcome in outcomes if outcome.action not in ANYWAY]
     seconds = sum(outcome.seconds or 0.0 for outcome in due)

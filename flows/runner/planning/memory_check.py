@@ -1,9 +1,10 @@
 """Check before a run whether training fits in a device's memory.
 
-The need is measured by tracing one training pass (`tasks.training.memory`); the result is cached below the home folder. If
-the stage precompile has a result already, its measurement is used instead. While the data stages have not run, rows are
-assumed to have `pack.chunk_length` tokens, or the largest of `pack.lengths`. If these are not set because bucket
-lengths will be chosen from the data, an upper bound is used; a run is then never refused.
+The need is measured by tracing one training pass without computing it (`tasks.training.memory`); the result is cached
+in the home, the folder of local state. If the store has a result of the stage precompile, its measurement is used
+instead. While the data stages have not run, rows are assumed to have `pack.chunk_length` tokens, or the largest of
+`pack.lengths`. If these are not set because bucket lengths will be chosen from the data, an upper bound is used; a run
+is then never refused.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class MemoryReport:
 
     Attributes:
         config: the training config, with `micro_batch: auto` replaced by its number if `memory` is known.
+        why: the reason why `memory` is unknown, as text for the user; empty if it is known.
         limit: the memory of a device in bytes; None when unknown.
-        memory: the memory that training needs; None when it is unknown, and `why` then gives the reason.
+        memory: the memory that training needs on each device; None when it is unknown.
         exact: whether the rows that will be trained on are packed already, so that `memory` is not an estimate.
         error: the error with which a run would be refused; None when it would not be.
     """
@@ -50,8 +52,9 @@ class MemoryReport:
     error: TrnflowError | None = None
 
     def to_json(self) -> Meta:
-        """Return the report as `trnflow plan --json` prints it. The field `fits` is None when the memory that training
-        needs, or the memory of the device, is unknown."""
+        """Return the report as `trnflow plan --json` prints it: `estimate`, `device_bytes`, `exact`, `micro_batch`,
+        `fits` and `why`. `fits` is None when the memory that training needs, or the memory of the device, is
+        unknown."""
         return {
             "estimate": self.memory.to_json() if self.memory else None,
             "device_bytes": self.limit,
@@ -73,7 +76,8 @@ class Rows(NamedTuple):
     """The rows that training is measured with.
 
     Attributes:
-        meta: the metadata of packed rows that ROW_FIELDS names.
+        meta: the metadata of the artifact of pack_chunks, real or expected: the entries named in ROW_FIELDS, on which
+            the memory of training depends.
         packed: whether the rows are packed already.
         sure: whether the real rows will be at least as long and the vocabulary at least as large, so that training
             certainly does not fit if these rows do not fit.
@@ -88,10 +92,11 @@ Trace = Callable[[TrainConfig, Source, Meta, int | None], Traced]
 
 
 def report_memory(recipe: Recipe, planner: Planner, trace: Trace | None = None) -> MemoryReport:
-    """Return how much memory training needs, from a past result or the cache.
+    """Return a report of how much memory training needs, from a past result of precompile or from the cache.
 
-    trace: a function that measures the memory in a child process (takes seconds). It is called when no measurement is
-    found; if it is None, the report then has no figure.
+    planner: a planner that has planned the recipe's pipeline; trace: a function that measures the memory in a child
+    process, which takes seconds. It is called when there is no earlier measurement, and its result is cached. If
+    `trace` is None, the report then has no memory and says why.
     """
     config, limit = recipe.training, known_memory(recipe.training)
     graphs = planner.outcomes["precompile"].artifact
@@ -114,14 +119,15 @@ def report_memory(recipe: Recipe, planner: Planner, trace: Trace | None = None) 
 def refuse_what_cannot_fit(
     recipe: Recipe, planner: Planner, environ: Mapping[str, str], preload: tuple[str, ...]
 ) -> None:
-    """Raise ModelError if training can't fit on the device, so that a run fails before its data stages and not after them.
+    """Raise ModelError if training can't fit in the device's memory, so that a run fails before its data stages and not
+    after them.
 
-    Does nothing if training is cached or `train.allow_overcommit` is set, if the device's memory or the length of the rows
-    is unknown, or if the rows are packed already (the stage precompile, which runs next, then makes the same check). Costs
-    a trace (seconds) unless the measurement is cached.
+    Does nothing if the trained model is in the store already, if `train.allow_overcommit` is set, if the device's
+    memory or the length of the rows is unknown, or if the rows are packed already (the stage precompile, which runs
+    next, then makes the same check). Traces one training pass, which takes seconds, unless the measurement is cached.
 
-    environ, preload: the environment variables, and the modules imported in advance, of the process that the trace is
-    forked from.
+    planner: a planner that has planned the recipe's pipeline; environ, preload: the environment variables, and the
+    modules imported in advance, of the process that the trace is forked from.
     """
     if known_memory(recipe.training) is None or recipe.training.allow_overcommit or not _trains(planner):
         return
@@ -134,7 +140,8 @@ def refuse_what_cannot_fit(
 
 
 def expected_rows(recipe: Recipe, planner: Planner) -> Rows:
-    """Return the packed rows if they exist, else rows with the length that the recipe's settings give."""
+    """Return the `Rows` that training is measured with: the metadata of pack_chunks' artifact if the store
+    has it, else metadata with the row length and vocabulary size that follow from the recipe's settings."""
     packed, tokens = (planner.outcomes[name].artifact for name in ("pack_chunks", "tokenize_text"))
     if packed is not None:
         return Rows({name: packed.meta.get(name) for name in ROW_FIELDS}, packed=True, sure=True)

@@ -1,4 +1,8 @@
-"""Find out what a run would do, without running a stage. Imports neither Prefect nor torch and writes nothing.
+"""Find out what a run would do, without running a stage. Imports neither Prefect nor torch, and writes nothing to the
+store.
+
+A stage's key is the hash of its key document, the JSON of everything that decides its result: code, settings, inputs,
+library versions. A stage whose key has a usable artifact in the store is a hit.
 
 The pipeline function is called with a `Planner` in place of a runner. A stage whose inputs depend on stages that have to
 run has the action `maybe` and no key: those inputs may turn out the same as in a past run, and the stage is then a hit.
@@ -22,11 +26,17 @@ RECENT = 50
 
 
 class Planner(Inputs):
-    """Find out for each stage of a pipeline what a run would do with the stage, without running it. A pipeline function
-    calls a Planner in the same way as a `Runner`.
+    """Finds out for each stage of a pipeline what a run would do with the stage, without running it. A pipeline
+    function calls a Planner in the same way as a `Runner`.
 
-    calls, outcomes: {stage: its call} and {stage: what a run would do}, in the pipeline's order; documents: {stage: key
-    document} of the stages whose key is known.
+    Args:
+        store: The store in which past results are looked up.
+        resolver: Finds out which exact bytes a path, URL or hub name stands for.
+
+    Attributes:
+        calls: {stage name: the stage's call}, in the pipeline's order.
+        outcomes: {stage name: what a run would do}, with the action `hit`, `run`, `maybe` or `skip`, in the same order.
+        documents: {stage name: key document} of the stages whose key is known.
     """
 
     def __init__(self, store: Store, resolver: Resolver) -> None:
@@ -47,8 +57,8 @@ class Planner(Inputs):
         return outcome.artifact or Unknown(call.name)
 
     def defer(self, function: Function, config: StageConfig, *inputs: Value) -> Call:
-        """Plan a stage that a run would start only if a following stage needs it, such as precompile for train; return the
-        call."""
+        """Plan a stage that a run would start only if a following stage needs it, such as precompile for train, and
+        return its call, which the pipeline function passes to the following stage as `after`."""
         call = bind(function, config, inputs)
         self._look(call)
         return call
@@ -83,8 +93,11 @@ class Planner(Inputs):
         return outcome
 
     def _recorded(self, call: Call, key: str, document: Meta) -> Outcome | str:
-        """The outcome on record, or why that can't be used; nothing when there is none. What changed on disk may still be
-        sound, or be made anew to the same bytes: what comes below is planned with it."""
+        """Return the outcome of a stage whose key has a record; "" if there is no record; the reason, as text, if the
+        record's artifact can't be used.
+
+        If files of the artifact changed on disk, the action is `maybe`: they may be undamaged, or be made again with
+        the same bytes. The stages below are then planned with this artifact."""
         record = self.store.record(call.name, key)
         if record is None:
             return ""

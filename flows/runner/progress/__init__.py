@@ -1,1 +1,2 @@
-"""What a running stage reports: the metrics of training in a file, and when its work will be done."""
+"""Follow a running stage by the events that it reports: write its metrics to a file, and estimate when it will be
+done."""

@@ -1,4 +1,5 @@
-"""Write the metrics that a stage reports (loss and others, step by step) as JSON lines to a file beside its log.
+"""Write the metrics that a stage reports (loss and others, step by step) as JSON lines to a file beside the stage's
+log, in `<home>/logs`, where home is the folder of local state (TRNFLOW_HOME).
 
 Where the price of the hardware is known, the cost so far in USD is added.
 """
@@ -17,9 +18,10 @@ class Curve:
     """Writes the metrics of one stage to a file and adds their cost.
 
     Args:
-        file: Gets one line `{"stage", "step", "time", "values"}` per metrics event; created with the first line.
+        file: Gets one line `{"stage", "step", "time", "values"}` for each metrics event; time is in seconds since 1970.
+            Created with the first line; later lines are appended.
         stage: The stage's name.
-        price_per_hour: Price of the hardware in USD; 0 adds no cost.
+        price_per_hour: Price of the hardware in USD per hour; 0 adds no cost.
     """
 
     def __init__(self, file: Path, stage: str, price_per_hour: float) -> None:
@@ -27,9 +29,10 @@ class Curve:
         self._begun = time.monotonic()
 
     def priced(self, event: Meta) -> Meta:
-        """Return an event that reports metrics or figures with the stage's cost so far added as `dollars` (USD).
+        """Return a copy of an event that reports metrics or figures, with the stage's cost so far added as `dollars`
+        (USD).
 
-        Other events are returned unchanged.
+        Other events, and all events if the hardware has no price, are returned unchanged.
         """
         if not self._price:
             return event

@@ -11,10 +11,17 @@ Clock = Callable[[], float]
 
 
 class StageProgress:
-    """The progress of one stage, updated from its events.
+    """The progress of one stage, updated from the stage's events.
 
-    done, total: how much of the work is done, in units of `unit` (such as `steps`); total is 0 until the stage reports one.
-    values: the last value of each metric, by name. clock: a monotonic clock in seconds.
+    Args:
+        stage: The stage's name.
+        clock: Returns monotonic time in seconds.
+
+    Attributes:
+        done, total: How many units of the work are done, and how many there are; both 0 until the stage reports
+            progress.
+        unit: The unit, such as `steps` or `rows`.
+        values: The last value of each metric that the stage reported, by name.
     """
 
     def __init__(self, stage: str, clock: Clock = time.monotonic) -> None:
@@ -24,7 +31,8 @@ class StageProgress:
         self._first = self._last = (0.0, 0)
 
     def take(self, event: Meta) -> None:
-        """Update the progress from an event of the stage, which may have `progress` (done, total, unit) and `metrics`."""
+        """Update the progress from an event of the stage, which may have `progress` (done, total, unit and values to
+        show) and `metrics`. Other events change nothing."""
         if "metrics" in event:
             self.values |= event["metrics"]["values"]
         progress = event.get("progress")
@@ -40,13 +48,13 @@ class StageProgress:
 
     @property
     def elapsed(self) -> float:
-        """The seconds since the stage began."""
+        """The seconds since this object was made, which is when the stage began."""
         return self._clock() - self._begun
 
     @property
     def eta(self) -> float | None:
-        """The expected seconds until the work is done, at the mean speed so far. None before the stage has reported
-        progress twice."""
+        """The expected seconds until the work that the stage counts now is done, at the mean speed since its first
+        report of it. None before the count has risen."""
         (begun, first), (last, done) = self._first, self._last
         if done <= first:
             return None
@@ -54,13 +62,14 @@ class StageProgress:
 
     @property
     def counted(self) -> Meta:
-        """How far the work is: `step` of `of` in `unit`, and `eta` in seconds, None until it is known."""
+        """The progress as {"step": units done, "of": units in all, "unit": their name, "eta": expected seconds until
+        the work is done, None until known}."""
         eta = None if self.eta is None else round(self.eta, 1)
         return {"step": self.done, "of": self.total, "unit": self.unit, "eta": eta}
 
     @property
     def figures(self) -> Meta:
-        """What is known, by name: `step` of `of` in `unit` (once the stage counts), `eta` in seconds (None until it is
-        known), `elapsed` in seconds, and the last value of each metric."""
+        """The values that a log line contains, by name: the last value of each metric, the entries of `counted` (before
+        the first report of progress only `eta`, None) and `elapsed` in seconds."""
         counted = self.counted if self.total else {"eta": None}
         return {**self.values, **counted, "elapsed": round(self.elapsed, 1)}

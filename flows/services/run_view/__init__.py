@@ -1,1 +1,1 @@
-"""What Prefect shows of a run: the stages as task runs, tables, the plan, the progress, the run's name."""
+"""Show a run on Prefect's pages: its stages as task runs, tables of results, its plan, its progress and its name."""

@@ -1,4 +1,7 @@
-"""The artifacts (tables and links) that Prefect shows on the page of a run."""
+"""Add Prefect artifacts (tables and links) to the page that Prefect shows of a run, and write their Markdown.
+
+A stage's artifact is another thing: the files and metadata that the stage made, in the store.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ HEALTH_SECONDS = 10.0
 
 
 class Page:
-    """Add artifacts (tables and links) to the page that Prefect shows of a run.
+    """Add Prefect artifacts (tables and links) to the page that Prefect shows of a run.
 
-    The run goes on if Prefect's server does not answer: then no more artifacts are sent, and `lost` is True.
+    If Prefect's server does not answer, the run goes on: no more artifacts are sent, and `lost` is True.
     """
 
     def __init__(self) -> None:
@@ -47,7 +50,8 @@ class Page:
         """Ask the server whether it is ready, its database too, and return the answer. After the first failure of a vital
         question, return False without asking.
 
-        is_vital: Whether the page is lost if the server does not answer. An update of the progress is not: another follows.
+        is_vital: Whether no more artifacts are sent after this if the server does not answer. False for updates of the
+            progress, since another update follows.
         """
         if self.lost:
             return False
@@ -73,9 +77,10 @@ def _is_of_server(error: Exception) -> bool:
 
 
 def describe(outcome: Outcome, artifact: Artifact, manifest: str) -> str:
-    """Return a stage's artifact as a Markdown table: key, digest, size, metrics and figures.
+    """Return a Markdown table about a stage's artifact in the store: action, key, digest, size, metrics and figures.
 
-    manifest: the URL of its manifest. It is shown as text, because browsers open no `file://` or `s3://` link.
+    manifest: the URL of the artifact's manifest (the list of its files). The table shows the URL as text, because
+    browsers open no `file://` or `s3://` link.
     """
     rows = {
         "action": outcome.action, "key": outcome.key, "artifact": artifact.digest, "kind": artifact.kind,
@@ -95,9 +100,11 @@ def run_table(result: Result) -> str:
 
 
 def where_pages(result: Result, mlflow: str | None) -> str:
-    """Say where the run's page and its evaluation are. A browser opens no local file from Prefect's page, so the address is
-    MLflow's, which has the evaluation of the run that made it. mlflow: the line that names the address; None when the run is
-    not recorded there."""
+    """Return a paragraph of Markdown that says where the user finds the page of a run and the report of its evaluation.
+
+    The page is written by `trnflow report`. The report is in MLflow if this run made the evaluation; MLflow's address
+    is named because a browser opens no local file from Prefect's page. mlflow: the text with MLflow's address; None
+    when the run is not recorded in MLflow."""
     made = any(outcome.stage == "evaluate_model" and outcome.action == "ran" for outcome in result.outcomes)
     there = f", and the run in MLflow has the evaluation's `report.html` ({mlflow})" if made and mlflow else ""
     return f"\n`trnflow report {result.run}` writes the page of this run{there}.\n"

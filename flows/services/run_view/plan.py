@@ -1,4 +1,4 @@
-"""What Prefect shows of a run before and while it works: its plan as a table, its progress in percent, and its name."""
+"""Show on Prefect's page of a run its plan as a table, its progress in percent, and a name for the run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,14 @@ NAME_LENGTH = 80
 
 
 class PlanPage(Listener):
-    """Show a run's plan and its progress on Prefect's page. A run in which nothing has to run shows neither.
+    """A listener that shows a run's plan and progress on Prefect's page; nothing if every stage is cached or skipped.
 
-    The progress is the share of the run's expected time. A stage that never ran counts as much as the mean of the others.
+    The progress is the share of the run's expected seconds that has passed. A stage that never ran before is expected
+    to take the mean of the other stages.
+
+    Args:
+        page: The page of the run.
+        price_per_hour: Price of the hardware in USD; 0 leaves out the costs.
     """
 
     def __init__(self, page: Page, price_per_hour: float) -> None:
@@ -67,7 +72,8 @@ class PlanPage(Listener):
 
     @property
     def percent(self) -> float:
-        """The share of the expected time that has passed, 0 to 100."""
+        """The share of the expected time that has passed, 0 to 100: ended stages count in full, the running stage by
+        the share of its steps that are done."""
         share = min(self._at.done / self._at.total, 1.0) if self._at.total else 0.0
         passed = sum(seconds for stage, seconds in self._weights.items() if stage in self._ended)
         passed += share * self._weights.get(self._at.stage, 0.0)
@@ -81,7 +87,8 @@ class PlanPage(Listener):
 
 
 class RunName(Listener):
-    """Name the flow run after the recipe and what changed, such as `demo: the data changed`."""
+    """A listener that gives Prefect's flow run a name of the recipe and a text: when a retraining begins, the reason,
+    such as `demo: the data changed`; later what `say` is called with."""
 
     def __init__(self, page: Page, recipe: str) -> None:
         self.page, self._recipe = page, recipe
@@ -90,12 +97,13 @@ class RunName(Listener):
         self.say(why.partition(" (")[0].replace(f" of {self._recipe}", ""))
 
     def say(self, text: str) -> None:
-        """Let the name be the recipe's name and this text."""
+        """Rename the flow run to `RECIPE: TEXT`, cut to NAME_LENGTH characters, with secrets hidden."""
         self.page.show(_rename, name=scrub(f"{self._recipe}: {text}")[:NAME_LENGTH])
 
 
 def plan_rows(outcomes: list[Outcome], price_per_hour: float) -> list[Meta]:
-    """Return the table of a plan: for each stage what a run does with it, the expected seconds and dollars, and why."""
+    """Return the rows of a plan's table, one for each stage: action (such as run or hit), expected seconds and dollars,
+    and the reason. price_per_hour: in USD; 0 leaves out the column of dollars."""
     rows = []
     for outcome in outcomes:
         costs = outcome.action not in ANYWAY
@@ -109,7 +117,8 @@ def plan_rows(outcomes: list[Outcome], price_per_hour: float) -> list[Meta]:
 
 
 def plan_summary(outcomes: list[Outcome], price_per_hour: float) -> str:
-    """Return in one line what a run is expected to take."""
+    """Return one line with the seconds and dollars that a run is expected to take, and the stages for which this is
+    unknown. price_per_hour: in USD; 0 leaves out the dollars."""
     expected = total(outcomes, price_per_hour)
     cost = f", {expected['dollars']:.2f} dollars" if price_per_hour else ""
     unknown = f"; unknown: {', '.join(expected['unknown'])}" if expected["unknown"] else ""

@@ -22,9 +22,10 @@ from tasks.system.redaction import raisable
 
 
 class PrefectRunner(Runner):
-    """A `Runner` in which each stage is a Prefect task run.
+    """A `Runner` that runs each stage as a Prefect task run; a cached stage's task run ends in the state `Cached`.
 
-    A task run waits for those of the stages whose artifacts it reads, so Prefect draws the real dependencies.
+    Each task run waits for the task runs of the stages whose artifacts its stage reads, so that Prefect draws the real
+    dependencies. page: where each stage's artifact is shown as a table; the other arguments are as for `Runner`.
     """
 
     def __init__(self, *arguments: Any, page: Page, **settings: Any) -> None:
@@ -70,7 +71,8 @@ class PrefectRunner(Runner):
 
 
 class PrefectLog(Listener):
-    """Write a stage's messages (warnings, information, lines of progress) to the log of its Prefect task run."""
+    """A listener that writes the messages of each stage (warnings, information, lines of progress, its end) to the log
+    of the stage's Prefect task run."""
 
     def __init__(self) -> None:
         self._log: Log | None = None

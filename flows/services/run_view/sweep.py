@@ -1,4 +1,4 @@
-"""What Prefect shows of a sweep: one table of its trials, which is replaced after each trial."""
+"""Show a sweep (trials of a recipe with varied settings) on Prefect's page: a table, replaced after each trial."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ COUNTED = ("completed", "pruned", "failed")
 
 
 class SweepPage:
-    """Show a sweep in the flow run that makes it: a line in its log for each trial that ends, and a table of all trials.
+    """Show a sweep on the page of its Prefect flow run: a log line for each trial that ends, and a table of all trials.
 
-    Made in the flow's thread. Trials that run at the same time call it from threads that know no flow run, so each call runs
-    in a copy of the context in which the object was made.
+    Create the object in the flow's thread. Trials that run at the same time call its methods from threads that have no
+    flow run in their context, so each call runs in a copy of the context in which the object was created.
     """
 
     def __init__(self, page: Page) -> None:
@@ -37,7 +37,8 @@ class SweepPage:
         self._context.copy().run(lambda: get_run_logger().info(scrub(line)))
 
     def show(self, content: Meta) -> None:
-        """Create the table of the trials, or replace its rows. content: that of sweep.json."""
+        """Create the table of the trials on the first call, replace its rows on later ones. content: the content of the
+        sweep's file sweep.json."""
         self._context.copy().run(self._show, scrub_all(hide(content)))
 
     def _show(self, content: Meta) -> None:
@@ -49,8 +50,8 @@ class SweepPage:
 
 
 def trial_rows(content: Meta) -> list[Meta]:
-    """Return the table of a sweep: for each trial its number, state, metric, settings, run and error. content: that of
-    sweep.json."""
+    """Return the rows of a sweep's table: for each trial its number, state, metric, settings, run and error. content:
+    the content of the sweep's file sweep.json."""
     names = list(dict.fromkeys(name for trial in content["trials"] for name in trial["settings"]))
     return [
         {
@@ -66,7 +67,8 @@ def trial_rows(content: Meta) -> list[Meta]:
 
 
 def sweep_summary(content: Meta) -> str:
-    """Return in one line how many trials have ended and which is the best. content: that of sweep.json."""
+    """Return one line that says how many trials have ended and which is the best. content: the content of the sweep's
+    file sweep.json."""
     ended = sum(trial["state"] in COUNTED for trial in content["trials"])
     best = content["best"]
     found = f"; the best is trial {best['number']}: {content['metric']} {report.number(best['value'])}" if best else ""

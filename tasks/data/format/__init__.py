@@ -1,3 +1,3 @@
-"""The parts of the stage `format_prompts`: chat templates, instruction styles, and the sandbox in which templates are
+"""Modules of the stage `format_prompts`: chat templates, instruction styles, and the sandbox in which templates are
 rendered.
 """

@@ -1,5 +1,7 @@
 """Turn conversations into training texts through a chat template, and mark which parts of a text are trained on.
 
+A text is a list of *parts*: pieces of the text, one after another, each with a flag that says whether it is trained on.
+
 Only the assistant's messages are trained on. If the template has `{% generation %}` blocks, exactly the text in these
 blocks is trained on. Otherwise an assistant turn is what the template adds to the prompt when the assistant's message
 is appended, the end-of-turn token included. Some templates rewrite earlier turns (Qwen3 leaves out the thinking in
@@ -32,9 +34,11 @@ before the answer."""
 
 
 class Made(NamedTuple):
-    """The examples made from one row, and notes about the row. An example is a list of text parts (`Example`).
+    """The training examples made from one row, and notes about the row.
 
-    notes: any of REWRITTEN, OUTSIDE and UNLIKE_PROMPT, which are counted and reported."""
+    examples: from `templated`, lists of text parts (`Example`); from the functions of `row_makers`, rows of the stage's
+    output (dicts with `text` and `label`, or with `parts`). notes: any of REWRITTEN, OUTSIDE and UNLIKE_PROMPT, which
+    the stage counts and reports."""
 
     examples: list[Any]
     notes: tuple[str, ...] = ()
@@ -61,7 +65,9 @@ def templated(
     nothing gives no example.
 
     Args:
-        where: names the row in errors.
+        given: the conversation.
+        template: the chat template.
+        where: the row's name for errors, such as "split train row 7".
         last: train on the assistant's last turn only, not on all of its turns.
         special: the pattern from `special_pattern`, whose matches in messages become parts marked `plain`; None marks
             nothing.
@@ -84,8 +90,9 @@ def sections(messages: list[Row], where: str, *, last: bool) -> Example:
     """Write a conversation under plain headings, such as `### User`, without a chat template, and return it as one
     example.
 
-    where: names the row in errors; last: train on the assistant's last turn only. Raises DataError for content that is no
-    text."""
+    messages: dicts with `role` and `content`; where: the row's name for errors; last: train on the assistant's last
+    turn only, not on all of its turns. Raises DataError for content that is no text, and for an answer
+    whose thinking or tool calls are not in its content, because they would be lost."""
     trained, parts = _trained(messages, last), []
     for number, message in enumerate(messages):
         before, content = "\n\n" if number else "", message.get("content") or ""
@@ -101,8 +108,8 @@ def sections(messages: list[Row], where: str, *, last: bool) -> Example:
 def prompted(
     given: Conversation, template: ChatTemplate, where: str, special: re.Pattern[str] | None = None
 ) -> Example:
-    """Render a conversation through a chat template up to where the assistant's next answer begins, as one example in
-    which nothing is trained on. where, special: as for `templated`.
+    """Render a conversation through a chat template as the prompt of a model: up to where the assistant's next answer
+    begins. Returns the text's parts, none of which is trained on. given, template, where, special: as for `templated`.
 
     Raises DataError for a conversation that the template refuses."""
     with rendering(where, "the chat template refuses the messages", "repair the row"):

@@ -84,5 +84,6 @@ class FormatConfig(StageConfig):
 
 
 def is_framed(config: FormatConfig) -> bool:
-    """Whether a chat template writes the special tokens, bos and eos included."""
+    """Return whether a chat template writes the texts, and with them the special tokens, bos and eos included. The
+    tokenizer then adds neither."""
     return config.task == "chat" and config.chat_template != "sections"

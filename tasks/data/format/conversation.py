@@ -48,10 +48,11 @@ class Columns(NamedTuple):
 
 
 def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
-    """Read the conversation in a row. columns: the names of its columns, whose values may be objects or JSON text; where:
-    names the row in errors.
+    """Read the conversation in a row: messages, tools, documents and template variables.
 
-    Raises DataError for broken JSON, messages of a wrong shape, or tools, documents or arguments of a wrong type."""
+    columns: the names of the row's columns that hold them, as objects or as JSON text; where: the row's name for
+    errors. Raises DataError for broken JSON, messages of a wrong shape, or tools, documents or arguments of a wrong
+    type."""
     given = {name: parsed(row, column, where) for name, column in columns._asdict().items()}
     arguments = given["arguments"] or {}
     for name in ("tools", "documents"):

@@ -41,7 +41,8 @@ class Row(NamedTuple):
 
 
 def preview(tokens: Input, split: str, count: int) -> list[Row]:
-    """Decode the first `count` rows of a split. tokens: the artifact of `tokenize_text`.
+    """Decode the first `count` rows of a split (all rows if it has fewer) and return them for printing. tokens: the
+    artifact of `tokenize_text`.
 
     Raises ConfigError for a split that the artifact does not have."""
     import numpy as np

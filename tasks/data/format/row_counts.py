@@ -1,5 +1,6 @@
 """Count the rows that `format_prompts` dropped or made several examples of, keep the name of the first row of each
-kind, and print the counts.
+kind, and print the counts. The stage works in parts, each up to 32,768 rows of a split; the counts of the parts are
+added up to those of the split.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ WARNINGS = {
 
 @dataclass
 class Tally:
-    """Counts of source rows and of the training examples that `format_prompts` made from them, for one part or split.
+    """Counts of source rows and of the training examples that `format_prompts` made from them, for one part of the
+    stage's work or a whole split.
 
     Attributes:
         read: number of source rows.
         made: number of training examples written.
-        empty: number of rows without an answer or text, which are dropped.
+        empty: number of rows that gave no example, such as rows without an answer or text. They are dropped.
         apart: number of examples made from rows that gave one example for each turn.
         noted: {kind: (number of rows, name of the first such row)}. A kind is BAD or a note of
             `tasks.data.format.chat`.
@@ -47,7 +49,8 @@ class Tally:
         self.noted[what] = (count + rows, known)
 
     def add(self, other: Meta) -> None:
-        """Add the counts of another part or split. other: what its `Tally.meta()` returned."""
+        """Add the counts of another part or split to this one's. other: the value that the other's `Tally.meta()`
+        returned."""
         for name in ("read", "made", "empty", "apart"):
             setattr(self, name, getattr(self, name) + other[name])
         for what, (rows, first) in other["noted"].items():

@@ -1,5 +1,5 @@
-"""Describe in a model's folder how its inputs are shaped from rows, as `trnflow.json`, so that they can be shaped in the
-same way after training.
+"""Describe, in the file `trnflow.json` of a model's folder, how rows of data become the model's inputs, so that rows
+are formatted in the same way for predictions after training.
 
 The file depends on settings and on the names of columns alone; it holds no row of the data.
 """
@@ -22,7 +22,7 @@ class RowFormat(NamedTuple):
     """How a row becomes the input of a model.
 
     task: `classification` or `causal_lm`; settings: the recipe's section `format`; text: the columns of `data.text`;
-    columns: all columns that the rows had in training; nested: those of them that hold lists or objects; max_length: the
+    columns: all columns that the rows had in training; nested: the columns that hold lists or objects; max_length: the
     most tokens of a row in training."""
 
     task: str
@@ -34,8 +34,8 @@ class RowFormat(NamedTuple):
 
 
 def row_format(texts: Meta, tokens: Meta) -> Meta:
-    """Return the content of `trnflow.json`. texts, tokens: the metadata of the artifacts of `format_prompts` and
-    `tokenize_text`."""
+    """Return the content of `trnflow.json` for a model; the caller writes the file. texts, tokens: the metadata of the
+    artifacts of `format_prompts` and `tokenize_text` that the model was trained on."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -46,7 +46,7 @@ def row_format(texts: Meta, tokens: Meta) -> Meta:
 
 
 def read_row_format(folder: Path) -> RowFormat:
-    """Read `trnflow.json` in a model's folder. ModelError for a folder without it, or with one of another version."""
+    """Read `trnflow.json` in a model's folder. Raises ModelError if the file is missing or of another version."""
     file = folder / FILE
     document = read_json(file) if file.is_file() else {}
     if (document.get("format"), document.get("version")) != (FORMAT, VERSION):

@@ -1,5 +1,7 @@
-"""What each task makes of a row: a text and a label, or the parts of a text. Fails with ConfigError for a column that the
-rows lack or a wrong template."""
+"""Make training examples from rows, as the setting `format.task` says: a text and a label, or the parts of a text (its
+pieces in order, each with a flag that says whether it is trained on).
+
+Fails with ConfigError for a column that the rows lack or a wrong template."""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ ARGUMENTS = "chat_template_kwargs"
 Text = Callable[[Row, str], str]
 RowMaker = Callable[[Row, str], Row | None]
 Maker = Callable[[Row, str], Made]
-"""A function that makes examples from a row. Its second argument names the row in errors."""
+"""A function that makes examples from a row. Its second argument is the row's name for errors. An example is a dict
+with `text` and `label`, or with `parts`. A `RowMaker` makes at most one example, a `Text` function a text."""
 
 
 def maker_of(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> Maker:
-    """Return the function that makes examples from a row, as `format.task` says. meta: the rows' metadata; chat: from
-    `chat_document`, or None; limit: the context of each rendering."""
+    """Return the function that makes examples from a row, as `format.task` says.
+
+    meta: the metadata of the rows' artifact (`load_data`); chat: the chat template, from `chat_document`, or None where
+    none is used; limit: gives the context in which each row's templates are rendered. Raises ConfigError for a setting
+    that does not fit the rows, DataError for classification with one class only."""
     if config.task == "chat":
         return _chat(config, meta, chat, limit)
     make = MAKERS[config.task](config, meta, limit)
@@ -79,10 +85,12 @@ def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> R
 
 
 def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> tuple[Text, list[str]]:
-    """Return a function that renders a template of the recipe over a row's columns, and the columns that the template
-    names. JSON text of nested columns is parsed first.
+    """Return (a function that renders a template of the recipe over a row's columns, the names of the columns that the
+    template uses). The function parses the JSON text of nested columns first.
 
-    setting: `prompt_template` or `response_template`; meta: `columns` and perhaps `nested`, names of columns."""
+    setting: `prompt_template` or `response_template`, the setting of `config` that holds the template; meta: a dict
+    with `columns`, the names of the rows' columns, and perhaps `nested`, those of columns with lists or objects; limit:
+    gives the context in which a row is rendered."""
     template = RowTemplate(f"format.{setting}", getattr(config, setting), meta["columns"], limit)
     nested = meta.get("nested", ())
 
@@ -94,8 +102,9 @@ def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -
 
 
 def instruction_prompt(config: FormatConfig, meta: Meta) -> Text:
-    """Return a function that writes an instruction row's prompt, up to the answer, in the words that `format.style`
-    names. meta: `columns`, the names of the rows' columns."""
+    """Return a function that writes the prompt of an instruction row, that is the text before the answer, in the
+    wording of `format.style`. meta: a dict with `columns`, the names of the rows' columns. Raises ConfigError if the
+    rows lack the column `format.instruction`."""
     _present("format.instruction", config.instruction, meta)
     instruction, context = _column(config.instruction), _column(config.context)
     words = STYLES[config.style]
@@ -123,8 +132,8 @@ def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> 
 
 
 def chat_templates_of(config: FormatConfig, chat: Meta, limit: Limit = no_limit) -> dict[str, ChatTemplate]:
-    """Return the chat templates: `template` and, if the tokenizer has another one for conversations with tools, `tools`.
-    chat: from `chat_document`."""
+    """Return the parsed chat templates by name: `template` and, if the tokenizer has another one for conversations with
+    tools, `tools`. chat: from `chat_document`; limit: gives the context in which each row is rendered."""
     return {
         name: ChatTemplate(
             chat["name"],
@@ -140,11 +149,13 @@ def chat_templates_of(config: FormatConfig, chat: Meta, limit: Limit = no_limit)
 
 
 def chat_document(config: FormatConfig, folder: Path | None) -> Meta:
-    """Return the chat template of the recipe or of the model's tokenizer, as JSON. folder: the tokenizer's; None if the
-    model brings none.
+    """Return the chat template that the recipe sets, or else that of the model's tokenizer, as a JSON object. folder:
+    the tokenizer's folder; None if the model has no tokenizer.
 
-    template: Jinja; tools: another template for conversations with tools, or null; name: for errors; special: role ->
-    special token; texts: all special tokens. Raises ConfigError when the tokenizer has no chat template."""
+    Keys of the object: `template`, the Jinja text; `tools`, another template for conversations with tools, null or
+    missing if there is none; `name`, the template's name in errors; `special`, {role such as `eos_token`: special
+    token}; `texts`, all special tokens. Raises ConfigError when the tokenizer's template is wanted and the tokenizer
+    has none."""
     special = (special_tokens(folder) if folder else None) or {}
     found = {"special": special, "texts": list(special_texts(folder)) if folder else []}
     if config.chat_template != "tokenizer":

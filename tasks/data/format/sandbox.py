@@ -94,10 +94,10 @@ def chat_environment(date: str) -> Limited:
 
 
 def render(template: Any, variables: dict[str, Any], *, marked: bool = False) -> str:
-    """Render a template of a `Limited` environment. marked: put the characters MARKS around the text of `{% generation
-    %}` blocks.
+    """Render a template of a `Limited` environment and return the text. marked: put the characters MARKS around the
+    text of `{% generation %}` blocks.
 
-    Raises what the template raises, and TemplateRuntimeError when the rendering exceeds STEPS or OUTPUT."""
+    Raises TemplateRuntimeError when the rendering exceeds STEPS or OUTPUT. Exceptions of the template pass through."""
     pieces, size = [], 0
     for piece in template.generate({**variables, _STEPS: [STEPS], _MARKED: marked}):
         size += len(piece)

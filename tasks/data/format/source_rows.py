@@ -1,7 +1,8 @@
-"""Record which row each example of `format_prompts` was made from.
+"""Record which row of the data each example of `format_prompts` was made from.
 
-Most often the examples are the rows one for one, and nothing is written. Rows that were dropped, or that became several
-examples (of a conversation one for each turn, for instance), make a file `<split>.source_row.npy`.
+Most often every row gives one example, in order, and no file is written. If a row was dropped, or became several
+examples (one for each turn of a conversation, for instance), the file `<split>.source_row.npy` in the artifact's folder
+has the row of each example.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def write_source_rows(texts: Path, split: str, found: list[Ints], rows: int) -> None:
-    """Write the rows of a split's examples, unless the examples are the rows one for one.
+    """Write the row of each example of a split to `<split>.source_row.npy`. Write nothing if every row gave one
+    example, in order.
 
-    texts: the folder of the artifact; found: the row of each example, counted from 0, in pieces; rows: the split's number of
-    rows."""
+    texts: the folder of the artifact; found: the row of each example, counted from 0, as one array or several that
+    follow each other; rows: the number of rows of the split."""
     import numpy as np
 
     ends = np.cumsum([len(piece) for piece in found])
@@ -30,8 +32,10 @@ def write_source_rows(texts: Path, split: str, found: list[Ints], rows: int) -> 
 
 
 def read_source_rows(texts: Path, split: str, examples: int) -> Ints:
-    """Return the row of each example, int32 [examples], counted from 0. texts: the folder of an artifact of
-    `format_prompts`; examples: the number of the split's examples."""
+    """Return the number of the row that each example of a split was made from, int32 [examples], counted from 0.
+    Without the file `<split>.source_row.npy` these are 0, 1, 2, ...
+
+    texts: the folder of an artifact of `format_prompts`; examples: the number of the split's examples."""
     import numpy as np
 
     file = _file(texts, split)

@@ -1,6 +1,8 @@
-"""Keep special tokens apart that a user or an assistant spells in a message, so that the tokenizer reads them as text.
+"""Find special tokens that a user or an assistant spells in a message (such as `</s>`), and mark them, so that the
+tokenizer reads them as ordinary text.
 
-While a template is rendered, private characters stand for them; afterwards each becomes a part of its own, marked `plain`."""
+While a template is rendered, one private-use character of Unicode stands for each such token. Afterwards each becomes a
+part of its own in the rendered text, marked `plain`."""
 
 from __future__ import annotations
 
@@ -16,15 +18,18 @@ are `sandbox.MARKS`."""
 
 
 def special_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Compile a pattern that finds special tokens in messages, preferring the longest. names: the texts of the
-    tokenizer's special tokens; the pattern also finds the internal characters `sandbox.MARKS`."""
+    """Return a compiled pattern that finds special tokens in messages; where several begin at one place, the longest.
+
+    names: the texts of the tokenizer's special tokens. The pattern also finds the internal characters
+    `sandbox.MARKS`."""
     from tasks.data.format.sandbox import MARKS
 
     return re.compile("|".join(re.escape(name) for name in sorted((*names, *MARKS), key=len, reverse=True)))
 
 
 def stand_ins_for(given: Conversation, special: re.Pattern[str] | None) -> dict[str, str]:
-    """Return {special token that occurs in the conversation: a private character that does not occur in it}."""
+    """Return {special token that occurs in the conversation: a private-use character that does not occur in it}.
+    special: from `special_pattern`; None finds no tokens."""
     texts: list[str] = []
     _add_strings(given, texts)
     written = "\0".join(texts)
@@ -48,7 +53,8 @@ def _add_strings(value: Any, to: list[str]) -> None:
 
 
 def replace_spelled(given: Conversation, stand_ins: dict[str, str]) -> Conversation:
-    """Return the conversation with each special token replaced by its private character. Roles are not changed."""
+    """Return the conversation with each special token replaced by its private-use character, in all its texts but the
+    roles. stand_ins: from `stand_ins_for`."""
     if not stand_ins:
         return given
     found = re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
@@ -65,8 +71,10 @@ def replace_spelled(given: Conversation, stand_ins: dict[str, str]) -> Conversat
 
 
 def split_spelled(parts: list[Row], names: dict[str, str]) -> Iterator[Row]:
-    """Replace the private characters by the special tokens they stand for, each in a part of its own with `plain` set.
-    names: {character: token}."""
+    """Yield the parts of a rendered text with each private-use character replaced by the special token that it stands
+    for. Each such token becomes a part of its own with `plain` True; in all other parts `plain` is False.
+
+    parts: dicts with `text` and `train`; names: {character: token}."""
     for part in parts:
         texts = re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]]
         for text in filter(None, texts):

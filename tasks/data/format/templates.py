@@ -11,7 +11,8 @@ from tasks.errors import ConfigError, DataError, TrnflowError
 
 Row = dict[str, Any]
 Limit = Callable[[str], AbstractContextManager[None]]
-"""Returns the context in which one row is rendered; called with the row's name. See `tasks.data.format.time_limit`."""
+"""A function that takes a row's name and returns the context in which this row's template is rendered, such as one that
+ends the process after a time limit (`tasks.data.format.time_limit`)."""
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables of a chat template that `template_arguments` can't set, because they come from the rows."""
@@ -29,6 +30,7 @@ class RowTemplate:
         setting: the dotted setting that holds the template, for errors.
         source: the template's text.
         columns: the columns that the rows have.
+        limit: gives the context in which each row is rendered.
 
     Raises ConfigError for a syntax error.
     """
@@ -45,7 +47,7 @@ class RowTemplate:
 
     @property
     def reads(self) -> list[str]:
-        """The columns that the template names, in the order of the row."""
+        """The names of the columns that the template uses, in the order of the row's columns."""
         return [column for column in self._columns if column in self._names]
 
     def render(self, row: Row, where: str) -> str:
@@ -77,8 +79,9 @@ class ChatTemplate:
 
     setting: the dotted setting that the template comes from, for errors; source: its Jinja text; special: {role, such as
     `eos_token`: text} of the tokenizer's special tokens; date: today's date for the template, YYYY-MM-DD; arguments:
-    `format.template_arguments`. Attributes: `generation`, whether the template has `{% generation %}` blocks; `names`,
-    the variables that it reads. Raises ConfigError for a syntax error."""
+    `format.template_arguments`; limit: gives the context in which each row is rendered. Attributes: `generation`,
+    whether the template has `{% generation %}` blocks; `names`, the variables that the template uses. Raises
+    ConfigError for a syntax error."""
 
     def __init__(
         self, setting: str, source: str, special: dict[str, str], *, date: str, arguments: Row, limit: Limit = no_limit
@@ -118,11 +121,12 @@ class ChatTemplate:
 
 @contextmanager
 def rendering(where: str, what: str, fix: str) -> Iterator[None]:
-    """Context that turns any exception raised while a template is rendered into a DataError.
+    """Context that turns an exception raised while a template is rendered into a DataError that names the row. A
+    TrnflowError passes through unchanged; a MemoryError becomes a ConfigError.
 
     Args:
-        where: names the row.
-        what: the beginning of the message.
+        where: the row's name.
+        what: what went wrong, such as "the chat template refuses the messages".
         fix: what the user can do.
     """
     try:

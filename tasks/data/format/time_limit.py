@@ -39,10 +39,11 @@ Function = Callable[[Meta, Limit], Meta]
 
 
 def call_limited(function: str, arguments: Meta) -> Meta:
-    """Call a `Function` in a new process and return its result. function: "module:name"; arguments: JSON.
+    """Call a function in a new process, with a limit on the time of each rendering, and return the function's result.
 
-    Raises the function's own TrnflowError, ConfigError when a rendering took too long, ProcessFailed when the process ended
-    otherwise."""
+    function: "module:name" of a function that takes (arguments, limit) and returns a JSON object, where limit is the
+    `Limit` to use for each rendering; arguments: a JSON object. Raises the function's own TrnflowError, ConfigError
+    when a rendering took too long, Interrupted on Ctrl-C, ProcessFailed when the process ended otherwise."""
     with TemporaryFile() as place, _started(function, place.fileno()) as process:
         place.truncate(PLACE)
         try:
@@ -70,8 +71,11 @@ def _started(function: str, place: int) -> subprocess.Popen[str]:
 
 
 def serve(function: str, place: str) -> None:
-    """Run the process: read arguments as JSON from stdin, call the function, write its result or error as JSON to
-    stdout."""
+    """Run the new process that `call_limited` starts: read arguments as JSON from stdin, call the function, write its
+    result or error as JSON to stdout.
+
+    function: "module:name"; place: the descriptor of the file to which the name of the row being rendered is
+    written."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     module, _, name = function.partition(":")

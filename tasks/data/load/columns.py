@@ -25,8 +25,8 @@ Nulls = Literal["error", "drop"]
 
 
 class Columns(NamedTuple):
-    """Which columns to read from a source, and what they are for. A column may have two names: `ours` in the artifact,
-    `theirs` in the source.
+    """Which columns to read from a source, and what they are for. A column may have two names: `ours` in the files that
+    `load_data` writes, `theirs` in the source.
 
     Attributes:
         kept: (ours, theirs) of each column to write, in order.
@@ -62,8 +62,8 @@ def choose_columns(
     """Find the columns that the settings `data.text`, `data.label` and `data.columns` name in a source's files. If the
     settings name no column, all columns are read.
 
-    files: all files of the source; text, label, columns, labels: the settings. Raises ConfigError, which suggests the
-    nearest name, for a column that no file has, and for a column that would get two names."""
+    files: all files of the source; text, label, columns, labels: the settings. Raises ConfigError for a column that no
+    file has (the message suggests the nearest name), and for a column that would get two names."""
     names = list(dict.fromkeys(name for rows in files for name in rows.schema.names))
     theirs = dict(columns)
     rule = parse_rule(label) if label and label not in names else None
@@ -125,8 +125,8 @@ def _first_row(rows: Rows, name: str, wanted: Callable[[pa.Array], pa.Array]) ->
 
 
 def text_columns(text: str | tuple[str, ...] | None, label: str | None, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names, in the artifact, of the columns that hold the text: those of `data.text`; without that setting
-    `text` if there is a label, else none.
+    """Return the names of the columns that hold the text, as the files that `load_data` writes name them: the setting
+    `data.text`, or without that setting `text` if there is a label, else none.
 
     text, label, columns: the settings `data.text`, `data.label`, `data.columns`."""
     if text is None:
@@ -165,6 +165,7 @@ def clean_batches(
     """Read a file's rows in batches, check them, and leave out the rows without text or label.
 
     Args:
+        rows: the opened file.
         columns: the columns to read.
         schema: the schema that `united` returned for the split.
         split: the name of the split, for errors.

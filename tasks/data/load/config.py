@@ -135,8 +135,12 @@ class DataConfig(SourceConfig):
         return found or None
 
     def sources(self) -> dict[str, SourceConfig]:
-        """Return {name in `mix`: settings of that source}, with the settings of `data` filled in. Without a mixture, the
-        only source has the name ""."""
+        """Return {name in `mix`: settings of that source}, sorted by name. Without a mixture, the only source has the
+        name "" and the settings of `data`.
+
+        For a mixture, `label` and `labels` of `data` are filled in for a source that lacks them. Every source gets
+        `text = self.texts`; its `columns` maps these names to its own columns, and includes the columns of `data`.
+        Raises ConfigError for a source with another number of text columns than `data`."""
         return {name: self._filled(name, one) for name, one in sorted(self.mix.items())} if self.mix else {"": self}
 
     def _filled(self, name: str, one: MixedSource) -> SourceConfig:
@@ -154,7 +158,8 @@ class DataConfig(SourceConfig):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The names, in the artifact, of the columns that hold the text."""
+        """The names of the columns that hold the text, as the files that `load_data` writes name them; () if no setting
+        names one."""
         mixed = (self.mix or {}).values()
         label = self.label or next((one.label for one in mixed if one.label), None)
         if self.text is None and any(one.text for one in mixed):

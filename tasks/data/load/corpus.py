@@ -5,9 +5,9 @@ It has two views (`data.name`):
   package's, module's and object's names are removed from the text. Columns text, package, name.
 - `questions`: the instruction "What does `x.y` do?" with the docstring as response. Columns instruction, response, name.
 
-The files are parsed, never imported. The key holds their content, so it differs between builds of Python. Train, validation
-and test are 80/10/10 by a hash of the text; each text occurs once. Reading takes about 3 s. Resolving hashes all files
-once; later it only checks the size and time of each file.
+The files are parsed, never imported. A digest of their content is part of the stage's cache key, so the key differs
+between builds of Python. Train, validation and test are 80/10/10 by a hash of the text; each text occurs once. Reading
+takes about 3 s. Computing the digest hashes all files once; later only the size and time of each file are checked.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Docstring(NamedTuple):
 
 
 def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
-    """Resolve `builtin:stdlib` to the source files of the running Python: a Source with the identity `{builtin, view,
-    digest of all files}`.
+    """Return the `Source` for `builtin:stdlib`: the corpus made from the source files of the running Python. Its
+    identity, which becomes part of the stage's cache key, is `{builtin, view, digest of all files}`.
 
-    source: `data.source`; view: `data.name`, or None for the first view. Raises ConfigError for an unknown corpus or
-    view."""
+    source: `data.source`; view: `data.name`, or None for the first view; resolver: remembers the digest from run to
+    run. Raises ConfigError for an unknown corpus or view."""
     if source != SOURCE:
         raise ConfigError(f"data.source: there is no built-in corpus {source}", f"use {SOURCE}")
     view = view or VIEWS[0]
@@ -73,8 +73,11 @@ def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
 
 
 def stdlib_files(root: Path) -> list[tuple[str, str]]:
-    """List (path relative to `root`, stamp) of every source file of the standard library, without tests, tools and
-    installed packages. root: the folder of the standard library."""
+    """List (path relative to `root`, stamp) of every source file of the standard library, sorted by path, without
+    tests, tools and installed packages. A stamp is a text of the file's inode, size and times, which changes when the
+    file does.
+
+    root: the folder of the standard library."""
     found: list[tuple[str, str]] = []
     pending = [""]
     while pending:
@@ -106,8 +109,10 @@ def corpus_splits(view: str) -> dict[str, Rows]:
 
 
 def read_docstrings(root: Path) -> Iterator[Docstring]:
-    """Yield the docstrings of public modules, classes and functions, in the order of the files and of their lines. root:
-    the folder of the standard library."""
+    """Yield the docstrings of public modules, classes and functions, in the order of the files' paths and of their
+    lines. Docstrings of fewer than FEWEST_WORDS words, and files that this Python can't parse, are skipped.
+
+    root: the folder of the standard library."""
     for path, _ in stdlib_files(root):
         parts = [part for part in path.removesuffix(".py").split("/") if part != "__init__"]
         if any(part.startswith("_") for part in parts):

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def hub_splits(location: Meta) -> dict[str, list[Rows]]:
-    """Open a hub dataset and return {split: its files' rows}.
+    """Download a hub dataset, unless the hub client's cache has its files, and return {split: its files' rows}.
 
-    location: `hub` (repository), `name` (configuration or null), `commit`, and `splits` ({split: its name at the hub};
-    {} for splits with the same names as at the hub)."""
+    location: the `Source.location` of the dataset: `hub` (repository), `name` (configuration or null), `commit`, and
+    `splits` ({split: its name at the hub}; {} to find the splits by their names at the hub)."""
     from datasets import disable_progress_bars, load_dataset_builder
 
     disable_progress_bars()  # the stage has a bar of its own

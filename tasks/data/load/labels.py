@@ -42,14 +42,16 @@ class Rule:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of labels 0 and 1 for a recipe that gives none: the opposite of the rule, then the rule."""
+        """The names of labels 0 and 1 for a recipe that gives none: the opposite of the rule, then the rule, such as
+        ["rating < 4", "rating >= 4"]."""
         value = f"{self.value:g}" if isinstance(self.value, float) else self.value
         return [f"{self.column} {_OPPOSITE[self.operator]} {value}", f"{self.column} {self.operator} {value}"]
 
 
 def parse_rule(label: str) -> Rule | None:
-    """Parse the setting `data.label` as a rule; None if it is the name of a column. Raises ConfigError for a rule that
-    compares with a text by `<` or `>`."""
+    """Parse the setting `data.label` as a rule, such as `rating >= 4`. Returns None if the setting contains no
+    comparison and is therefore the name of a column. Raises ConfigError for a rule that compares with a text by `<`,
+    `<=`, `>` or `>=`."""
     match = _RULE.fullmatch(label)
     if match is None:
         return None
@@ -104,9 +106,9 @@ class SeenLabels:
 def label_texts(values: pa.Array, rule: Rule | None, named: tuple[str, ...], where: str, before: int) -> pa.Array:
     """Convert a label column to texts. With a rule the texts are "0" and "1".
 
-    Null, NaN, blank texts and the text "nan" in any case become null, unless the recipe lists them in `named`
-    (`data.labels`). where: the file's name; before: how many rows of the file precede `values`. Raises DataError for a
-    label that is a fraction, and for a value that the rule can't compare."""
+    Null, NaN, blank texts and the text "nan" in upper or lower case become null. Only a text "nan" that `named` lists
+    stays a label. named: the setting `data.labels`; where: the file's name; before: how many rows of the file precede
+    `values`. Raises DataError for a label that is a fraction, and for a value that the rule can't compare."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

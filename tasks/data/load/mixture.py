@@ -24,12 +24,13 @@ Strategy = Literal["first_exhausted", "all_exhausted"]
 def amounts(
     available: Mapping[str, int], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None = None
 ) -> dict[str, int]:
-    """Return {source: number of rows that it contributes}.
+    """Return {source: number of rows that it contributes to train}. The number is larger than the source's own number
+    of rows if rows are repeated.
 
     Args:
         available: {source: rows that it has, above 0}.
         weights: {source: weight}, which need not sum to 1, or None to take all rows once.
-        strategy: see the module.
+        strategy: `first_exhausted` (no row repeated) or `all_exhausted` (every row used), as the module describes.
         limit: the largest sum of all numbers, or None for no limit.
     """
     parts = {name: Fraction(repr(weights[name])) if weights else Fraction(count) for name, count in available.items()}

@@ -42,8 +42,8 @@ class Rows:
 
 
 def open_file(path: Path, kind: str, name: str) -> Rows:
-    """Open a data file by its format. kind: a value of `tasks.sources.data_files.FORMATS`; name: the file's name in
-    errors.
+    """Open a data file without reading its rows. kind: the file's format, "parquet", "csv", "tsv", "jsonl", "arrow" or
+    "txt"; name: the file's name in errors.
 
     Raises DataError for a file that can't be read, or that has two columns of one name."""
     opener = {"parquet": _parquet, "csv": _csv, "tsv": _tsv, "jsonl": _json, "arrow": _arrow, "txt": _text}[kind]
@@ -56,7 +56,8 @@ def open_file(path: Path, kind: str, name: str) -> Rows:
 
 
 def open_table(table: pa.Table, name: str) -> Rows:
-    """Wrap a table that is in memory or memory-mapped as `Rows`, like an opened file. name: its name in errors."""
+    """Return a table that is in memory or memory-mapped as `Rows`, the type of an opened file. name: the table's name
+    in errors."""
     return Rows(name, table.schema, lambda columns: iter(table.select(columns).to_batches(max_chunksize=BATCH)))
 
 

@@ -1,4 +1,5 @@
-"""Copy a split into an uncompressed Arrow file in the scratch folder, and read chosen rows of that file later.
+"""Copy a split into an uncompressed Arrow file (the *scratch file*) in the stage's folder for temporary files, and read
+chosen rows of that file later.
 
 The rows are read twice, because duplicates and samples can be chosen only after all rows have been read.
 Memory: a batch, and 8 bytes a row. Disk: the chosen columns, uncompressed, until the stage ends.
@@ -45,15 +46,16 @@ class ReadSplit(NamedTuple):
 
 
 def hashed_columns(columns: Columns) -> tuple[str, ...]:
-    """Return the names of the columns by which rows are compared: the text columns, or all where none is named."""
+    """Return the names of the columns whose values are hashed to compare rows: the text columns, or all columns that
+    are written if no text column is named."""
     return columns.text or tuple(ours for ours, _ in columns.kept)
 
 
 def read_split(split: str, files: list[Rows], columns: Columns, nulls: Nulls, path: Path, out: Workdir) -> ReadSplit:
-    """Read the files of a split, check their rows and write the rows to a scratch file.
+    """Read the files of a split of one source, check their rows and write the rows to a scratch file.
 
     Args:
-        split: its name, for errors.
+        split: the split's name, for errors.
         files: the files of the split, at least one.
         columns: the columns to read.
         nulls: `data.nulls`, whether rows without text or label are an error or are dropped.
@@ -147,15 +149,16 @@ def _column(rows: pa.RecordBatch, field: pa.Field, labels: LabelSet | None) -> p
 
 
 def common_schema(schemas: dict[str, pa.Schema], nested: Collection[str], labelled: bool, split: str) -> pa.Schema:
-    """Return one schema for a split that comes from several sources: all their columns, in the order of the sources.
+    """Return one schema for a split that comes from several sources: the columns of all sources, in the order of the
+    sources. Each column has a type that holds the values of all sources; a column that is null everywhere is text.
 
     Args:
         schemas: {source: its schema}.
         nested: columns that hold lists or objects in any split.
         labelled: whether to add the column `label`.
-        split: its name, for errors.
+        split: the split's name, for errors.
 
-    Raises DataError for a column whose types differ.
+    Raises DataError for a column whose types conflict, such as text and number.
     """
     import pyarrow as pa
 

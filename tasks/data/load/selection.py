@@ -25,8 +25,8 @@ _BLOCK = 1 << 16
 
 
 def row_hashes(columns: Iterable[pa.Array]) -> Hashes:
-    """Hash each row over its values in the given columns: uint64 [rows]. A value that is not a string is hashed as its
-    JSON text."""
+    """Return a hash of each row over its values in all the given columns together, uint64 [rows]. A value that is not a
+    string is hashed as its JSON text. Rows with equal values have equal hashes."""
     import numpy as np
 
     values = [column.to_pylist() for column in columns]
@@ -40,12 +40,13 @@ def _bytes(row: tuple[Any, ...]) -> bytes:
 
 
 def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> dict[str, Mask]:
-    """Divide rows into splits by their hashes. fractions: {split: its fraction of the rows}.
+    """Divide rows into splits by their hashes. hashes: uint64 [rows], from `row_hashes`; fractions: {split: its
+    fraction of the rows}, without train.
 
-    Returns {split: bool [rows]}, with all other rows under "train". A row's split depends only on its text and the seed:
-    equal texts stay together, and appended rows do not move other rows. Sizes follow the fractions up to chance, with a
-    standard deviation of sqrt(rows x fraction x (1 - fraction)) rows. A split that would be empty takes one text from
-    train."""
+    Returns {split: bool [rows]}, with all other rows under "train". A row's split depends only on its text and the
+    seed: equal texts stay together, and appended rows do not move other rows. Sizes follow the fractions up to chance,
+    with a standard deviation of sqrt(rows x fraction x (1 - fraction)) rows. A split that would be empty takes one text
+    from train."""
     import numpy as np
 
     ranks = _seeded(hashes, seed)
@@ -110,7 +111,8 @@ def repeated(hashes: Hashes) -> Mask:
 
 
 def repetitions(hashes: Hashes) -> int:
-    """Count the rows whose hash occurs in an earlier row, as `repeated` marks them, with 8 bytes a row instead of 40."""
+    """Return the number of rows whose hash occurs in an earlier row, that is of the rows that `repeated` marks. Takes 8
+    bytes a row; `repeated` takes 40."""
     import numpy as np
 
     ordered = np.sort(hashes)
@@ -118,9 +120,10 @@ def repetitions(hashes: Hashes) -> int:
 
 
 def shared_rows(hashes: Mapping[str, Hashes]) -> dict[tuple[str, str], Mask]:
-    """Find texts that occur in two splits. hashes: {split: uint64 [rows]}.
+    """Find the rows whose text occurs in two splits, or in two sources. hashes: {split or source: uint64 [rows]}.
 
-    Returns for each pair of splits bool [rows of the first]: True where a row's text also occurs in the second."""
+    Returns {(first, second): bool [rows of the first]} for each pair in the order of `hashes`: True where a row's text
+    also occurs in the second."""
     names = list(hashes)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     return {(a, b): _contained(hashes[a], hashes[b]) for a, b in pairs}
@@ -163,16 +166,17 @@ def all_rows(hashes: Hashes) -> Mask:
 
 
 def union_of(masks: Iterable[Mask], like: Mask) -> Mask:
-    """Return bool [rows]: True where any of the masks is True. like: a mask of the same shape, needed when `masks` is
-    empty."""
+    """Return bool [rows]: True where any of the masks is True. like: a mask of the same shape, whose values are not
+    read; it gives the result's shape when `masks` is empty."""
     import numpy as np
 
     return np.asarray(np.logical_or.reduce([np.zeros_like(like), *masks]))
 
 
 def narrowed(outer: Mask, inner: Mask) -> Mask:
-    """Return the mask `outer` with only those rows that `inner` picks among the rows of `outer`. inner: one value for
-    each row that `outer` picks; the result has one value for each row of all."""
+    """Reduce the rows that the mask `outer` picks to those that `inner` picks among them, and return the new mask.
+
+    outer: bool [rows]; inner: bool [rows that `outer` picks]; result: bool [rows]."""
     mask = outer.copy()
     mask[outer] = inner
     return mask

@@ -1,8 +1,9 @@
-"""Choose which rows of the sources go into each split, and write them.
+"""Choose which rows of the sources go into each split (train, validation, test), and write each split to a file.
 
-A split made of several sources has their rows in the order of the sources' names. Among rows with equal text, `dedupe`
-uses the first in this order. `dedupe`, weights and `limit` drop rows of train; only `limit` drops rows of validation and
-test.
+A source is one data set of a mixture (`data.mix`), or the only data set (`data.source`). A split made of several
+sources has their rows in the order of the sources' names. Of several rows with equal text, `dedupe` keeps the first in
+this order. Rows are chosen as masks over the scratch files to which `tasks.data.load.scratch_file` copied them.
+`dedupe`, weights and `limit` drop rows of train; of these three only `limit` drops rows of validation and test.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ class SourceRows(NamedTuple):
     """The rows that one source contributes to one split.
 
     Attributes:
-        source: its name.
+        source: the source's name.
         read: the scratch file that holds the rows.
         labels: converts label texts to ids, or None without labels.
         mask: bool [rows of `read`], which rows are used.
-        times: how often each of these rows is written.
+        times: how often each row that `mask` picks is written.
         more: bool [rows of `read`], rows that are written once more, or None.
     """
 
@@ -59,7 +60,7 @@ class SourceRows(NamedTuple):
 
     @property
     def hashes(self) -> Hashes:
-        """The hashes of the rows that are used, each row once: uint64 [distinct]."""
+        """The hashes of the texts of the rows that are used, each row once: uint64 [distinct]."""
         return self.read.hashes[self.mask]
 
     @property
@@ -91,15 +92,16 @@ def source_splits(
     *,
     stratify: bool,
 ) -> dict[str, SourceRows]:
-    """Assign all rows of a source to splits. Splits that the source does not have are made from its train split.
+    """Assign all rows of a source to splits and return {split: its rows}. A split that `split` names and the source
+    lacks takes its rows from the source's train split.
 
     Args:
-        source: its name.
+        source: the source's name.
         read: {split: the source's rows}.
         labels: the source's label set, or None.
-        split: {split: the fraction of train's rows that it gets}.
+        split: {split: the fraction of train's rows that it takes}; the source's own splits in it are ignored.
         seed: the seed of the choice of rows.
-        stratify: give the made splits the same share of each label as train.
+        stratify: give these new splits the same share of each label as train; no effect without labels.
     """
     train = read["train"]
     fractions = {name: share for name, share in split.items() if name not in read}
@@ -114,21 +116,23 @@ def source_splits(
 
 
 def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
-    """Group the sources' rows by split, in the order train, validation, test. Splits that no source has are left out.
+    """Return {split: the rows that each source contributes}, in the order train, validation, test. Splits that no
+    source has are left out.
 
-    sources: for each source, {split: its rows}."""
+    sources: for each source, {split: its rows}, as `source_splits` returns them."""
     found = {name: [shares[name] for shares in sources if name in shares] for name in SPLITS}
     return {name: shares for name, shares in found.items() if shares}
 
 
 class Dropped(NamedTuple):
-    """Counts of rows that were dropped, and of texts that occur more than once.
+    """Numbers of rows that were dropped, and of rows whose text occurs more than once, whether dropped or not.
 
     Attributes:
-        rows: {reason: rows dropped}.
-        leakage: {"train/test": rows of the first split whose text also occurs in the second}.
-        overlap: {"a/b": train rows of source a whose text also occurs in train of source b}.
-        duplicates: rows of train whose text occurs in an earlier row of train.
+        rows: {reason: number of rows dropped}.
+        leakage: {"train/test": number of rows of the first split whose text also occurs in the second}, for each pair
+            of splits.
+        overlap: {"a/b": number of train rows of source a whose text also occurs in train of source b}.
+        duplicates: number of rows of train whose text occurs in an earlier row of train.
     """
 
     rows: Meta
@@ -139,9 +143,10 @@ class Dropped(NamedTuple):
 
 def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
     """Count the rows of train whose text repeats an earlier row of train or occurs in another split. With `drop`, also
-    remove these rows.
+    remove these rows from train.
 
-    Returns the rows of each split, and the counts."""
+    shares: {split: the rows of each source}. Returns the rows of each split, and the counts, taken before the
+    removal."""
     hashes = {name: joined([share.hashes for share in some]) for name, some in shares.items()}
     shared = shared_rows(hashes)
     leakage = {f"{a}/{b}": int(mask.sum()) for (a, b), mask in shared.items()}
@@ -159,9 +164,11 @@ def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
 
 
 def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:
-    """Remove the rows of train whose text is among others. texts: uint64 [texts], their hashes.
+    """Remove from train the rows whose text is one of the given texts, such as those of the frozen rows, on which
+    models are compared. Other splits keep such rows.
 
-    Returns the rows of each split, and the number of rows removed."""
+    shares: {split: the rows of each source}; texts: uint64 [texts], the given texts' hashes (`row_hashes`). Returns the
+    rows of each split, and the number of rows removed."""
     import numpy as np
 
     among = np.isin(joined([share.hashes for share in shares["train"]]), texts)
@@ -169,7 +176,8 @@ def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:
 
 
 def sampled(limit: int | None, split: str, shares: list[SourceRows], seed: int) -> list[SourceRows]:
-    """Draw a random sample of at most `limit` rows from the rows of a split. All rows are used if `limit` is None.
+    """Draw a random sample of at most `limit` rows from the rows of a split, and return the sampled rows of each
+    source. If `limit` is None or not below the number of rows, all rows are kept.
 
     split, seed: together seed the sample; shares: the rows that each source contributes."""
     rows = sum(share.distinct for share in shares)
@@ -181,11 +189,13 @@ def sampled(limit: int | None, split: str, shares: list[SourceRows], seed: int) 
 def weighted_train(
     shares: list[SourceRows], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None, seed: int
 ) -> tuple[list[SourceRows], int]:
-    """Choose the rows of train by the sources' weights (see `tasks.data.load.mixture`), at most `limit` rows in all.
+    """Choose the rows of train by the sources' weights, at most `limit` rows in all. A source's weight is its share of
+    the rows of train, relative to the other weights (see `tasks.data.load.mixture`).
 
     Args:
         shares: the rows that each source has.
         weights: {source: its weight}, or None to use all rows once.
+        strategy: `data.stopping_strategy`, whether rows of small sources are repeated.
         limit: the largest number of rows in all, or None for no limit.
         seed: the seed of the samples.
 
@@ -212,10 +222,11 @@ def _taken(share: SourceRows, rows: int, seed: int) -> SourceRows:
 def write_split(
     split: str, shares: list[SourceRows], nested: Collection[str], to: Path, out: Workdir
 ) -> tuple[int, dict[str, int]]:
-    """Write a split as a parquet file. In train the rows of the sources are interleaved, in other splits one source
-    follows another.
+    """Write a split as a parquet file. In train the rows of the sources are interleaved in proportion to their numbers,
+    in other splits one source follows another.
 
     Args:
+        split: the split's name.
         shares: the rows of each source.
         nested: columns that are written as JSON text.
         to: the new file.

@@ -1,5 +1,5 @@
-"""Compute the columns of a range of chunks from their layout, and save layouts as files, from which worker processes read
-them.
+"""Compute the columns of a range of chunks from their layout, and save layouts as files, from which worker processes
+read them. A layout says in which chunk, and at which position, each piece of a token row is placed (`packers.Layout`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ARRAYS = ("row", "start", "size", "chunk", "offset")
 
 
 def save_layout(layout: Layout, folder: Path) -> None:
-    """Write a layout to a new folder, one .npy file for each array, 40 bytes for each piece."""
+    """Write a layout to the new folder `folder`, one .npy file for each array, 40 bytes for each piece."""
     import numpy as np
 
     folder.mkdir(parents=True)
@@ -30,7 +30,7 @@ def save_layout(layout: Layout, folder: Path) -> None:
 
 
 def load_layout(folder: Path) -> Layout:
-    """Read a layout that `save_layout` wrote. Its arrays are memory-mapped."""
+    """Read a layout that `save_layout` wrote to `folder`. The arrays are memory-mapped."""
     import numpy as np
 
     row, start, size, chunk, offset = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
@@ -38,8 +38,8 @@ def load_layout(folder: Path) -> Layout:
 
 
 def part_of(layout: Layout, first: int, last: int) -> Layout:
-    """Return the layout of the chunks from number `first` up to, but not including, `last`. They are numbered from 0
-    again."""
+    """Return the layout of the chunks from number `first` up to, but not including, `last`. In the result these chunks
+    are numbered from 0 again."""
     import numpy as np
 
     here = slice(*np.searchsorted(layout.chunk, (first, last)))
@@ -50,7 +50,11 @@ def fill(layout: Layout, length: int, ids: Array, mask: Array | None, pad_id: in
     """Compute the columns of a layout's chunks, each int32 [chunks, length]: input_ids, segment_ids, position_ids and, if
     there is a mask, labels.
 
+    segment_ids number the pieces of a chunk from 1, with 0 for padding; position_ids count from 0 in each piece; labels
+    are the token ids, with -100 where not trained on and at each piece's first token.
+
     Args:
+        layout: the chunks to fill, numbered from 0.
         length: tokens of a chunk.
         ids: int32 [tokens], all token ids of the split.
         mask: uint8 [tokens], 1 where trained on, or None (classification).

@@ -1,5 +1,5 @@
-"""Compute where token rows go in chunks of fixed length. Pure functions of the rows' lengths, which never read the
-tokens.
+"""Compute where token rows go in chunks, the sequences of fixed length that a model reads. Pure functions of the rows'
+lengths, which never read the tokens (only `trained_on` reads the loss mask).
 
 bfd: best fit decreasing over the whole split. The index of open chunks is an integer: bit r is set if some chunk has
 room for exactly r tokens. The lowest set bit from a row's length on therefore names the fullest chunk with enough room.
@@ -31,7 +31,7 @@ class Pieces(NamedTuple):
     Attributes:
         row: the row's number in the split.
         start: the index of the piece's first token among all tokens of the split.
-        size: its number of tokens.
+        size: the piece's number of tokens.
     """
 
     row: Counts
@@ -39,7 +39,7 @@ class Pieces(NamedTuple):
     size: Counts
 
     def where(self, mask: Any) -> Pieces:
-        """Return some of the pieces. mask: a mask, a slice or an array of indices, as numpy takes it."""
+        """Return the pieces that `mask` selects. mask: a bool mask, a slice or an array of indices, as in numpy."""
         return Pieces(self.row[mask], self.start[mask], self.size[mask])
 
 
@@ -47,6 +47,7 @@ class Layout(NamedTuple):
     """The chunk and position of each piece, sorted by (chunk, offset).
 
     Attributes:
+        pieces: the pieces, in this order.
         chunk: int64 [pieces], the number of the piece's chunk.
         offset: int64 [pieces], the position in the chunk of the piece's first token.
         chunks: the number of chunks.
@@ -58,8 +59,8 @@ class Layout(NamedTuple):
     chunks: int
 
     def only(self, wanted: Any) -> Layout:
-        """Return the layout of some of the chunks, numbered from 0 again. wanted: bool [chunks], True for the chunks to
-        keep."""
+        """Return a layout with only the chunks that `wanted` picks, numbered from 0 again in the same order. wanted:
+        bool [chunks], True for the chunks to keep."""
         import numpy as np
 
         kept = wanted[self.chunk]
@@ -89,7 +90,7 @@ def trained_on(pieces: Pieces, mask: Any) -> Any:
     """Return bool [pieces]: whether any token after the piece's first is trained on. The first token does not count,
     because no token before it predicts it.
 
-    pieces: ascending, not overlapping; mask: uint8 [tokens], 1 where trained on."""
+    pieces: sorted by `start`, not overlapping; mask: uint8 [tokens of the split], 1 where trained on."""
     import numpy as np
 
     found = np.zeros(len(pieces.size), dtype=bool)
@@ -110,8 +111,8 @@ def one_each(pieces: Pieces) -> Layout:
 
 
 def concatenated(pieces: Pieces, length: int) -> Layout:
-    """Lay out all tokens one after another and cut them at multiples of `length` (strategy concat). The last chunk is
-    padded. There must be at least one token."""
+    """Lay out the tokens of all pieces one after another and cut them into chunks of `length` tokens (strategy concat).
+    A piece that spans a cut becomes several pieces. The last chunk is padded. There must be at least one token."""
     import numpy as np
 
     ends = np.cumsum(pieces.size)
@@ -186,10 +187,11 @@ def _ordered(pieces: Pieces, chunk: Counts, count: int) -> Layout:
 
 
 def bucket_lengths(sizes: Counts, most: int, buckets: int) -> list[int]:
-    """Choose chunk lengths for the strategy bucket: at most `buckets` lengths that need the least padding, ascending,
-    multiples of 8 except that none exceeds `most`.
+    """Choose chunk lengths for the strategy bucket: at most `buckets` lengths that need the least padding, ascending.
+    Each is a multiple of 8, or `most` itself. The longest row fits the last one.
 
-    sizes: tokens of each row, at least one row, none longer than `most`. Takes O(buckets x (most / 8)^2), however many
+    sizes: int64 [rows], tokens of each row, at least one row, none longer than `most`; most: the largest length
+    allowed. Takes O(buckets x (most / 8)^2), however many
     rows there are."""
     import numpy as np
 

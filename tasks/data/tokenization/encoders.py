@@ -1,5 +1,5 @@
 """Encode texts as rows of token ids. A row has a label for classification, and a loss mask for language models (causal
-texts).
+texts). A causal text consists of parts: pieces of the text, each with a flag that says whether it is trained on.
 
 Rows longer than `max_length` are truncated, split or dropped, as the setting `overlong` says. With `overlong` "error"
 they are returned whole, and the caller raises the error.
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 
 
 class Forged(NamedTuple):
-    """A source row whose text spells a special token. The spelled token was encoded as ordinary text. row: the row's
-    number, from 0; what: the token."""
+    """A source row whose text spells a special token, such as `</s>`. The spelled token was encoded as ordinary text,
+    so that no text can pretend to end a turn. row: the row's number in the table, from 0; what: the token."""
 
     row: int
     what: str
 
 
 class Encoded(NamedTuple):
-    """Token rows, made by an encoder from a table of texts. The arrays hold all rows, one after another.
+    """Token rows, made by an encoder from a table of texts, whose rows are the source rows. The arrays hold all token
+    rows, one after another.
 
     Attributes:
         ids: int32 [tokens], the token ids.
         sizes: int64 [rows], the number of tokens in each row.
         extra: the loss mask of language models, uint8 [tokens], 1 where trained on, or the labels of classification,
             int32 [rows].
-        row: int64 [rows], the source row that each row comes from.
+        row: int64 [rows], the number (from 0) of the source row that each row comes from.
         lengths: int64 [source rows], the number of tokens in each source row before anything was cut.
         forged: source rows whose text spells a special token.
         unsupervised: number of rows that `without_unsupervised` left out.
@@ -62,9 +63,9 @@ class ClassEncoder:
     Args:
         loaded: the tokenizer.
         max_length: the most tokens of a row.
-        overlong: the setting for longer rows.
+        overlong: what happens to longer rows: "truncate", "drop", or "error" (they are returned whole).
 
-    Attributes `extra` and `extra_type`: name and dtype of the array written beside the ids.
+    Attributes `extra` and `extra_type`: name and dtype of the array that the stage writes beside the token ids.
     """
 
     extra, extra_type = "labels", "<i4"
@@ -76,7 +77,7 @@ class ClassEncoder:
         self._overlong = overlong
 
     def encode(self, rows: pa.Table) -> Encoded:
-        """Encode a table with the columns `text` and `label` as token rows."""
+        """Encode a table with the columns `text` and `label` as token rows, whose `extra` are the labels."""
         import numpy as np
 
         texts = texts_of(rows)
@@ -103,11 +104,13 @@ class CausalEncoder:
     Args:
         loaded: the tokenizer.
         max_length: the most tokens of a row.
-        overlong: the setting for longer rows.
-        add_eos: whether to append eos.
+        overlong: what happens to longer rows: "truncate", "split", "drop", or "error" (they are returned whole).
+        add_eos: whether to append eos, the end-of-sequence token.
         framed: whether a chat template wrote the texts, and with them bos, eos and all special tokens.
-        templates: the recipe's templates. A special token in a text is encoded as that token only if a template wrote
-            it; elsewhere its characters are ordinary text.
+        templates: the recipe's templates. Special tokens that occur in a template are encoded as such in the texts.
+            With `framed`, all special tokens are, except in parts marked `plain`. All others are read as ordinary text.
+
+    Attributes `extra` and `extra_type`: name and dtype of the array that the stage writes beside the token ids.
     """
 
     extra, extra_type = "loss_mask", "|u1"
@@ -135,8 +138,9 @@ class CausalEncoder:
         self._overlong = overlong
 
     def encode(self, rows: pa.Table) -> Encoded:
-        """Encode a table as token rows with a loss mask. Its column `parts` is list<struct<text, train>> or
-        list<struct<text, train, plain>>."""
+        """Encode a table as token rows with a loss mask. The table's column `parts` is list<struct<text, train>> or
+        list<struct<text, train, plain>>: `train` says whether the part is trained on, `plain` whether special tokens
+        that are spelled in the part are ordinary text."""
         import numpy as np
 
         texts = texts_of(rows)
@@ -209,8 +213,10 @@ class CausalEncoder:
 
 
 def without_unsupervised(made: Encoded) -> Encoded:
-    """Return the rows without those that have nothing to train on: rows in which no token after the first is trained on
-    (no token predicts the first one). `unsupervised` of the result is the number of removed rows."""
+    """Remove the rows that have nothing to train on, and return the others: rows in which no token after the first is
+    trained on (no token predicts the first one). `unsupervised` of the result is the number of removed rows.
+
+    made: rows from a `CausalEncoder`."""
     import numpy as np
 
     trained = np.concatenate([[0], np.cumsum(made.extra, dtype=np.int64)])

@@ -1,5 +1,6 @@
 """Count what tokenising did to the rows: how many were cut or dropped, with one example of each kind, and how long the
-rows are.
+rows are. A split is tokenised in shards, runs of consecutive rows; the counts of the shards are added up to those of
+the split.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Example(NamedTuple):
     """A row that was cut, dropped, or encoded otherwise than its text looks, as an example for messages.
 
     Attributes:
-        row: its number, from 1.
-        what: what happened to it, in words.
-        text: the beginning of its text.
+        row: the row's number, from 1.
+        what: what happened to the row, in words.
+        text: the beginning of the row's text.
     """
 
     row: int
@@ -38,8 +39,8 @@ class Example(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table, row: int, what: str) -> Example:
-        """Make an example of one row in a table of texts. row: its index in the table, from 0; what: what happened to it,
-        in words."""
+        """Make an example of one row in a table of texts. row: the row's index in the table, from 0; what: what
+        happened to the row, in words."""
         given = rows.slice(row, 1).to_pylist()[0]
         text = given["text"] if "text" in given else "".join(part["text"] for part in given["parts"])
         return cls(row + 1, what, shorten(" ".join(text[:1000].split()), WORDS, placeholder=" ..."))
@@ -76,7 +77,8 @@ class Count:
     first: dict[str, Example] = field(default_factory=dict)
 
     def add(self, other: Meta) -> None:
-        """Add the counts of the next shard of the split. other: what its `Count.meta()` returned."""
+        """Add the counts of the next shard of the split to this one's. other: the value that the shard's `Count.meta()`
+        returned. Call this in the order of the shards, because rows are numbered by the rows read before."""
         for what, (row, *rest) in other["first"].items():
             self.first.setdefault(what, Example(row + self.read, *rest))
         self.read += other["read"]
@@ -107,10 +109,10 @@ def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Me
     Args:
         max_length, overlong: the settings.
         counts: {split: counts}.
-        dropped: {reason: rows}.
+        dropped: {reason: rows} of all splits together.
         out: prints the messages.
 
-    Returns {kind: example} for the artifact's metadata.
+    Returns {kind, "overlong" or "forged": example} for the artifact's metadata.
     """
     examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
@@ -135,8 +137,8 @@ def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Me
 def row_lengths(folder: Path) -> Meta:
     """Return a summary of the lengths of a split's token rows. folder: the folder with the split's `offsets.npy`.
 
-    Returns `percentiles` {length_p50, length_p95, length_p99} and the histogram `rows` {"<most tokens>": number of rows},
-    whose bins double in width."""
+    Returns {"percentiles": {length_p50, length_p95, length_p99}, in tokens, "rows": a histogram}. The histogram is
+    {"<most tokens of the bin>": number of rows}, with bins up to 1, 2, 4, 8, ... tokens; empty bins are left out."""
     import numpy as np
 
     offsets = np.load(folder / "offsets.npy", mmap_mode="r")

@@ -1,8 +1,9 @@
 """Cut a table of texts into shards at places that depend on its content, and compute each shard's digest.
 
-A shard ends after a row whose checksum is small, once the shard has half of the wanted size, and at the latest when it
-has twice that size. Therefore an added, changed or removed row changes only the shards around it, and all others are
-found in the store. Costs 2 ms a MB; memory: two shards.
+A shard is a run of consecutive rows that is tokenised at once; its result is cached by the shard's digest. A shard ends
+after a row whose checksum is small, once the shard has half of the wanted size, and at the latest when it has twice
+that size. Therefore an added, changed or removed row changes only the shards around it, and the cached results of all
+others are used again. Costs 2 ms a MB; memory: two shards.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def cut_shards(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Tabl
     """Cut rows into shards, in order, and yield each as a table. The cuts depend on the rows alone, not on how they are
     divided into batches.
 
-    batches: with a column `text`, or a column `parts` of structs with a `text`; size: the wanted bytes of text in a
-    shard."""
+    batches: rows with a column `text`, or a column `parts` of lists of structs with a `text`; size: the wanted bytes of
+    text in a shard."""
     import pyarrow as pa
 
     least, most = size / 2, size * 2
@@ -62,8 +63,8 @@ def content_digest(table: pa.Table) -> str:
 
 
 class Texts(NamedTuple):
-    """The texts of a table, joined into one array of bytes. A row of a language model may have several parts; a
-    classified text is one part.
+    """The texts of a table, joined into one array of bytes. A row of a language model may have several parts, pieces of
+    its text that are trained on or not; a text for classification is one part.
 
     Attributes:
         data: all texts in UTF-8.
@@ -89,8 +90,8 @@ class Texts(NamedTuple):
 
 
 def texts_of(table: pa.Table) -> Texts:
-    """Join the texts of a table. It has a column `text`, or a column `parts` of structs with `text`, `train` and perhaps
-    `plain`."""
+    """Join the texts of a table. The table has a column `text`, or a column `parts` of lists of structs with `text`,
+    `train` and perhaps `plain`."""
     import numpy as np
 
     if "parts" in table.column_names:

@@ -2,8 +2,8 @@
 transformers.
 
 Padding uses the tokenizer's pad token, else its eos token (Llama 2 has no pad token; padding is masked everywhere, so any
-id would do). Only files that are part of the model source's `tokenizer` identity are read. Fails with ModelError for a
-folder without a fast tokenizer, or a tokenizer with neither pad nor eos.
+id would do). Only the files TOKENIZER_FILES are read, whose digests are part of the stage's cache key. Fails with
+ModelError for a folder without a fast tokenizer, or a tokenizer with neither pad nor eos.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class FastTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The token id for padding: that of the pad token, else of eos. Raises ModelError if the tokenizer has neither."""
+        """The token id for padding: the id of the pad token, or else of the eos token. Raises ModelError if the
+        tokenizer has neither."""
         for role in ("pad_token", "eos_token"):
             if (found := self.id_of(role)) is not None:
                 return found
@@ -96,8 +97,9 @@ class FastTokenizer:
 
 
 def read_tokenizer(folder: Path) -> FastTokenizer:
-    """Read the tokenizer in a Hugging Face folder, from tokenizer.json or a WordPiece vocab.txt. Raises ModelError if
-    neither can be read."""
+    """Read the tokenizer in a Hugging Face folder, from tokenizer.json, or without that file from a WordPiece
+    vocab.txt. Truncation and padding are switched off. Raises ModelError if there is neither file, or if the file can't
+    be read."""
     if (folder / "tokenizer.json").exists():
         return _read_fast(folder)
     if (folder / "vocab.txt").exists():

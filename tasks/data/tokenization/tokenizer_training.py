@@ -42,9 +42,9 @@ class TrainTokenizer(StageConfig):
 def train_tokenizer(config: TrainTokenizer, texts: Callable[[], Iterable[str]], causal: bool) -> FastTokenizer:
     """Train a tokenizer on texts, as the setting `tokenize.train` asks.
 
-    texts: returns an iterable of all texts; called once or twice; causal: True for a language model, whose eos
-    `tokenize_text` appends, False for classification. Raises ConfigError for a vocabulary that is too small for the
-    texts' characters, DataError for texts without any characters."""
+    texts: a function that returns an iterable of all texts, and is called once or twice; causal: True for a language
+    model, whose eos `tokenize_text` appends, False for classification. Raises ConfigError for a vocabulary that is too
+    small for the texts' characters, DataError for texts without any characters."""
     trained = (
         _train_wordpiece(config, texts, causal) if config.kind == "wordpiece" else _train_bpe(config, texts, causal)
     )

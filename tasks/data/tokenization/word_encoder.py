@@ -62,7 +62,7 @@ class CutRules(NamedTuple):
         letter: whether to cut between an ASCII letter and punctuation.
         inner: a second tokenizer for pieces after the first one, needed if the tokenizer itself puts something before a
             text, else None.
-        places_differ: whether the ids of a piece depend on its kind.
+        places_differ: whether the token ids of a piece depend on its kind: FIRST, LATER or AFTER_ADDED.
     """
 
     space: bool = False
@@ -81,8 +81,9 @@ class Pieces(NamedTuple):
 
 
 class WordEncoder:
-    """Encodes texts with a tokenizer of the `tokenizers` library. The tokenizer is modified, so nothing else may use it.
-    Threads may share a WordEncoder.
+    """Encodes texts with a tokenizer of the `tokenizers` library, in three steps: `find_added`, `pieces` (cut the
+    texts) and `encode` (the pieces' token ids). The tokenizer is modified, so nothing else may use it. Threads may
+    share a WordEncoder.
 
     Attributes: `special` {special token: id}; `blanks` {special token: (whether it includes the blanks before it, and
     those after it)}."""
@@ -120,7 +121,8 @@ class WordEncoder:
         return self._with_sentinel[sentinel], sentinel
 
     def find_added(self, data: bytes, rows: Longs, special: dict[str, int]) -> list[tuple[int, int]]:
-        """Find the added tokens in texts. Returns (first byte, end) of each, with the blanks that belong to it.
+        """Find the added tokens in texts. Returns (first byte, end) of each, from left to right; the span includes the
+        blanks that belong to the token.
 
         Args:
             data: all texts, one after another.
@@ -132,7 +134,7 @@ class WordEncoder:
         )
 
     def pieces(self, data: Bytes, rows: Longs, added: list[tuple[int, int]]) -> Pieces:
-        """Cut texts into pieces.
+        """Cut texts into pieces at the places that the tokenizer's `CutRules` allow, and around each added token.
 
         Args:
             data: all texts, one after another, uint8 [bytes].
@@ -250,8 +252,8 @@ def find_all(data: bytes, rows: Longs, names: dict[str, tuple[bool, bool]]) -> l
 
 
 def cut_rules(tokenizer: Tokenizer) -> CutRules:
-    """Return the places where texts for this tokenizer may be cut, from its pre-tokenizer's family; none if the family is
-    unknown."""
+    """Return the rules by which texts for this tokenizer may be cut before tokenising. They follow from the tokenizer's
+    family (BERT's WordPiece, byte-level BPE, Llama 2's BPE). For another tokenizer the rules allow no cut."""
     normalizer, words = _state(tokenizer.normalizer), _state(tokenizer.pre_tokenizer)
     model, none = type(tokenizer.model).__name__, CutRules()
     added = tokenizer.get_added_tokens_decoder().values()

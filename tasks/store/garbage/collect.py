@@ -1,10 +1,10 @@
-"""Garbage collection: mark the files that the roots reach (see `roots`), move all others to the trash, and delete from the
-trash what has been there for the grace period.
+"""Garbage collection: find the files of a store that are still needed (those that a root leads to; see `roots`), move
+all others to the store's trash, and delete files that have been in the trash or in quarantine for the grace period.
 
-Runs may write at the same time without a lock (see `trash`). Therefore the store is listed three times: records are moved
-to the trash after the first listing, blobs after the second, and after the third, files in the trash that a root now
-reaches are moved back. A collection that is killed is completed by the next one. A dry run writes nothing and reports
-the same files and bytes. Disk space becomes free only after the grace period.
+Runs may write at the same time without a lock (see `trash`). Therefore the store is listed three times: after the first
+listing, records and all other files but blobs are moved to the trash; after the second, blobs; and after the third,
+files in the trash that a root now leads to are moved back. A collection that is killed is completed by the next one. A
+dry run writes nothing and reports the same files and bytes. Disk space becomes free only after the grace period.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CLOCK = f"{TRASH}/clock"
 
 @dataclass
 class Tally:
-    """Sums of the numbers of files and of their bytes, one for each kind (a kind of file, such as `blobs`, or of root,
-    such as `pins`)."""
+    """Sums of the numbers of files and of their bytes, one for each kind (a kind of file, such as `blobs`, or the
+    reason why files stay, such as `runs`)."""
 
     files: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class Tally:
         self.bytes[kind] += entry.size
 
     def to_json(self) -> Meta:
-        """Return {kind: {"files": number of files, "bytes": their sizes}}."""
+        """Return {kind: {"files": number of files, "bytes": sum of their sizes}}."""
         return {kind: {"files": self.files[kind], "bytes": self.bytes[kind]} for kind in sorted(self.files)}
 
 
@@ -51,10 +51,11 @@ class Collected:
 
     Attributes:
         dry_run: whether nothing was written.
-        kept: files that stay, by the kind of root that needs them, such as `runs`.
-        swept: files moved to the trash, by kind of file.
+        kept: files that stay, by the kind of root that needs them: `roots`, `runs`, `attempts` or `young` (written
+            within the grace period).
+        swept: files moved to the trash, by kind of file, such as `blobs`. They can still be brought back.
         purged: files deleted for good, by where they were (trash or quarantine).
-        restored: names of files brought back from the trash, since a root needs them.
+        restored: names of files brought back from the trash, since a root needs them; empty in a dry run.
     """
 
     dry_run: bool
@@ -94,9 +95,12 @@ class Survey:
 
 
 def collect(backend: Backend, policy: Policy, *, yes: bool) -> Collected:
-    """Collect the garbage of a store and return what was done; without `yes`, change nothing and return what would be done.
+    """Collect the garbage of a store: move files that are no longer needed to the trash, delete files whose grace
+    period there has ended, and bring back files in the trash that are needed. Return the files and bytes of each kind.
 
-    policy: what to keep. StoreError, with nothing changed, when the document of a root can't be read.
+    yes: if false (a dry run), change nothing and return what would be moved and deleted; policy: what to keep.
+    StoreError when a document that says which files are needed can't be read; when this is found at the start, nothing
+    is changed.
     """
     return _Collector(backend, policy).collect(yes=yes)
 

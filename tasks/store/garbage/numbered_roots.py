@@ -1,10 +1,12 @@
-"""Numbered roots: files `<root>/roots/<kind>/<name>/<n>.json`, of which the highest n counts.
+"""Numbered roots: files `<root>/roots/<kind>/<name>/<n>.json` in a store, which name artifacts that garbage collection
+must keep. Of the files of one recipe name, the file with the highest n is the present one.
 
-Each file is created once and never changed, so the history stays and two writers can't overwrite each other: whoever
-finds n + 1 taken reads it and decides anew. There are two kinds. `champions` names the model that a recipe's users should
-get, with its evaluation, its scores and the frozen rows. `frozen` names the rows on which the recipe's models are compared.
+Each file is created once and never changed, so the history stays and two writers can't overwrite each other: a writer
+that finds the number n + 1 taken reads that file and decides again. There are two kinds. A file of `champions` names
+the model that a recipe's users should get, with its evaluation, its scores and the frozen rows. A file of `frozen`
+names the frozen rows: the test rows on which the recipe's models are compared.
 
-Garbage collection follows only the files that count (see `counting`); the others stay, and keep nothing.
+Garbage collection keeps all these files, but protects the artifacts of only some of them (see `counting`).
 """
 
 from __future__ import annotations
@@ -22,57 +24,64 @@ from tasks.store.layout import read_object
 
 CHAMPIONS, FROZEN = "roots/champions", "roots/frozen"
 RETRAINED = "roots/retrained"
-"""The folder of the files that say how a recipe's newest retrain ended. Such a file keeps nothing but itself."""
+"""The folder of the files that say how a recipe's newest retrain ended. Such a file protects no other file."""
 
 KEPT_CHAMPIONS = 3
-"""The number of different artifacts, the last that were champions of a name, that garbage collection keeps."""
+"""How many models of a recipe name garbage collection keeps: the present champion and the last other artifacts that
+were champions before."""
 
 
 class Numbered(NamedTuple):
-    """A numbered root. number: the n of its file; document: the file's content."""
+    """A numbered root: a file `roots/<kind>/<name>/<n>.json`. number: n; document: the file's content."""
 
     number: int
     document: Meta
 
 
 def add_numbered(backend: Backend, kind: str, name: str, number: int, document: Meta) -> bool:
-    """Create a numbered root; return False if this number is taken.
+    """Create the file of a numbered root and return True; return False, and change nothing, if this number is taken.
 
-    kind: CHAMPIONS or FROZEN; name: of a recipe, any text."""
+    kind: CHAMPIONS or FROZEN; name: a recipe's name, any text; number: from 1 on; document: the content."""
     data = json.dumps(document, indent=1, sort_keys=True).encode()
     return backend.create(_place(kind, name, number), data)
 
 
 def remove_numbered(backend: Backend, kind: str, name: str, number: int) -> None:
-    """Remove a numbered root that was just created, because what it names was lost meanwhile."""
+    """Remove the file of a numbered root that was just created, because the artifact that the file names was lost
+    meanwhile. The arguments are those of `add_numbered`."""
     backend.remove(_place(kind, name, number))
 
 
 def numbered(backend: Backend, kind: str, name: str) -> list[Numbered]:
-    """Return the numbered roots of a name, the highest number first. StoreError when one can't be read."""
+    """Return all numbered roots of a recipe's name, the highest number (the present one) first; [] if there are none.
+    StoreError when a file is no JSON object. kind: CHAMPIONS or FROZEN."""
     folder = f"{kind}/{quoted_name(name)}"
     places = sorted(((_number(place), place) for place in backend.names(folder)), reverse=True)
     return [Numbered(number, _document(place, backend.read(place))) for number, place in places if number]
 
 
 def series_of(found: list[Numbered]) -> str:
-    """Return a text that names a series of numbered roots: two stores have different ones, even under the same path, because
-    each series begins with a file of its own time. found: all roots of a name, the highest number first."""
+    """Return a text that identifies a series of numbered roots: the time and the artifact of the series' first file.
+    Series in two stores have different texts, even if one store replaced the other at the same path.
+
+    found: all roots of a name, at least one, the highest number first, as `numbered` returns them."""
     first = found[-1].document
     return f"{first['created']} {str(first['artifact'])[7:19]}"
 
 
 def names_of(backend: Backend, kind: str) -> list[str]:
-    """Return the names that have a numbered root of a kind, sorted."""
+    """Return the recipe names that have at least one numbered root of a kind (CHAMPIONS or FROZEN), sorted."""
     return sorted({unquote(place.split("/")[2]) for place in backend.names(kind) if _number(place)})
 
 
 def counting(places: Iterable[str], read: Callable[[str], Meta]) -> set[str]:
-    """Return those of the files below `roots/` that garbage collection follows.
+    """Return those of the files below `roots/` whose artifacts and runs garbage collection must keep.
 
-    These are all pins and other unnumbered roots (but not those of `RETRAINED`), the newest file of each of the last three
-    different artifacts that were champions of a name, and the newest frozen rows of a name. The rows that a champion was
-    compared on are named by its own file. read: returns the document of a file."""
+    These are all pins and other unnumbered roots (but not those of `RETRAINED`), the newest file of each of the last
+    KEPT_CHAMPIONS different artifacts that were champions of a name, and the newest frozen rows of a name. The rows
+    that a champion was compared on are named by the champion's own file.
+
+    places: names of files below `roots/`; read: returns the document of a file."""
     found: set[str] = set()
     series: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for place in places:
@@ -98,13 +107,14 @@ def _place(kind: str, name: str, number: int) -> str:
 
 
 def quoted_name(name: str) -> str:
-    """Return a recipe's name as the name of a file or folder: letters, digits, `_`, `-` and inner dots stay."""
+    """Return a recipe's name as the name of a file or folder: percent-encoded, except ASCII letters, digits, `_`, `-`,
+    `~` and dots that are not at the beginning."""
     quoted = quote(name, safe="")
     return quoted.replace(".", "%2E", 1) if quoted.startswith(".") else quoted
 
 
 def _number(place: str) -> int:
-    """The n of a numbered root's file, from 1 on; 0 of any other file."""
+    """Return the n of a numbered root's file, from 1 on; 0 for any other file."""
     parts = place.split("/")
     number = parts[-1].removesuffix(".json")
     is_numbered = len(parts) == 4 and "/".join(parts[:2]) in (CHAMPIONS, FROZEN) and number.isdecimal()

@@ -15,10 +15,12 @@ PINS = "roots/pins"
 
 
 def add_pin(backend: Backend, name: str, pin: Meta) -> Meta:
-    """Create a pin and return its document. If a pin of this name exists, leave it and return its document.
+    """Create the pin `roots/pins/<name>.json` and return its document. If a pin of this name exists, leave it unchanged
+    and return its document.
 
     pin: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}, ...]}. The records are those whose result is the
-    artifact; they are protected too, so that the stages stay cached.
+    artifact; they are protected too, so that later runs find the stages' results. The run's document or the artifact's
+    manifest (its list of files) is moved back if it is in the trash.
 
     Raises:
         BlobLost: garbage collection removed the artifact or run before it was pinned; no pin is created.
@@ -34,7 +36,8 @@ def add_pin(backend: Backend, name: str, pin: Meta) -> Meta:
 
 
 def remove_pin(backend: Backend, name: str) -> bool:
-    """Remove a pin. Return False when there is no pin of this name."""
+    """Remove a pin and return True; return False when there is no pin of this name. The pinned files stay until the
+    next garbage collection that finds them no longer needed."""
     there = name in pin_names(backend)
     if there:
         with contextlib.suppress(FileNotFoundError):
@@ -43,5 +46,5 @@ def remove_pin(backend: Backend, name: str) -> bool:
 
 
 def pin_names(backend: Backend) -> list[str]:
-    """Return the names of all pins of a store."""
+    """Return the names of all pins of a store, sorted."""
     return [document_name(name) for name in backend.names(PINS)]

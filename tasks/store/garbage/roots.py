@@ -1,14 +1,17 @@
 """The mark phase of garbage collection: find the files of a store that must stay. Writes nothing.
 
-The search begins at *roots*: the documents below `roots/` (pins, champions and frozen rows; see `numbered_roots` for
-which of those count), the runs that the policy keeps, attempts and leases of running processes, and files written within
-the grace period. A document protects each artifact that it names in a field `artifact`, `evaluation`, `frozen` or `scores`,
-and the records, attempts and partial state of each key that it names in a field `key`, at any depth. Names in a key
-document do not count, so a model does not protect the data that it was made of. A protected record protects its artifact,
-that is the manifest and all its blobs.
+The search begins at *roots*: the documents below `roots/` (pins, champions, frozen rows and judgements; see
+`numbered_roots` for which champions and frozen rows count), the runs that the policy keeps, attempts and leases of
+running processes, and files written within the grace period. A document protects each artifact that it names in a field
+`artifact`, `evaluation`, `frozen` or `scores`, and the record and attempts of each key (the hash that identifies a
+stage's result) that it names in a field `key`, at any depth. The partial state of a key, from which training resumes,
+is protected by leases, by attempts (running, within the grace period or part of a kept run), and by the grace period.
+Names in a key document (the JSON of which a key is the hash) do not count, so a model does not protect the data that it
+was made of. A protected record protects its artifact, that is the manifest (the list of files) and all its blobs.
 
-Raises StoreError when a root can't be read, since the files that it protects are then unknown. Costs one listing of the
-store and one read of each record, run, attempt and protected manifest.
+Raises StoreError when a root or another document that the search follows can't be read, since the files that the
+document protects are then unknown. Costs one listing of the store and one read of each root that counts, run, attempt,
+protected record and protected manifest.
 """
 
 from __future__ import annotations
@@ -47,9 +50,10 @@ class Policy:
     """What garbage collection keeps besides pins.
 
     Attributes:
-        keep_last: how many of the newest runs of each recipe are kept; runs with the same keys count once.
+        keep_last: how many of the newest runs of each recipe are kept, and how many of its newest completed runs; runs
+            with the same keys count once.
         keep_days: runs younger than this many days are kept.
-        grace: files written within this many seconds are kept; files stay in the trash for as long.
+        grace: files written within this many seconds are kept; files stay in trash and quarantine for as long.
     """
 
     keep_last: int = 5
@@ -65,7 +69,8 @@ class View:
         present: {name: file} of the files in place.
         trashed: {former name: file in the trash} of names under which no file is in place.
         read: returns the bytes of a file by its (former) name, from the trash if the file is there.
-        by_key: {key: names of the records, attempts, partial state and leases of the key}.
+        by_key: {stage key: names of the records, attempts, partial state (saved training states) and leases of the
+            key}.
     """
 
     present: dict[str, Entry]
@@ -93,15 +98,20 @@ class View:
 
 
 def mark(view: View, policy: Policy, now: float) -> dict[str, str]:
-    """Return {name: kind of root that needs it} of all files that must stay in place or be brought back from the trash.
-    now: seconds since 1970. StoreError when a root can't be read."""
+    """Find all files that must stay in place or be brought back from the trash. Return {file name: kind of root that
+    needs the file}: `roots`, `runs`, `attempts` or `young` (written within the grace period).
+
+    view: the files of the store; policy: which runs and how young files to keep; now: seconds since 1970. StoreError
+    when a root, or a document that a root leads to, can't be read."""
     marker = _Marker(view, policy, now)
     marker.mark()
     return marker.kept
 
 
 def references(document: Json) -> Iterator[tuple[str, str]]:
-    """Yield what a document refers to, at any depth, as ("artifact", digest), ("key", key) or ("run", id)."""
+    """Yield each artifact, key and run that a document names in its fields, at any depth, as ("artifact", digest),
+    ("key", stage key) or ("run", run id). The fields `document` (a key document) and `resolved` (settings) are not
+    searched."""
     pending = [document]
     while pending:
         item = pending.pop()
@@ -207,7 +217,8 @@ class _Marker:
             self._keep_key(key)
 
     def _keep_key(self, key: str) -> None:
-        """Mark all files of a key that is being made, or whose attempt a run keeps, including its partial state."""
+        """Mark all files of a key whose result is being made, or whose attempt a run keeps, including the partial
+        state."""
         for name in self._view.by_key.get(key, ()):
             if not name.startswith("records/"):
                 self._keep(name, "attempts")

@@ -1,5 +1,5 @@
-"""The trash of a store: collected files that can still be brought back, `<root>/trash/<milliseconds since 1970>/<former
-name>`.
+"""The trash of a store: files that garbage collection removed and that can still be brought back,
+`<root>/trash/<milliseconds since 1970>/<former name>`.
 
 Runs and garbage collection need no lock between them, because each writes first and checks afterwards. A run writes the
 document that names a result (an attempt, a record), then checks that the result is in place (`secure`). Garbage
@@ -26,21 +26,22 @@ MANY = 1000
 
 
 class Trashed(NamedTuple):
-    """A file in the trash. since: when it was moved to the trash, in seconds since 1970; entry: the file, under its name in
-    the trash."""
+    """A file in the trash. since: when the file was moved to the trash, in seconds since 1970; entry: the file, under
+    its name in the trash."""
 
     since: float
     entry: Entry
 
 
 def into_trash(name: str, now: float) -> str:
-    """Return the name in the trash for the file `name`. now: the time of the move, in seconds since 1970."""
+    """Return the name that the file `name` gets in the trash; nothing is moved. now: the time of the move, in seconds
+    since 1970."""
     return f"{TRASH}/{round(now * 1000)}/{name}"
 
 
 def read_trash(entries: Iterable[Entry]) -> dict[str, Trashed]:
-    """Return {former name: file in the trash} from a listing of the trash. If several files in the trash have the same
-    former name, the newest one is returned."""
+    """Return {former name: file in the trash} from a listing of the trash. Of several files with the same former name,
+    the file that was moved to the trash last is returned."""
     found: dict[str, Trashed] = {}
     for entry in sorted(entries):
         _, since, name = entry.name.split("/", 2) if entry.name.count("/") > 1 else ("", "", "")
@@ -50,8 +51,9 @@ def read_trash(entries: Iterable[Entry]) -> dict[str, Trashed]:
 
 
 def bring_back(backend: Backend, names: Iterable[str]) -> list[str]:
-    """Move files from the trash back to their former names, in the given order. Return the names that are neither in the
-    trash nor in place."""
+    """Move files from the store's trash back to their places, in the given order. Return the names of files that are
+    lost: neither in the trash nor in place. names: the files' names before they were moved to the trash. A record that
+    was written meanwhile is not replaced."""
     trashed = read_trash(backend.entries(TRASH))
     lost = []
     for name in names:
@@ -72,7 +74,12 @@ def _move_back(backend: Backend, trashed: str, name: str) -> None:
 
 
 def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None) -> None:
-    """Bring back from the trash the missing records of `held` and missing files of `artifact`; see `Store.secure`."""
+    """Move the missing ones of some records and files back from the trash to their places. Garbage collection may have
+    moved them just before a run wrote a document that names them.
+
+    held: the records, each as {"stage", "key"}; with a missing record its artifact is brought back, too; artifact: an
+    artifact whose manifest and files are needed. BlobLost when a record or file is neither in place nor in the
+    trash."""
     wanted = [blob_name(file.digest) for file in artifact.files] if artifact else []
     wanted += [blob_name(artifact.digest)] if artifact else []
     gone = absent(backend, wanted)
@@ -86,8 +93,8 @@ def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None)
 
 
 def absent(backend: Backend, names: list[str]) -> list[str]:
-    """Return those of `names` that are not in the store. In a remote store, many names are looked up by listing their
-    folders, not by one request for each name."""
+    """Return those of `names` (names of files, relative to the store's root) that are not in the store. In a remote
+    store, more than MANY names are looked up by listing their top folders, not by one request for each name."""
     if backend.local is not None:
         return [name for name in names if not os.path.exists(f"{backend.local}/{name}")]
     if len(names) > MANY:

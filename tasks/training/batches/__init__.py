@@ -1,1 +1,1 @@
-"""Batches of training rows: choosing the rows, reading them, and reading ahead of the training loop."""
+"""Batches of training rows: choosing the rows, reading them, and reading the next batch while a step runs."""

@@ -11,9 +11,9 @@ Made = TypeVar("Made")
 
 
 def prefetch(make: Callable[[Item], Made], items: Iterable[Item]) -> Generator[Made, None, None]:
-    """Yield `make(item)` for each item, in order, and compute the next one while the caller works on this one.
+    """Yield `make(item)` for each item, in order. A thread computes the next value while the caller works on this one.
 
-    An error of `make` is raised when its item would be yielded. Close the generator (`contextlib.closing`) when it is
+    An error of `make` is raised when its value would be yielded. Close the generator (`contextlib.closing`) when it is
     not read to the end."""
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
         coming: Future[Made] | None = None

@@ -1,10 +1,12 @@
 """Choose the rows of each batch, and read batches from a packed artifact.
 
-The rows of a batch are a pure function of (seed, epoch, step in the epoch). A resumed training therefore needs one
-integer to continue with the right rows: the number of steps done. All rows of a batch are padded to one length. Rows of
-a length that do not fill a batch go into a batch of the next longer length. Each row of a split occurs exactly once an
-epoch. The last rows of an epoch, if they do not fill a batch, are padded with masked rows or left out
-(`train.last_batch`). For engines whose graphs have no fixed shapes, batches are trimmed.
+A row here is one chunk that `pack_chunks` wrote: a padded sequence of token ids, with one or several texts. The rows of
+a batch are a pure function of (seed, epoch, step in the epoch). A resumed training therefore needs one integer to
+continue with the right rows: the number of steps done. All rows of a batch are padded to one length. Rows of a length
+that do not fill a batch go into a batch of the next longer length. Each row of a split occurs exactly once an epoch,
+with one exception: the last rows of an epoch, if they do not fill a batch, are left out with `train.last_batch: drop`.
+With `pad`, masked rows (all padding, no targets) fill up their batch. For engines whose graphs have no fixed shapes,
+batches are trimmed: rows and positions at the end that are all padding are cut off.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class Batch:
         return int((self.segment_ids != 0).sum())
 
     def micro_batches(self, rows: int) -> Iterator[Batch]:
-        """Yield the batch in parts of `rows` rows each, one part for each forward pass."""
+        """Yield the batch in parts of `rows` rows each, one part for each forward pass. The last part has fewer rows if
+        `rows` does not divide their number."""
         for start in range(0, len(self.input_ids), rows):
             part = slice(start, start + rows)
             columns = (self.input_ids[part], self.targets[part], self.segment_ids[part], self.position_ids[part])
@@ -96,8 +99,8 @@ class Batch:
         """Return the batch without masked rows at its end and without positions at the end that are padding in every
         row.
 
-        rows, positions: the result's shape is a multiple of these, at least one of each, and never larger than this
-        batch."""
+        rows, positions: the two sizes of the result are multiples of these numbers, where that does not make them
+        larger than this batch's."""
         held = self.segment_ids != 0
         height = _round_up(int(held.any(1).nonzero()[0].max(initial=0)) + 1, rows, len(held))
         width = _round_up(int(held.any(0).nonzero()[0].max(initial=0)) + 1, positions, held.shape[1])
@@ -117,10 +120,10 @@ class Split:
 
     Args:
         packed: the artifact of `pack_chunks`.
-        name: the split, which the artifact may lack.
+        name: the split's name. If the artifact lacks the split, the `Split` has no rows.
         unit: (rows, positions): batches are trimmed to a multiple of this shape; None: batches are not trimmed.
 
-    Attribute `rows`: {length: number of rows}.
+    Attribute `rows`: {length in tokens: number of rows of this length}.
     """
 
     def __init__(self, packed: Input, name: str, unit: tuple[int, int] | None = None) -> None:
@@ -132,7 +135,8 @@ class Split:
         self._columns = {length: open_chunks(packed, name, length) for length in sorted(self.rows)}
 
     def read(self, address: BatchAddress) -> Batch:
-        """Return the batch at `address`. A masked row is all padding and has no target."""
+        """Read the rows that `address` names from the files, and return them as a batch, trimmed if the split has a
+        `unit`. A masked row is all padding and has no target."""
         import numpy as np
 
         masked = address.rows < 0
@@ -174,8 +178,9 @@ class Split:
         return [int(count) for count in np.bincount(np.concatenate(labels), minlength=classes)]
 
     def in_order(self, rows: int) -> Iterator[BatchAddress]:
-        """Yield the addresses of all rows in order, for evaluation: batches of `rows` rows, the last batch of each
-        length filled up with masked rows."""
+        """Yield the addresses of batches of `rows` rows that together have every row of the split once, for evaluation:
+        by ascending length, rows of a length in the order of the file. The last batch of each length is filled up with
+        masked rows."""
         import numpy as np
 
         for length, count in sorted(self.rows.items()):
@@ -187,8 +192,9 @@ class Schedule:
     """Which rows each update trains on: a new random order in each epoch, computed from the seed.
 
     Args:
-        rows: {length: number of rows}.
+        rows: {length in tokens: number of rows of this length}.
         batch: rows per update.
+        seed: the seed of the order; each epoch's order depends on the seed and the epoch's number.
         last_batch: what is done with the last rows of an epoch when they do not fill a batch: "pad" adds masked rows,
             "drop" leaves them out.
         sizes: {length: the number of tokens of each row}, used to put rows with about as many tokens into one batch,
@@ -211,7 +217,8 @@ class Schedule:
         self.epoch = lru_cache(maxsize=2)(self._epoch)
 
     def address(self, step: int) -> BatchAddress:
-        """Return the address of the batch of update `step`, counted from 0 over all epochs."""
+        """Return which rows make up the batch of update `step`, counted from 0 over all epochs. `Split.read` reads
+        them."""
         epoch, position = divmod(step, self.steps_per_epoch)
         return self.epoch(epoch)[position]
 

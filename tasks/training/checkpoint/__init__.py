@@ -1,3 +1,2 @@
-"""Checkpoints: writing them while training goes on, reading them for any mesh, and building the whole model's weights
-from them.
-"""
+"""Checkpoints: writing them while training goes on, reading them for any mesh (number of replicas and of tensor
+parallel devices), and building the whole model's weights from them."""

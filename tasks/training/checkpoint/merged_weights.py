@@ -1,9 +1,8 @@
 """Build the weights of a whole trained model, which the stage `consolidate` writes.
 
-They come from a checkpoint that holds all parameters, or, when only a part was trained, from the base model, with the
-trained parameters in place of its own and LoRA's updates added in fp32. Weights are read and merged one at a time, when they
-are asked for: this takes memory for the largest of them.
-"""
+The weights come from a checkpoint that holds all parameters, or, when only a part of the model was trained, from the
+base model, with the trained parameters in place of its own and LoRA's updates added in fp32. Each weight is read and
+merged only when it is asked for by name, so this takes memory for the largest of them."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """Interface that `CheckpointWeights` and `MergedWeights` implement: the weights of a whole model by
-    transformers' parameter names, in fp32 or the type of a base model's file."""
+    """Interface that `CheckpointWeights` and `MergedWeights` implement: the names, shapes and values of a whole
+    model's weights, by transformers' parameter names, in fp32 or the type of a base model's file."""
 
     @property
     def names(self) -> list[str]: ...
@@ -34,8 +33,8 @@ class Weights(Protocol):
 
 
 class CheckpointWeights:
-    """The tensors of a checkpoint of `train`, by transformers' parameter names. They are a whole model's `Weights` if
-    all parameters were trained."""
+    """Reads the trained parameters from a checkpoint of the stage `train`, by transformers' parameter names. If all
+    parameters were trained, these are the weights of the whole model (see `Weights`)."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -56,8 +55,8 @@ class CheckpointWeights:
 
 
 class MergedWeights:
-    """The weights of a model of which a part was trained: the base model's, with trained parameters replaced and LoRA's
-    updates added, each when it is asked for.
+    """The weights of a model of which only a part was trained: the base model's, with trained parameters replaced
+    and LoRA's updates added. A weight is read and merged when `tensor` is called with its name.
 
     Args:
         shards: the artifact of `train`.
@@ -65,8 +64,8 @@ class MergedWeights:
         stored: the trained parameters in `shards`.
         model: the model without values (on the "meta" device), which gives names and shapes.
 
-    Raises ModelError when a trained parameter is none of the model's, or a parameter is neither trained nor in the base.
-    """
+    Raises ModelError when a trained parameter is none of the model's, or a parameter is neither trained nor in the
+    base."""
 
     def __init__(self, shards: Input, base: BaseWeights, stored: CheckpointWeights, model: Any) -> None:
         self._base, self._stored = base, stored
@@ -96,8 +95,9 @@ class MergedWeights:
         return self._shapes[name]
 
     def tensor(self, name: str) -> Tensor:
-        """Return a parameter. An untrained one is in the type of the base's file and takes no memory of the process; one
-        that LoRA adapted takes its own size in fp32."""
+        """Return the parameter `name`. A trained parameter is as the checkpoint has it; one that LoRA adapted is
+        merged in fp32, and takes its own size in memory. Any other is in the type of the base model's file. Raise
+        ModelError when its shape in the base model is another than in the trained model."""
         if name in self._trained:
             return self._stored.tensor(name)
         value = self._base.tensor(name)
@@ -128,9 +128,10 @@ class BaseWeights(Protocol):
 
 
 def base_weights(model: Source, empty: Any) -> BaseWeights:
-    """Return the weights that training began with, read one at a time.
+    """Return a reader of the weights that training began with, which reads one parameter at a time.
 
-    model: from `starting_from`; empty: the model without values (on the "meta" device)."""
+    model: the model's source, as `starting_from` returned it; empty: the model without values (on the "meta"
+    device)."""
     folder = (model.location["model"] or {}).get("checkpoint")
     if folder is not None:
         return CheckpointWeights(Reader(Path(folder)))
@@ -138,8 +139,8 @@ def base_weights(model: Source, empty: Any) -> BaseWeights:
 
 
 def write_adapter(folder: Path, shards: Input, model: Source, trained: CheckpointWeights, dtype: str) -> None:
-    """Write `adapter_model.safetensors` and `adapter_config.json` to the new `folder`, for
-    `peft.PeftModel.from_pretrained`.
+    """Write LoRA's matrices and other trained parameters to `adapter_model.safetensors`, and their settings to
+    `adapter_config.json`, in the new `folder`, for `peft.PeftModel.from_pretrained`.
 
     Args:
         shards: the artifact of `train`.

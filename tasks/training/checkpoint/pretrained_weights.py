@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
 
 class PretrainedWeights:
-    """The parameters of a model that a folder's safetensors files hold, each read when it is asked for.
+    """The parameters of a model that a folder's safetensors files hold. Each is read when `tensor` is called with
+    its name.
 
-    folder: the files; model: the model without values (on the "meta" device), which gives names and rules."""
+    folder: the files; model: the model without values (on the "meta" device), which gives the parameters' names and
+    transformers' rules for stored tensors of other names. Raise ModelError when the files can't be read, or hold
+    different values for parameters that share their values in the model."""
 
     def __init__(self, folder: Path, model: Any) -> None:
         self._model = model
@@ -39,8 +42,9 @@ class PretrainedWeights:
         return self._held(name) is not None
 
     def stored_name(self, name: str) -> str | None:
-        """Return the name of the stored tensor that is the parameter `name`; None if the parameter is made of several, so that
-        each reading of it takes memory. Raise ModelError when the files lack it."""
+        """Return the name, in the files, of the one stored tensor that is the parameter `name`. Return None if the
+        parameter is made of several stored tensors, so that each reading of it takes memory. Raise ModelError when
+        the files lack the parameter."""
         held = self._known(name)
         return None if held in self._converters else self._sources[held][0][1]
 
@@ -137,9 +141,10 @@ def _stored(folder: Path) -> dict[str, Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that transformers reads a folder's weights from: `model.safetensors`, else those of the index.
+    """Return the files that transformers reads a folder's weights from: `model.safetensors`, else the files that
+    `model.safetensors.index.json` names, sorted by name.
 
-    Raise ModelError when there are none, or the index names one that is not there."""
+    Raise ModelError when there are none, or the index names a file that is not there."""
     from tasks.stage import read_json
 
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"

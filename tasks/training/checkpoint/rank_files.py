@@ -1,10 +1,9 @@
-"""Exchange JSON documents between ranks through files in a shared folder.
+"""Exchange JSON documents between ranks (the processes that train together) through files in a shared folder.
 
-Threads that write checkpoints use this instead of collectives: collectives of a thread and those of the training steps
-could be called in another order on each rank, which would be a deadlock. Each rank except rank 0 writes a file; rank 0
-waits for all files. Rank 0 removes the folder at the end, and the other ranks wait for that. A single process exchanges
-nothing and waits for nothing.
-"""
+Threads that write checkpoints use this instead of collectives: collectives of a thread and those of the training
+steps could be called in another order on each rank, which would be a deadlock. Each rank except rank 0 writes a
+file; rank 0 waits for all files. Rank 0 removes the folder at the end, and the other ranks wait for that. A single
+process exchanges nothing and waits for nothing."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ POLL = 0.02
 
 
 class RankFiles:
-    """One exchange through files: each rank writes a JSON document, and reads those of the others. A rank that waits longer
-    than `seconds` for another one raises ProcessFailed.
+    """One exchange through files: each rank except rank 0 writes a JSON document, and rank 0 reads all of them. A
+    rank that waits longer than `seconds` for another one raises ProcessFailed.
 
     Args:
         folder: the same path on all ranks, used for one exchange only.
@@ -53,7 +52,7 @@ class RankFiles:
         return [mine, *(read_json(file) for file in others)]
 
     def end(self) -> None:
-        """Remove the folder; the other ranks stop waiting. Only rank 0 calls this."""
+        """Remove the folder with all documents, which ends the `wait` of the other ranks. Only rank 0 calls this."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait(self) -> None:

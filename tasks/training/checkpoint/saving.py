@@ -1,19 +1,19 @@
 """Write checkpoints in a thread while training goes on.
 
-`Saver.save` copies the training state to the host; training waits for this copy only. A thread then writes shards and
-index, and commits them to the store's partial state, from which an interrupted training resumes. One checkpoint is written
-at a time: the next `save` waits, so the host holds at most one copy of the state (12 bytes a parameter, over all ranks).
-Each rank writes its own slices; rank 0 commits the checkpoint when all ranks have written. The threads exchange files
-(`rank_files`), never collectives.
+`Saver.save` copies the training state to the host; training waits for this copy only. A thread then writes shards
+(files of tensors, one for each device that writes) and an index, and commits them to the store's partial state, from
+which an interrupted training resumes. One checkpoint is written at a time: the next `save` waits, so the host holds
+at most one copy of the state (12 bytes a parameter, over all ranks). Each rank (one of the processes that train
+together) writes its own slices; rank 0 commits the checkpoint when all ranks have written. The threads exchange
+files (`rank_files`), never collectives.
 
 A full disk or a failing store does not end the training: a warning is given, half-written files are removed, earlier
-checkpoints stay, and the next checkpoint is tried. Any other error ends the training at the next `save` or `check`, or at
-its end.
+checkpoints stay, and the next checkpoint is tried. Any other error ends the training at the next `save` or `check`,
+or at its end.
 
 With `keep_best` the result of training is the checkpoint of the best evaluation, so a later checkpoint is useless if
-the best one is missing. When that checkpoint cannot be written, its copy stays on the host and is written again before
-each later checkpoint; no later checkpoint is committed before it.
-"""
+the best one is missing. When that checkpoint cannot be written, its copy stays on the host and is written again
+before each later checkpoint; no later checkpoint is committed before it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class StateCopy(NamedTuple):
 
     Attributes:
         step: the number of updates done.
-        slices: this rank's tensors.
-        state: the progress, as JSON.
+        slices: this rank's slices (parts of tensors).
+        state: the progress of the training (`Progress`), as JSON.
     """
 
     step: int
@@ -52,13 +52,19 @@ class StateCopy(NamedTuple):
 
 
 class Saver:
-    """Writes checkpoints in a background thread. Used as a context manager, it waits at the end of the context for the
-    checkpoint that is being written.
+    """Writes checkpoints in a background thread. Used as a context manager, it waits at the end of the context for
+    the checkpoint that is being written.
 
-    Every rank makes the same calls. out: the stage's folders; without `out.partial` nothing is saved; keep: how many of
-    the newest checkpoints stay; timeout_seconds: the longest wait for other ranks; kept: the step of the checkpoint that
-    training resumes from, or None. Attributes, valid on rank 0 only: `kept`, the newest committed step, and `figures`,
-    the number of checkpoints, the bytes of the newest and the seconds that training waited."""
+    Every rank makes the same calls.
+
+    Args:
+        out: the stage's folders; without `out.partial` nothing is saved.
+        keep: how many of the newest checkpoints stay.
+        timeout_seconds: the longest wait for other ranks.
+        kept: the step of the checkpoint that training resumes from, or None.
+
+    Attributes, valid on rank 0 only: `kept`, the newest committed step, and `figures`, the number of checkpoints,
+    the bytes of the newest and the seconds that training waited."""
 
     def __init__(self, out: Workdir, world: World, *, keep: int, timeout_seconds: float, kept: int | None) -> None:
         self._out, self._world, self._keep, self._timeout = out, world, keep, timeout_seconds
@@ -70,15 +76,16 @@ class Saver:
         self.figures = {"checkpoints": 0.0, "checkpoint_bytes": 0.0, "checkpoint_stall_seconds": 0.0}
 
     def save(self, step: int, slices: Iterable[TensorSlice], state: Meta, best: int = 0) -> None:
-        """Copy the state of step `step` now and write it in the background. Wait first for an earlier checkpoint that is
-        being written.
+        """Copy the state of step `step` to the host now, and write it as a checkpoint in the background. Wait first
+        for an earlier checkpoint that is being written.
 
         Args:
-            slices: this rank's tensors. state: the progress, as JSON. best: the step of the best evaluation so far, 0
-                for none.
+            slices: this rank's tensors.
+            state: the progress, as JSON.
+            best: the step of the best evaluation so far, 0 for none.
 
-        The checkpoint of step `best` is never removed, and no later checkpoint is committed before it.
-        """
+        The checkpoint of step `best` is never removed. No later checkpoint is committed before it: if it still can't
+        be written, this one is left out."""
         if self._out.partial is None:
             return
         begun = time.perf_counter()
@@ -91,10 +98,11 @@ class Saver:
         self.figures["checkpoint_stall_seconds"] += time.perf_counter() - begun
 
     def finish(self, best: int = 0) -> None:
-        """Wait at the end of training for the checkpoint that is being written.
+        """Wait at the end of training for the checkpoint that is being written. If the best step's checkpoint could
+        not be written before, write it again.
 
-        best: the step whose checkpoint is the result of training, 0 for none. Raise StoreError, on every rank, when its
-        checkpoint cannot be written."""
+        best: the step whose checkpoint is the result of training, 0 for none. Raise StoreError, on every rank, when
+        the checkpoint of that step cannot be written."""
         self.wait()
         if not self._has_best(best):
             begin = "trains from the start" if self.kept is None else f"goes on from step {self.kept}"

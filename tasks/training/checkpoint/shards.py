@@ -1,13 +1,12 @@
 """Write and read checkpoints: safetensors shards, an index of slices, and the training state.
 
-Each device that writes has one shard file; a replicated tensor is written once. `index.json` contains {"tensors":
-{name: {"shape", "slices": [{"file", "start"}]}}, "state": {...}}. `Reader` joins the slices to whole tensors, one in
-memory at a time, on any mesh.
+Each device that writes has one shard file, with its slices (parts of tensors); a replicated tensor is written once.
+`index.json` contains {"tensors": {name: {"shape", "slices": [{"file", "start"}]}}, "state": {...}}. `Reader` joins
+the slices to whole tensors, one in memory at a time, on any mesh.
 
-The files have the same bytes as those of safetensors' `save_file`. This writer releases Python's interpreter lock, so
-that training continues, and hashes each piece just before writing it, which takes half the time of reading the file
-again to hash it.
-"""
+The files have the same bytes as those of safetensors' `save_file`. This writer releases Python's interpreter lock,
+so that training continues, and hashes each piece just before writing it, which takes half the time of reading the
+file again to hash it."""
 
 from __future__ import annotations
 
@@ -55,8 +54,8 @@ def write(
 
 
 def write_shards(folder: Path, slices: Iterable[TensorSlice]) -> Meta:
-    """Write `slices` to shard files in `folder`. Return {"tensors": this process's part of the index, "digests": {file:
-    "sha256:..."}}."""
+    """Write `slices` to shard files in `folder`, one file for each device that the slices name. Return {"tensors":
+    this process's part of the index, "digests": {file: "sha256:..."}}."""
     shards: dict[str, dict[str, Tensor]] = {}
     tensors: Meta = {}
     for part in slices:

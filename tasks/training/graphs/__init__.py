@@ -1,1 +1,3 @@
-"""The graphs of a training run: listing them, compiling them for Trainium, keeping torch.compile's cache, counting FLOPs."""
+"""The graphs of a training run, that is the programs that its devices run: listing them, compiling them for Trainium,
+keeping torch.compile's cache, counting FLOPs.
+"""

@@ -1,4 +1,4 @@
-"""Keep torch.compile's cache in precompile's artifact, for every later training with the same graphs.
+"""Keep torch.compile's cache in the artifact of the stage `precompile`, for every later training with the same graphs.
 
 precompile runs each step once, on blank rows and random weights of the right shapes. The cache is in PyTorch's own format,
 which contains pickles: it is written and read only with `train.compile_cache`, which declares the store trusted.
@@ -18,8 +18,8 @@ FILE = "torch-compile-cache.bin"
 
 
 def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> None:
-    """With `train.compile_cache`, compile every graph and write torch.compile's cache to the file `FILE` of precompile's
-    artifact `out`."""
+    """Compile every graph, by running each step once for each length on blank rows, and write torch.compile's cache to
+    the file `FILE` of precompile's artifact `out`. Do nothing without `train.compile_cache`."""
     if not config.compile_cache:
         return
     _private(out.scratch)
@@ -32,8 +32,9 @@ def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) 
 
 
 def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> None:
-    """With `train.compile_cache`, load torch.compile's cache from precompile's artifact `graphs`, if the artifact has
-    one, into this process."""
+    """Load torch.compile's cache from precompile's artifact `graphs` into this process. Do nothing without
+    `train.compile_cache`, or if the artifact has no cache. out: its `scratch` gets the folder that torch.compile
+    uses."""
     if not config.compile_cache or not (graphs.path / FILE).is_file():
         return
     _private(out.scratch)

@@ -25,7 +25,8 @@ PEAKS = {
 
 
 def flops_per_row(built: Built, length: int) -> int:
-    """Return the FLOPs of one forward pass over a row of `length` tokens. The backward pass costs twice as many."""
+    """Return the FLOPs of one forward pass over a row of `length` tokens. A backward pass, which is not counted here,
+    costs twice as many if all parameters are trained."""
     config = built.model.config.get_text_config()
     layers, width = config.num_hidden_layers, config.hidden_size
     embeddings = {id(module.weight) for module in built.model.modules() if type(module).__name__ == "Embedding"}
@@ -37,8 +38,10 @@ def flops_per_row(built: Built, length: int) -> int:
 
 
 def mfu(flops_per_second: float, device_kind: str, devices: int) -> Meta:
-    """Return {"mfu": the share of the devices' peak speed}, or {} when the peak of this kind of device is not known.
+    """Return the model FLOPs utilization as {"mfu": `flops_per_second` as a share of the devices' peak speed}, or {}
+    when the peak of this kind of device is not in `PEAKS`.
 
-    device_kind: the device's name, such as "NVIDIA H200"; devices: how many devices reached `flops_per_second` together."""
+    device_kind: the device's name, such as "NVIDIA H200"; devices: how many devices reached `flops_per_second`
+    together."""
     peak = next((peak for name, peak in PEAKS.items() if name in device_kind), None)
     return {"mfu": flops_per_second / (peak * devices)} if peak else {}

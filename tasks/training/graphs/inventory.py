@@ -1,4 +1,6 @@
-"""List the graphs of a training run by tracing every step on the real shapes, without data or weights."""
+"""List the graphs of a training run by tracing every step on the real shapes, without data or weights. A graph is one
+program that a device runs, such as a training step for one sequence length.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,8 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, w
     """Trace every graph of `config` on the lengths of `packed`. Return the graphs, sorted by name and length: {"name",
     "length", "hash", "inputs", "flops"}.
 
+    length: in tokens, 0 for a graph that is the same for every length; hash: changes when the graph does; inputs: shape
+    and dtype of each input; flops: floating-point operations of one execution, 0 where they are not counted. Argument
     out: reports the progress; world: the processes that train together, for engine xla with one process a device: each
     process then traces its own graphs."""
     check_device(config)
@@ -40,8 +44,8 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, w
 
 
 def blank(rows: int, length: int, task: str) -> Batch:
-    """Return a batch of zeros for tracing, in which no position is padding. task: "classification" (one target
-    a row) or "causal_lm" (one target a position)."""
+    """Return a batch of `rows` rows of `length` zeros for tracing, in which no position is padding. task:
+    "classification" (one target a row) or "causal_lm" (one target a position)."""
     import numpy as np
 
     zeros = np.zeros((rows, length), np.int32)

@@ -29,8 +29,8 @@ CACHE = "neuron-cache"
 
 
 def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
-    """Compile every graph of `config` into the folder `neuron-cache/` of `out`, and return the list of graphs, as
-    `inventory` does.
+    """Compile every graph of `config` for Trainium into the folder `neuron-cache/` of `out`, and return the list of
+    graphs, as `inventory` does. model, packed: the model's source and the packed rows, whose shapes the graphs have.
 
     Raise MissingDependency when the utility is not installed, and CompileError with the names of the graphs that failed."""
     check_device(config)
@@ -59,8 +59,8 @@ def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workd
 
 
 def trial_command(config: TrainConfig, spec: Path) -> list[str]:
-    """Return the command line of the trial run, which starts one process for each rank. spec: the JSON file with the
-    run's settings."""
+    """Return the command line of the trial run, which starts one process for each rank (device). spec: the JSON file
+    with the run's settings, model and packed rows."""
     module = ["-m", "tasks.training.graphs.neuron_precompile", str(spec)]
     if ranks(config) == 1:
         return [sys.executable, *module]
@@ -76,15 +76,15 @@ def cache_variables(cache: Path) -> dict[str, str]:
 
 
 def use_cache(graphs: Input, out: Workdir) -> None:
-    """Make this process read compiled graphs from the copy of the cache that `copy_cache` makes. Do nothing if
-    precompile's artifact `graphs` has no cache."""
+    """Set this process's environment so that Neuron's compiler reads compiled graphs from the copy of the cache that
+    `copy_cache` makes later. Do nothing if precompile's artifact `graphs` has no cache."""
     if (graphs.path / CACHE).is_dir():
         os.environ.update(cache_variables(out.scratch / CACHE))
 
 
 def copy_cache(graphs: Input, out: Workdir) -> None:
-    """Copy the cache of compiled graphs from precompile's artifact to `out.scratch`, because Neuron's runtime writes
-    locks into the folder. One rank calls this for all."""
+    """Copy the cache of compiled graphs from precompile's artifact `graphs`, if it has one, to `out.scratch`, because
+    Neuron's runtime writes locks into the folder. Only one rank (process) of a training calls this."""
     if (graphs.path / CACHE).is_dir():
         shutil.copytree(graphs.path / CACHE, out.scratch / CACHE)
 

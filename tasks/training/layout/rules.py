@@ -1,7 +1,8 @@
 """Tensor parallel plans for models without a `tp_plan` in transformers.
 
-A plan maps a module pattern ("*" stands for one part of a name) to a style of `tasks.training.partition_specs`. Of each pair
-of layers the first is split by columns and the second by rows, so that only the second one's result is summed over the
+Tensor parallelism splits layers over devices. A plan maps a module pattern ("*" stands for one part of a dotted name)
+to a style of `tasks.training.partition_specs`, such as "colwise", which says how the layer is split. Of each pair of
+layers the first is split by columns and the second by rows, so that only the second one's result is summed over the
 devices.
 """
 

@@ -1,4 +1,9 @@
-"""Compute from partition specs and the mesh which part of each tensor a rank holds. No tensor is created or copied."""
+"""Compute from partition specs and the mesh which part of each tensor a rank holds. No tensor is created or copied.
+
+A rank is one of the processes that train together. The mesh has two axes: "data" (replicas of the model) and "model"
+(devices that share one replica). A partition spec has one entry for each dimension of a tensor: the axis that splits
+the dimension, or None. A layout has the specs of all parameters of a model.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +29,13 @@ class Layout:
 
     Attributes:
         model: the name of the model's class.
+        mesh: the number of devices along each axis.
         shapes: the shapes of the whole parameters.
         tp: specs in the forward and backward pass, split over "model" only.
         specs: specs between steps, which with FSDP are also split over "data".
-        states: specs of the fp32 master and the moments, for trained parameters only.
-        styles: {module name: its style in the plan}.
+        states: specs of the optimizer's state (fp32 master weights and moments), for trained parameters only. With
+            ZeRO-1 or FSDP also split over "data", where a dimension can be.
+        styles: {module name: its style in the tensor parallel plan}.
     """
 
     model: str
@@ -41,8 +48,8 @@ class Layout:
 
 
 def layout_of(config: TrainConfig, built: Built) -> Layout:
-    """Return the layout of a model, which may be on the "meta" device. Raise ModelError when the layers or their sizes
-    cannot be split over the devices of `config`."""
+    """Return the layout of a model, which may be on the "meta" device. The tensor parallel plan is that of `tp_rules`.
+    Raise ModelError when the layers or their sizes cannot be split over the devices of `config`."""
     shapes: dict[str, Shape] = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
     split = config.tensor_parallel_size > 1
     plan = tp_rules(built.model, shapes, config.tensor_parallel_rules) if split else {}
@@ -54,12 +61,13 @@ def layout_of(config: TrainConfig, built: Built) -> Layout:
 def lay_out(
     config: TrainConfig, model: str, shapes: dict[str, Shape], plan: Mapping[str, str], trained: Iterable[str]
 ) -> Layout:
-    """Return the layout of parameters, from their shapes and names only.
+    """Return the layout of a model's parameters, from their shapes and names only.
 
     Args:
-        model: the name of the model's class.
-        shapes: whole shapes by parameter name.
-        plan: tensor parallel style by module pattern.
+        config: the sizes of the mesh, and whether ZeRO-1 or FSDP is used.
+        model: the name of the model's class, for errors.
+        shapes: {parameter name: its whole shape}.
+        plan: the tensor parallel plan, {module pattern: style}.
         trained: names of the parameters that are trained.
     """
     mesh = config.mesh
@@ -72,7 +80,10 @@ def lay_out(
 
 
 def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
-    """Return a view of the part of the whole `tensor` that this rank holds under `spec`."""
+    """Return this rank's part of the whole `tensor`, as a view.
+
+    spec: for each dimension, the mesh axis ("data" or "model") that splits it into equal parts, or None; world: this
+    rank's position on the mesh."""
     for dimension, axis in enumerate(spec):
         if axis is not None:
             size = tensor.shape[dimension] // getattr(world.mesh, axis)
@@ -81,24 +92,29 @@ def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
 
 
 def piece_shape(shape: Shape, spec: Spec, mesh: Mesh) -> Shape:
-    """Return the shape of the part that one rank holds, under `spec`, of a tensor of `shape`."""
+    """Return the shape of the part of a tensor that one rank holds; it is the same on all ranks.
+
+    shape: of the whole tensor; spec: for each dimension, the mesh axis that splits it, or None."""
     return tuple(size if axis is None else size // getattr(mesh, axis) for size, axis in zip(shape, spec, strict=True))
 
 
 def piece_start(shape: Shape, spec: Spec, world: World) -> tuple[int, ...]:
-    """Return the index, in each dimension of a tensor of `shape`, at which this rank's part under `spec` begins."""
+    """Return the index, in each dimension of the whole tensor, at which this rank's part begins.
+
+    shape: of the whole tensor; spec: for each dimension, the mesh axis that splits it, or None."""
     part = piece_shape(shape, spec, world.mesh)
     return tuple(0 if axis is None else size * getattr(world, axis) for size, axis in zip(part, spec, strict=True))
 
 
 def writes_piece(spec: Spec, world: World) -> bool:
-    """Return whether this rank writes its part of a tensor to a checkpoint: the first of all ranks that hold the same
-    part writes it."""
+    """Return whether this rank writes its part of a tensor to a checkpoint: of all ranks that hold the same part, only
+    the first one writes the part. spec: the tensor's partition spec."""
     return all(axis in spec or getattr(world, axis) == 0 for axis in ("data", "model"))
 
 
 def piece_copies(spec: Spec, mesh: Mesh) -> int:
-    """Return the number of ranks that hold the same part of a tensor with this spec."""
+    """Return the number of ranks that hold the same part of a tensor. spec: for each dimension, the mesh axis that
+    splits it, or None."""
     return (1 if "data" in spec else mesh.data) * (1 if "model" in spec else mesh.model)
 
 

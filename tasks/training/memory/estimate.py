@@ -46,13 +46,13 @@ class PassMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """The peak memory of training on one device, in bytes by use.
+    """The memory of training on one device at the moment of its peak, in bytes by use.
 
     Attributes:
         parameters: the model's weights, and fp32 master weights if there are any.
-        gradients: all gradients and the buffers that exchange them.
+        gradients: the gradients that exist at the peak, and the buffers that exchange them.
         optimizer: the optimizer's state.
-        activations: the activations of one micro batch.
+        activations: the activations of one micro batch; 0 if the peak is at the update.
         runtime: what the process takes before the model is built.
         at: the moment of the peak, "the backward pass" or "the update".
         best: the copy of the best checkpoint until it is written; counted only if the device uses the host's memory.

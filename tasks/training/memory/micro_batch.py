@@ -11,8 +11,8 @@ from tasks.training.memory.estimate import Memory
 
 
 def candidates(config: TrainConfig) -> list[TrainConfig]:
-    """Return one config for each number that `micro_batch: auto` may stand for, the largest first: all that divide a
-    replica's rows."""
+    """Return one config for each number that `micro_batch: auto` may stand for: the divisors of the rows that a
+    replica trains on in each update, the largest first."""
     share = config.share
     return [config.with_micro_batch(size) for size in range(share, 0, -1) if share % size == 0]
 

@@ -26,10 +26,11 @@ def can_probe(config: TrainConfig) -> bool:
 
 
 def fits(config: TrainConfig, model: Source, packed: Input, limit: int | None, out: Workdir) -> bool:
-    """Return whether two updates ran in a child process without exhausting memory.
+    """Run two updates on blank rows in a child process, and return whether memory sufficed. A child that fails or is
+    killed counts as one without enough memory.
 
-    limit: bytes that the child's peak may not exceed on the CPU, or None for no limit. Returns False if the child was
-    killed."""
+    limit: bytes that the child's peak may not exceed on the CPU, or None for no limit. out: the child's files go
+    below `out.scratch`."""
     folder = out.scratch / f"probe-{config.replica_batch}"
     source = {**asdict(packed), "path": str(packed.path)}
     write_json(

@@ -1,9 +1,8 @@
-"""Trace the memory of training in a child process, for programs that must not import torch; and compute the key under
-which the result is cached.
+"""Trace the memory of training in a child process, for programs that must not import torch; and compute the key (a
+hash of all that decides the result) under which the result is cached.
 
-A newly started child imports torch and transformers (3 s on two quiet cores); a child that is forked from a warm parent
-has them already.
-"""
+A newly started child imports torch and transformers (3 s on two quiet cores); a child that is forked from a warm
+parent, a process that has imported them, has them already."""
 
 from __future__ import annotations
 
@@ -35,7 +34,8 @@ class Traced(NamedTuple):
     """How much memory a training takes on one device, found by tracing one step of it without running it.
 
     Attributes:
-        micro_batch: rows per replica and forward pass, with `auto` replaced by a number.
+        micro_batch: rows per replica and forward pass, with `auto` replaced by a number; 0 if the model can't be
+            traced.
         memory: the memory that training takes on one device, or None if the model can't be traced.
         why: the reason in that case, else empty.
     """
@@ -54,8 +54,11 @@ class Traced(NamedTuple):
 
 
 def trace_key(config: TrainConfig, model: Source, rows: Meta, limit: int | None, memo: Memo) -> str:
-    """Return the cache key of a trace: a digest of code, versions, architecture, rows and settings; for `micro_batch:
-    auto` also of the device's memory."""
+    """Return the cache key of a trace: a digest of code, versions, architecture, rows and settings; for
+    `micro_batch: auto` also of the device's memory.
+
+    rows: the metadata of the packed rows; limit: bytes of memory of a device, or None if unknown; memo: the cache of
+    the modules' hashes, which is saved."""
     code, versions = closure(traced_memory.__name__, memo)
     memo.save()  # keeps the hashes of modules for the next plan
     return digest_of(
@@ -79,11 +82,12 @@ def trace_in_process(
     environ: Mapping[str, str] = PLAIN,
     preload: tuple[str, ...] = (),
 ) -> Traced:
-    """Find the memory that training takes by running `traced` in a child process, under a guard. Raises the child's
-    ModelError.
+    """Find the memory that training takes by running `traced` in a child process, under a guard (a process that ends
+    the child when the caller ends). Raises the child's ModelError.
 
     Args:
-        limit: bytes of memory of a device, by which `micro_batch: auto` is resolved.
+        rows: the metadata of the packed rows.
+        limit: bytes of memory of a device, by which `micro_batch: auto` is resolved, or None if unknown.
         environ, preload: the environment variables and modules of the warm parent to fork from (see `JobSpec`). By
             default a new interpreter is started.
     """
@@ -102,8 +106,8 @@ def trace_in_process(
 
 
 def traced(config: TrainConfig, model: Source, rows: Input, out: Workdir) -> Meta:
-    """Find the memory that training takes, in this process, and return a `Traced` as JSON. The child process calls this
-    function. rows.meta: metadata of the rows, and `limit`."""
+    """Find the memory that training takes, in this process, and return a `Traced` as JSON. The child process calls
+    this function. rows.meta: the metadata of the packed rows, and `limit`, the bytes of memory of a device or None."""
     return _trace(config, model, rows.meta, rows.meta["limit"]).to_json()
 
 

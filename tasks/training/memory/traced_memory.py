@@ -1,6 +1,5 @@
-"""Find the memory that a training takes from one pass on "meta" tensors, which have sizes and no values. Needs no
-weights and no data; takes about a millisecond for each operation.
-"""
+"""Find the memory that a training takes from one pass on "meta" tensors, which have sizes and no values. The pass
+needs no weights and no data, and takes about a millisecond for each operation."""
 
 from __future__ import annotations
 

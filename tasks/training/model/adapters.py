@@ -46,10 +46,11 @@ def adapt(config: TrainConfig, built: Built) -> Built:
 
 
 def prepared(config: TrainConfig, built: Built, packed: Meta, train: Split | None = None) -> Built:
-    """Return `built` ready for training: changed by `adapt`, and with the weight of each class in the loss.
+    """Return `built` ready for training: with LoRA's layers and frozen parameters as `train.method` asks (see
+    `adapt`), and with the weight of each class in the loss.
 
-    packed: the metadata of the packed rows; train: the split in which `class_weights: balanced` counts the classes, or
-    None when only graphs are traced."""
+    packed: the metadata of the packed rows; train: the split in which `class_weights: balanced` counts the classes,
+    or None when only graphs are traced."""
     return replace(adapt(config, built), class_weights=class_weights(config, packed, train))
 
 
@@ -65,10 +66,10 @@ def adapter_document(built: Built) -> Meta:
 
 
 def forward_passes(built: Built) -> float:
-    """Return the cost of a training step, as a multiple of one forward pass, for counting FLOPs.
+    """Return how many forward passes a training step costs, for counting FLOPs.
 
-    The cost is 3 when all parameters are trained. It is lower with frozen weights, for which no gradient is computed,
-    and if the lower layers have no trained parameters, because the backward pass then skips them."""
+    The number is 3 when all parameters are trained. It is lower with frozen weights, for which no gradient is
+    computed, and if the lower layers have no trained parameters, because the backward pass then skips them."""
     whole = sum(parameter.numel() for parameter in built.parameters().values())
     trained = built.trained()
     share = sum(parameter.numel() for parameter in trained.values()) / whole

@@ -26,8 +26,8 @@ computes."""
 
 
 def with_attention(config: TrainConfig, built: Built) -> Built:
-    """Make the model in `built` use the attention function that `train.attention` asks for, and return `built` with its
-    kind noted.
+    """Make the model in `built` use the attention function that `train.attention` asks for. Return `built`, with the
+    kind of attention in its attribute `attention`.
 
     Raise ModelError when the model cannot use it."""
     kind = attention_kind(config, built)

@@ -71,9 +71,10 @@ def model_config(source: Source, meta: Meta) -> Any:
 
 
 def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> dict[str, Any]:
-    """Return the keyword arguments of the model's `forward` for one batch: token ids, positions and the attention mask.
+    """Return the keyword arguments of the model's `forward` for one batch: token ids, positions, and what keeps the
+    documents of a row apart (a mask, the lengths of the documents, or a block mask).
 
-    input_ids, segment_ids (0: padding), position_ids: int [rows, length]."""
+    input_ids, segment_ids (the number of each position's document, 0: padding), position_ids: int [rows, length]."""
     import torch
 
     positions = position_ids + built.first_position

@@ -31,10 +31,10 @@ def fast_dropout(module: torch.nn.Dropout, hidden: Tensor) -> Tensor:
 
 
 def dropout_mask(like: Tensor, probability: float) -> Tensor:
-    """Return a random tensor of the shape and dtype of `like`. Each element is 0 with this probability, else 1 / (1 -
-    probability), so that the mean is 1.
+    """Return a random tensor of the shape and dtype of `like`. Each element is 0 with the given probability, else 1
+    / (1 - probability), so that the mean is 1.
 
-    Draws from torch's default generator."""
+    The random numbers come from torch's default generator."""
     import torch
 
     lost = min(round(probability * LEVELS), LEVELS - 1)

@@ -38,8 +38,8 @@ def base_layer(module: str) -> str:
 
 
 def adapted_rules(rules: Mapping[str, str]) -> dict[str, str]:
-    """Return a tensor parallel plan extended to LoRA: for each layer that the plan names, it also names the frozen
-    layer, A and B."""
+    """Return a tensor parallel plan (pattern of layer names -> style) extended to LoRA: for each layer that the plan
+    names, the result also names the frozen layer and those of LoRA's matrices A and B that get a style."""
     found = dict(rules)
     for pattern, style in rules.items():
         below = zip((BASE, A, B), (style, *STYLES_BELOW.get(style, (None, None))), strict=True)
@@ -50,8 +50,8 @@ def adapted_rules(rules: Mapping[str, str]) -> dict[str, str]:
 def matching_layers(targets: Iterable[str], layers: Sequence[str], model: str) -> list[str]:
     """Return the names in `layers` that one of the `targets` matches, in the order of `layers`.
 
-    targets: last parts of layer names, with "*" for any one part; model: the name of the model's class, for error
-    messages. Raise ModelError when a target matches no layer."""
+    targets: last parts of layer names, such as "q_proj", with "*" for any one part; model: the name of the model's
+    class, for error messages. Raise ModelError when a target matches no layer."""
     found = {target: [layer for layer in layers if _matches(target, layer)] for target in targets}
     for target, named in found.items():
         if not named:
@@ -64,17 +64,17 @@ def matching_layers(targets: Iterable[str], layers: Sequence[str], model: str) -
 
 
 def target_modules(wanted: Collection[str], modules: Iterable[str]) -> list[str]:
-    """Return the layers `wanted` in the form of peft's `target_modules` setting.
-
-    These are the last parts of their names, if no other module in `modules` has such a last part; else the full names."""
+    """Return the layers `wanted` in the form of peft's `target_modules` setting, sorted: the last parts of their
+    names, if no other module has such a last part; else the full names. modules: the names of all modules of the
+    model."""
     leaves = {name.rpartition(".")[2] for name in wanted}
     named = {name for name in modules if name.rpartition(".")[2] in leaves}
     return sorted(leaves if named == set(wanted) else wanted)
 
 
 def check_rank(rank: int, sizes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ModelError when `rank` is larger than the smaller side of a layer's weight, because A and B would then save
-    nothing. sizes: (outputs, inputs) by layer name."""
+    """Raise ModelError when LoRA's `rank` is larger than the smaller side of a layer's weight, because the matrices
+    A and B would then save nothing. sizes: (outputs, inputs) by layer name."""
     for layer, size in sizes.items():
         if rank > min(size):
             raise ModelError(

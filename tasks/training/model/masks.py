@@ -1,10 +1,9 @@
 """Attention masks: which positions of a row each position attends to, for each kind of layer of the model.
 
-Some models do not attend to the whole row: Mistral attends to the last `sliding_window` positions in all layers, Gemma
-3 and ModernBERT in some layers (`config.layer_types`); the latter take one mask for each kind of layer. Masks are
-computed here, not by transformers, whose functions wait for the device and do not keep packed documents apart. The only
-input is the segment ids.
-"""
+Some models do not attend to the whole row: Mistral attends to the last `sliding_window` positions in all layers,
+Gemma 3 and ModernBERT in some layers (`config.layer_types`); the latter take one mask for each kind of layer. Masks
+are computed here, not by transformers, whose functions wait for the device and do not keep packed documents apart.
+They are made from the segment ids alone: the number of each position's document in its row, 0 for padding."""
 
 from __future__ import annotations
 
@@ -23,12 +22,13 @@ PACKING = ("bfd", "concat")  # values of pack.strategy with which a row may have
 
 
 def attention_masks(config: Any, segment_ids: Tensor, *, causal: bool, dtype: Any) -> Tensor | dict[str, Tensor]:
-    """Return the argument `attention_mask` of a model: one mask, or a mask for each kind of layer when rows are longer than
-    the window of sliding layers.
+    """Return the argument `attention_mask` of a model: one mask, or {kind of layer: its mask} when rows are longer
+    than the window of sliding layers and the model's config lists the kinds of its layers.
 
-    A mask is a tensor [rows, 1, 1 or length, length] of `dtype` that is added to the scores: 0 where a position attends,
-    else the lowest number. config: the (text) model's; segment_ids: int [rows, length], 0 is padding; causal: True: each
-    position attends to its segment up to itself; False: to the whole row, which must be one segment."""
+    A mask is a tensor [rows, 1, 1 or length, length] of `dtype` that is added to the scores: 0 where a position
+    attends, else the lowest number. config: the (text) model's; segment_ids: int [rows, length], the number of each
+    position's segment (a document of a packed row), 0 is padding; causal: True: each position attends to its segment
+    up to itself; False: to the whole row, which must be one segment."""
     import torch
 
     length = segment_ids.shape[1]
@@ -90,7 +90,8 @@ def check_attention(model: Any, lengths: Sequence[int], packed: Meta) -> None:
 
 
 def check_sdpa(kind: Any, config: Any) -> None:
-    """Raise ModelError when the model that `kind` (transformers' auto class) would build has no sdpa attention."""
+    """Raise ModelError when the class that transformers' auto class `kind` would build for `config` does not support
+    sdpa (PyTorch's scaled_dot_product_attention), which training uses."""
     mapped = kind._model_mapping.get(type(config), None)
     if mapped is not None and not getattr(mapped, "_supports_sdpa", True):
         raise ModelError(
@@ -121,8 +122,8 @@ def mask_below_head(model: Any, *, causal: bool) -> None:
 
 
 def _layer_kinds(config: Any) -> list[str]:
-    """Return the kinds of the model's layers; [] where all are of one kind. A model whose config class does not declare
-    `layer_types` ignores it."""
+    """Return the kinds of the model's layers, sorted; [] for a config that lists none. A model whose config class
+    does not declare `layer_types` ignores that field, so its kinds are [] too."""
     declared = "layer_types" in {name for kind in type(config).__mro__ for name in getattr(kind, "__annotations__", ())}
     return sorted(set(config.layer_types)) if declared and config.layer_types else []
 

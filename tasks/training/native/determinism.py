@@ -27,8 +27,8 @@ def choose_kernels(config: TrainConfig) -> None:
 
 @contextmanager
 def explain_refusal(config: TrainConfig) -> Iterator[None]:
-    """Raise ModelError, naming the operator and what to set, where PyTorch refuses an operator without a deterministic
-    kernel."""
+    """Context in which PyTorch's error about an operator without a deterministic kernel becomes a ModelError, which
+    names the operator and what to set."""
     try:
         yield
     except RuntimeError as error:

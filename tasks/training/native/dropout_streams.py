@@ -50,7 +50,8 @@ class GeneratorSwitch:
         self._shared: Any = None
 
     def own(self) -> None:
-        """Use this rank's own random numbers from here on."""
+        """Use this rank's own random numbers from here on. They are seeded anew from the shared generator's state
+        and the rank's index; nothing happens if they are already in use."""
         if self._own:
             return
         self._own = True

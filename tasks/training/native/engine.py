@@ -1,11 +1,11 @@
 """Engine native: eager PyTorch with one process a device (cpu or cuda), or torch.compile on one device.
 
-The steps are the same on one device and on a mesh. What differs is in three modules: which part of a tensor a rank holds
-(`layout.slices`), how the model is split (`sharding`), and the collectives around an update (`gradient_exchange`). On the CPU
-a repeated run is bitwise equal with the same number of threads. On cuda it should be with `train.deterministic`; several GPUs
-were never run. The fused AdamW clips, gates and updates in one pass over the parameters. With `compile`, forward pass and
-loss are one graph, so that the logits are never written in fp32.
-"""
+The steps are the same on one device and on a mesh. What differs is in three modules: which part of a tensor a rank
+(one of the processes) holds (`layout.slices`), how the model is split (`sharding`), and the collectives around an
+update (`gradient_exchange`). On the CPU a repeated run is bitwise equal with the same number of threads. On cuda it
+should be with `train.deterministic`; several GPUs were never run. The fused AdamW clips the gradients, skips an
+update that is not finite, and updates the weights, in one pass over the parameters. With `compile`, forward pass and
+loss are one graph, so that the logits are never written in fp32."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NativeEngine:
     """Engine native: implements the interface `tasks.training.engine.Engine` with eager PyTorch.
 
     stored: a checkpoint to start from, or None; world: the processes that train together. With a model on the "meta"
-    device it registers graphs and runs nothing."""
+    device the engine registers graphs and runs nothing."""
 
     def __init__(
         self, config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None, world: World

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class SingleProcess:
-    """The exchanges around an update for a single process, which exchanges nothing. `MeshExchange` has the same methods."""
+    """The exchanges of gradients, loss, norm and weights around an update, for a single process, which has nothing
+    to exchange. `MeshExchange` has the same methods for several ranks."""
 
     def gradients(self, parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> list[Tensor]:
         """Return each parameter's gradient, summed over the rows of all ranks, in fp32 and split like the optimizer's

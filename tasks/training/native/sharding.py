@@ -1,10 +1,10 @@
 """Split a model over the mesh: tensor parallel layers as DTensors, fully sharded layers by FSDP2.
 
-Between layers, activations are plain tensors that are whole on every rank of "model". A layer's styles gather its input, once
-for all layers that read it, and sum its output. With sequence parallelism the residual stream between the first and the last
-layer is split by positions: then a layer's input is gathered from the other ranks, and its output is reduced and scattered to
-them.
-"""
+The tensor parallel plan gives each split module a style, such as "colwise" (split by output features) or "rowwise"
+(split by input features). Between layers, activations are plain tensors that are whole on every rank of the mesh
+axis "model". The modules that read a layer's input share one whole copy of it, and the layer's output is summed over
+the ranks. With sequence parallelism the residual stream between the first and the last layer is split by positions:
+then a layer's input is gathered from the other ranks, and its output is reduced and scattered to them."""
 
 from __future__ import annotations
 

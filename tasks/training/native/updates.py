@@ -1,9 +1,8 @@
 """The optimizers of engine native: AdamW by PyTorch's fused kernel, and Adafactor over the mesh.
 
-Each holds this rank's part of the optimizer's state and yields it by name for checkpoints. The weights are fp32
-(masters, or the parameters themselves), or bf16 with stochastic rounding: then a few weights at a time are converted to
-fp32, updated, and rounded back.
-"""
+Each optimizer holds this rank's part of the optimizer's state and yields it by name for checkpoints. The weights are
+fp32 (separate copies of the parameters, called masters, or the parameters themselves), or bf16 with stochastic
+rounding: then a few weights at a time are converted to fp32, updated, and rounded back."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class StateTensor(NamedTuple):
-    """A tensor of a checkpoint, as this rank holds it.
+    """A tensor of a checkpoint (a parameter, or a tensor of the optimizer's state), as this rank holds it.
 
     Attributes:
         name: the parameter's name with a prefix such as "first/".
         whole: the shape of the whole tensor.
-        spec: the tensor's partition spec.
+        spec: the tensor's partition spec: the mesh axis that splits each dimension, or None.
         value: this rank's part.
     """
 
@@ -61,6 +60,7 @@ class Update(Protocol):
         """Update `weights` in place, from the gradients divided by `ratio`.
 
         Args:
+            weights, gradients: this rank's part of each trained weight, and of its gradient in fp32.
             ratio: a scalar tensor; above 1 where gradients are clipped.
             good: a scalar bool tensor; if it is false (a loss or gradient is not finite), nothing changes.
             at: the learning rate and the other numbers of the update.
@@ -175,8 +175,8 @@ class FactoredState:
 
     @property
     def specs(self) -> list[Spec]:
-        """The partition spec of each tensor of the state: which part of it belongs to this rank's part of the
-        parameter."""
+        """The partition spec of each tensor of the state, by which this rank takes the part that belongs to its part
+        of the parameter. The tensors themselves are whole on every rank."""
         return [self.spec[:-1], (*self.spec[:-2], self.spec[-1])] if len(self.spec) > 1 else [self.spec]
 
 

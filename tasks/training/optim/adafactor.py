@@ -24,7 +24,8 @@ def adafactor(weight: Tensor, *state: Tensor, gradient: Tensor, at: Sequence[Any
     """Return a whole parameter and its state after one update: (weight, row, column), or (weight, second moment) for one
     dimension.
 
-    state: row and column averages, or the second moment; at: the fields of `Scalars`, as numbers or device tensors."""
+    state: the row and column averages, or the second moment, before the update; gradient: of the parameter's shape; at:
+    the fields of `Scalars`, as numbers or device tensors."""
     scalars = Scalars(*at)
     *sums, size = squared_sums(weight, gradient)
     state = update_moments(state, sums, tuple(weight.shape), scalars)
@@ -33,10 +34,12 @@ def adafactor(weight: Tensor, *state: Tensor, gradient: Tensor, at: Sequence[Any
 
 
 def squared_sums(weight: Tensor, gradient: Tensor) -> list[Tensor]:
-    """Return sums of squares of one device's part of a parameter: [row sums, column sums, the sum of the weight's squares].
+    """Return sums of squares of one device's part of a parameter: [row sums, column sums, the sum of the weight's
+    squares].
 
-    Row sums are the gradient's squares summed over the last dimension, column sums those over the dimension before it.
-    For one dimension the squares themselves take the place of both."""
+    Row sums are the gradient's squares summed over the last dimension, column sums the same squares summed over the
+    dimension before it. A parameter of one dimension has no such sums: the result is then [the gradient's squares, the
+    sum of the weight's squares]."""
     squares = gradient * gradient
     sums = [squares.sum(-1), squares.sum(-2)] if gradient.dim() > 1 else [squares]
     return [*sums, (weight * weight).sum()]
@@ -45,12 +48,13 @@ def squared_sums(weight: Tensor, gradient: Tensor) -> list[Tensor]:
 def update_moments(
     state: Sequence[Tensor], sums: Sequence[Tensor], shape: tuple[int, ...], at: Scalars
 ) -> tuple[Tensor, ...]:
-    """Return the new second moments (row and column averages).
+    """Return the new second moments: row and column averages, or for one dimension the second moment of each element.
 
     Args:
         state: the old second moments.
         sums: `squared_sums` of the whole parameter, without the last entry.
         shape: the shape of the whole parameter.
+        at: the numbers of this update, of which beta2 and 1 - beta2 are used.
     """
     counts = (shape[-1], shape[-2]) if len(shape) > 1 else (1,)
     return tuple(
@@ -59,10 +63,12 @@ def update_moments(
 
 
 def update_direction(state: Sequence[Any], level: Any, gradient: Any) -> Any:
-    """Return the direction of the update: the gradient divided by the root of its estimated second moment.
+    """Return the direction of the update, shaped as `gradient`: the gradient divided by the root of its estimated
+    second moment.
 
-    state: the rows and columns of the second moments that belong to this part of the gradient; level: [..., 1], the mean
-    of the whole parameter's row averages."""
+    gradient: of one device's part of the parameter; state: the row and column averages of that part, or the second
+    moment for one dimension; level: [..., 1], the mean of the whole parameter's row averages (not used for one
+    dimension)."""
     if gradient.dim() == 1:
         estimate = state[0]
     else:
@@ -74,8 +80,8 @@ def update_direction(state: Sequence[Any], level: Any, gradient: Any) -> Any:
 def apply_update(weight: Tensor, move: Tensor, size: Tensor, length: Tensor, count: int, at: Scalars) -> Tensor:
     """Return the weight after the update. move: the direction, from `update_direction`.
 
-    size, length: sums over the whole parameter of the squares of the weight and of the direction; count: the number of
-    its elements."""
+    size, length: the sum of squares of the whole parameter's weight, and of its direction; count: the number of
+    elements of the whole parameter; at: the numbers of this update, such as the learning rate."""
     decay = at.lr * at.weight_decay if is_decayed(tuple(weight.shape)) else 0.0
     pace = (size / count).sqrt().clamp(min=LEAST_SIZE) / (length / count).sqrt().clamp(min=1.0)
     moved: Tensor = weight - decay * weight - pace * smaller_rate(at.lr, at.t) * move

@@ -29,10 +29,12 @@ class Scalars(NamedTuple):
         lr: the learning rate.
         t: the update's number, from 1.
         fresh1, fresh2: 1 - beta1, 1 - beta2.
+        beta1, beta2: the decay rates of the first and the second moment.
         max_norm: the gradient norm above which gradients are clipped.
         correction1: 1 - beta1^t.
         correction2: sqrt(1 - beta2^t).
-        scale: 1 / the number of targets of the global batch, or 1 / the sum of their class weights.
+        scale: the factor that turns the sum of the losses of the global batch into their mean: 1 / the number of
+            targets, or 1 / the sum of their class weights.
     """
 
     lr: float
@@ -50,7 +52,7 @@ class Scalars(NamedTuple):
 
 
 def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scalars:
-    """Return the `Scalars` of update `step` (from 0) of `total`.
+    """Return the numbers that update `step` (from 0) of `total` needs, such as learning rate and betas.
 
     targets: the number of targets of the global batch, or the sum of their class weights. For Adafactor beta2 grows with
     the steps: 1 - t^-0.8."""
@@ -74,9 +76,10 @@ def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scala
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:
     """Return the learning rate of update `step` (from 0) of `total`.
 
-    In a warm-up of W = ceil(total x warmup_ratio) updates, update k has rate peak x k / W. After the warm-up, the
-    schedule falls from the peak, such that it would reach 0 at update `total`. transformers' linear, cosine and
-    constant_with_warmup schedules give the same rates."""
+    The peak is `train.learning_rate`, times global_batch / learning_rate_batch if the latter is set. In a warm-up of W
+    = ceil(total x warmup_ratio) updates, update k has rate peak x k / W. After the warm-up, the schedule "constant"
+    stays at the peak; each other one falls from the peak, such that it would reach 0 at update `total`. transformers'
+    linear, cosine and constant_with_warmup schedules give the same rates."""
     peak = config.learning_rate * config.global_batch / (config.learning_rate_batch or config.global_batch)
     warmup = math.ceil(total * config.warmup_ratio)
     if step < warmup:
@@ -111,8 +114,10 @@ steps after warm-up that is done, and `decay_ratio`."""
 
 
 def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
-    """Return the shapes of the optimizer's state for a parameter of `shape`, by the prefix of the state tensor's name.
-    optimizer: "adamw" or "adafactor"."""
+    """Return {prefix of the state tensor's name in a checkpoint: its shape} for the optimizer's state of a parameter.
+
+    optimizer: "adamw" (first and second moments) or "adafactor" (row and column averages, or the second moment for one
+    dimension); shape: the parameter's shape."""
     if optimizer == "adamw":
         return {FIRST: shape, SECOND: shape}
     return {ROW: shape[:-1], COLUMN: (*shape[:-2], shape[-1])} if len(shape) > 1 else {SECOND: shape}
@@ -131,8 +136,8 @@ def clip_factor(norm: Tensor, max_norm: Tensor) -> Tensor:
 
 
 def adamw(weight: Tensor, first: Tensor, second: Tensor, *, gradient: Tensor, at: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Return (weight, first moment, second moment) after one AdamW update; the arguments are not changed. at: the fields
-    of `Scalars`, as device tensors."""
+    """Return (weight, first moment, second moment) after one AdamW update; the arguments are not changed. gradient:
+    already scaled and clipped; at: the fields of `Scalars`, as device tensors."""
     s = Scalars(*at)
     first = first * s.beta1 + gradient * s.fresh1
     second = second * s.beta2 + gradient * gradient * s.fresh2

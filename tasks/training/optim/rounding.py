@@ -49,16 +49,18 @@ def round_stochastically(value: Tensor, bits: Tensor, bitcast: Callable[[Tensor,
 class RandomBits:
     """The random bits with which one update rounds weights to bf16.
 
-    They depend on the update's seed alone, so a resumed run gets the same bits. Ranks that hold the same part of a
-    tensor get the same bits, other ranks other bits."""
+    The bits depend on the update's seed alone, so a resumed run gets the same bits. Ranks (the processes that train
+    together) that hold the same part of a tensor get the same bits, other ranks other bits.
+
+    seed: the update's seed; world: this rank's position on the mesh of devices; device: where the bits are made."""
 
     def __init__(self, seed: int, world: World, device: torch.device) -> None:
         self._seed, self._world, self._device = seed, world, device
         self._lanes: dict[tuple[int | None, ...], _Generators] = {}
 
     def bits(self, spec: Spec, count: int) -> Tensor:
-        """Return int32 [count], of which the lower 16 bits are random, for this rank's part of a tensor with partition spec
-        `spec`.
+        """Return int32 [count], of which the lower 16 bits are random, for this rank's part of a tensor. Each call
+        returns new bits. spec: the tensor's partition spec, that is the mesh axis that splits each dimension, or None.
 
         All ranks that hold the same part must make the same calls in the same order."""
         import torch
@@ -103,10 +105,11 @@ class _Generators:
 
 
 def store(weight: Tensor, value: Tensor, spec: Spec, draws: RandomBits | None) -> None:
-    """Write new weights `value` (fp32) into the tensor `weight`.
+    """Write new weights `value` (fp32) into the tensor `weight`, in place. With `draws` they are rounded stochastically
+    to bf16, a chunk of rows at a time; without, they are copied.
 
-    draws: None for a weight in fp32; for a bf16 weight the random bits with which it is rounded, a chunk at a time.
-    spec: the weight's partition spec."""
+    spec: the weight's partition spec, by which `draws` chooses the bits; draws: the random bits of this update, or
+    None."""
     if draws is None:
         weight.copy_(value)
         return
@@ -115,8 +118,8 @@ def store(weight: Tensor, value: Tensor, spec: Spec, draws: RandomBits | None) -
 
 
 def row_chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield views of consecutive rows of the tensor, each view with about as many numbers as `CHUNKS` gives for the
-    device."""
+    """Yield views of consecutive rows (indices of the first dimension) of the tensor, which together are the whole
+    tensor. A view has at most as many numbers as `CHUNKS` gives for the tensor's device, but at least one row."""
     import torch
 
     whole = tensor if tensor.dim() else tensor.unsqueeze(0)

@@ -34,7 +34,7 @@ class ParallelSettings(Group):
     """Devices that share one replica of the model, each with a part of every split layer."""
 
     tensor_parallel_rules: Annotated[dict[str, str], GRAPH] = {}
-    """How layers are split, from a pattern of layer names ("*" for a number) to a style, such as
+    """How layers are split, from a pattern of layer names ("*" for one part of the name) to a style, such as
     "model.layers.*.self_attn.q_proj: colwise". Default: the plan that transformers, or trnflow, has for the model."""
 
     sequence_parallel: Annotated[bool, GRAPH] = False

@@ -39,13 +39,14 @@ class ParameterUse(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The attribute of the layer in which the leaf is put: for a linear layer a new one beside the parameter, else
-        the parameter's."""
+        """The name of the layer's attribute that holds the leaf during a pass: for a linear layer a new attribute
+        beside the parameter, else the parameter's own."""
         return f"{self.attribute}_apart" if self.kind == "linear" else self.attribute
 
 
 class GradientLeaves:
-    """Puts leaves into a model before each pass, and takes their gradients after it.
+    """Puts leaves (the tensors with respect to which gradients are computed) into a model before each pass, and
+    takes their gradients after it.
 
     Args:
         parameters: the trained parameters in `model`, by name.
@@ -83,7 +84,8 @@ class GradientLeaves:
         return shape, self._states[name]
 
     def put(self) -> None:
-        """Make the leaves for one pass and put them into the layers."""
+        """Make the leaves (the tensors whose gradients the backward pass computes) for one pass, and put them into
+        the layers, beside the parameters or in place of them."""
         self._leaves = [self._leaf(use) for use in self._uses]
         for use, leaf in zip(self._uses, self._leaves, strict=True):
             if use.kind != "other":
@@ -101,7 +103,8 @@ class GradientLeaves:
         return {name: self._mark(gradient, self.summed(name)[1]) for name, gradient in found.items()}
 
     def reduced(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the gradients, already summed over the passes, summed over the replicas too."""
+        """Return the gradients summed over the replicas, by parameter name. gradients: already summed over the
+        passes, with shapes and specs as `summed` says."""
         return {
             name: self._mark(gradient.sum(0), self._states[name]) if name in self._apart else gradient
             for name, gradient in gradients.items()

@@ -66,8 +66,8 @@ class OneProcess:
         return loss[0], _squares(gradients.values()).sqrt()
 
     def share_weights(self, changes: list[Write]) -> list[Write]:
-        """Return `changes` with each new weight whole, gathered from the replicas' parts. changes: (state tensor, new
-        value, spec)."""
+        """Return `changes` with each new weight whole, gathered from the replicas' parts. changes: a list of (state
+        tensor, its new value, partition spec)."""
         return changes
 
     def scores(self, scores: Tensor) -> Tensor:
