@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from flows.services.events import connected, send_events
 
 if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.filters import FlowFilter
     from prefect.client.schemas.objects import FlowRun
     from prefect.client.schemas.responses import WorkerFlowRunResponse
@@ -110,10 +111,9 @@ def recovery_automations(
         ),
         _again(
             "trnflow: crashed runs are scheduled again",
-            f"A flow run of a deployment that crashed is scheduled again, at most {times} times.",
+            f"A flow run of a deployment that crashed is scheduled again, at most {times} times, and once if it does not begin.",
             crashed,
             [str(count) for count in range(1, times + 1)],
-            timedelta(0),
             again,
         ),
         _again(
@@ -121,7 +121,6 @@ def recovery_automations(
             "A flow run of a deployment that crashed before it began is scheduled again, once a day at most.",
             crashed,
             ["0"],
-            timedelta(days=1),
             again,
         ),
     ]
@@ -151,7 +150,8 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
     with connected() as client:
         names = {flow.id: flow.name for flow in client.read_flows(flow_filter=flows)}
         found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
-        crashed = [run for run in found if _is_left(run, names[run.flow_id], left, times)]
+        left_runs = [run for run in found if _is_left(run, names[run.flow_id], left, times)]
+        crashed = [run for run in left_runs if not _was_tried(client, run)]
         for run in crashed:
             client.set_flow_run_state(run.id, Scheduled(message=AGAIN))
     lost = [run for run in found if _is_unfinished(run)]
@@ -252,6 +252,13 @@ def _is_left(run: FlowRun, flow: str, left: float, times: int) -> bool:
     return is_ours and run.state is not None and run.state.is_crashed() and left < _age(run) < FORGOTTEN_SECONDS
 
 
+def _was_tried(client: SyncPrefectClient, run: FlowRun) -> bool:
+    """Return whether a crashed flow run was scheduled again after it last ran, and so crashed before it could begin."""
+    states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
+    ran = max((number for number, state in enumerate(states) if state.is_running()), default=0)
+    return any(state.is_scheduled() for state in states[ran + 1 :])
+
+
 def _age(run: FlowRun) -> float:
     """Return the seconds since a flow run took on its state."""
     assert run.state is not None
@@ -282,17 +289,21 @@ def _lost(
 
 
 def _again(
-    name: str, description: str, expect: set[str], counts: list[str], within: timedelta, action: ChangeFlowRunState
+    name: str, description: str, expect: set[str], counts: list[str], action: ChangeFlowRunState
 ) -> AutomationCore:
-    """Return an automation that acts on an event of a deployment's flow run that began to run so many times; for a run at
-    most once in the time `within`."""
+    """Return an automation that acts on an event of a deployment's flow run that began to run so many times.
+
+    For a run and a count, the automation acts once a day at most: a run that can't even begin, since its checkout is
+    broken for example, has the same count after each attempt.
+    """
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     trigger = EventTrigger.model_validate(
         {
             "expect": expect, "match": {"prefect.resource.id": ANY, "prefect.run-count": counts},
             "match_related": [_flow(SCHEDULED_AGAIN), TAGGED, {"prefect.resource.role": "deployment"}],
-            "for_each": {"prefect.resource.id"}, "posture": Posture.Reactive, "threshold": 1, "within": within,
+            "for_each": {"prefect.resource.id", "prefect.run-count"}, "posture": Posture.Reactive, "threshold": 1,
+            "within": timedelta(days=1),
         }
     )  # fmt: skip
     return AutomationCore(name=name, description=description, trigger=trigger, actions=[action])

@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,8 @@ def test_which_runs_the_automations_are_about() -> None:
         return again.covers(crash) or unbegun.covers(crash)
 
     assert [is_scheduled(count) for count in range(6)] == [True] * 4 + [False] * 2
+    assert again.for_each == unbegun.for_each == {"prefect.resource.id", "prefect.run-count"}
+    assert again.within == unbegun.within == timedelta(days=1)  # once a day for a run that does not begin
     assert not is_scheduled(1, "watch") and not is_scheduled(1, "other") and not is_scheduled(1, deployed=False)
 
 
@@ -167,7 +169,16 @@ def test_a_crashed_run_that_the_automations_missed_is_scheduled_three_times(depl
         return f"{done.stdout.strip()} {state(deployed, run)}"
 
     assert tend(60) == "0 Crashed"  # the automation may still do it
-    assert [tend(0), tend(0), tend(0)] == ["1 Scheduled", "1 Scheduled", "0 Crashed"]
+    assert tend(0) == "1 Scheduled"
+    deployed.post(f"flow_runs/{run}/set_state", state={"type": "CRASHED"}, force=True)
+    done = subprocess.run(
+        [sys.executable, "-c", TEND, "0"], cwd=PROJECT, env=deployed.environ, capture_output=True, text=True
+    )
+    assert (done.stdout.strip(), state(deployed, run)) == (
+        "0",
+        "Crashed",
+    )  # it did not begin: its checkout may be broken
+    assert [tend(0), tend(0)] == ["1 Scheduled", "0 Crashed"]
     deployed.delete(f"flow_runs/{run}")
 
 
