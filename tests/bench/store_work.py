@@ -25,7 +25,6 @@ from flows.recipes import recipe as settings
 from flows.runner.hits import on_record
 from flows.runner.run import look as look_at
 from flows.runner.run import open_store
-from flows.runner.runner import now
 from tasks.keys.hash_cache import Memo
 from tasks.keys.key_document import key_of
 from tasks.sources.data_source import resolve_source
@@ -33,6 +32,7 @@ from tasks.sources.resolver import Resolver
 from tasks.sources.split_files import FileSettings
 from tasks.store import Store
 from tasks.store.folders import files_below
+from tasks.system.clock import now
 
 DOCUMENT = {"stage": "load_data", "code": {}, "params": {}, "inputs": {}, "env": {}, "accel": {}}
 KEY = key_of(DOCUMENT)
