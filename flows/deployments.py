@@ -59,13 +59,13 @@ class Session:
     """What the command line passes to the flow in addition to the flow's parameters, and the result that it gets back.
 
     Attributes:
-        listeners: Listeners of the command line, such as its progress display.
+        listeners: Objects of the command line that receive the run's events, such as its progress display.
         on_sigterm: The command line's handler of SIGTERM. The flow installs it in place of Prefect's, which would show the
             run as crashed.
-        overrides: The overrides with their secret values. Prefect stores a flow's parameters, so those have no secrets.
-            None: the flow's parameter is used.
-        result: Set by the flow when the run has ended.
-        retrained: Set by the flow `retrain` when it has ended.
+        overrides: The overrides (`section.setting=value` texts) with their secret values. Prefect stores a flow's
+            parameters, so the flow's own parameter `overrides` has no secrets. None: the flow's parameter is used.
+        result: The result of the run. Set by the flow when the run has ended.
+        retrained: How the retraining ended. Set by the flow `retrain` when it has ended.
     """
 
     listeners: tuple[Listener, ...] = ()
@@ -86,10 +86,11 @@ def finetune(
     force: list[str] | None = None,
     offline: bool = False,
 ) -> State[Any] | None:
-    """Run the stages of a recipe whose artifacts the store does not have yet (Prefect flow).
+    """Run the stages of a recipe (the YAML file that describes a run), but for those whose artifacts (results) are in
+    the store already (Prefect flow).
 
     Args:
-        recipe: A name in conf/ or the path of a YAML file.
+        recipe: The name of a recipe in the folder conf/, or the path of a YAML file.
         overrides: Settings that replace the recipe's, such as `train.learning_rate=3e-5`.
         until: The stage after which to stop; None for the last.
         force: Stages to run even if their artifacts are in the store.
@@ -109,7 +110,9 @@ def prepare(recipe: str = "demo", overrides: list[str] | None = None, offline: b
     """Run the data stages of a recipe, `load_data` to `pack_chunks` (Prefect flow), for example on a machine without an
     accelerator.
 
-    A later `finetune` with the same store uses their results. Parameters and result are as for `finetune`.
+    A later `finetune` with the same store uses their results. recipe: the name of a recipe in the folder conf/, or the
+    path of a YAML file; overrides: settings as `section.setting=value`; offline: whether to make no requests to a model
+    or data hub. Returns None, or the state `Cancelled` if the run was interrupted.
     """
     return _run(recipe, overrides or [], Options(DATA_STAGES[-1], offline=offline))
 
@@ -118,11 +121,13 @@ def prepare(recipe: str = "demo", overrides: list[str] | None = None, offline: b
 def retrain(
     recipe: str = "demo", overrides: list[str] | None = None, offline: bool = False, wait: bool = False
 ) -> State[Any] | None:
-    """Train a recipe again if its data, code or settings changed since its newest judged model (Prefect flow).
+    """Train a recipe again if its data, code or settings changed since its newest judged model, the last one that was
+    compared with the champion or became the first champion (Prefect flow).
 
-    The new model is compared with the recipe's champion (the model promoted before) on frozen test rows, and becomes
-    the champion if it is clearly better. If nothing changed, the flow ends at once as `Unchanged`. The flow emits a
-    Prefect event that says how it ended, such as `trnflow.retrain.promoted`. `prefect.yaml` gives the flow a schedule.
+    The new model is compared with the recipe's champion (the model promoted before) on frozen test rows (fixed rows on
+    which all models of the recipe are compared), and becomes the champion if it is clearly better. If nothing changed,
+    the flow ends at once as `Unchanged`. The flow emits a Prefect event that says how it ended, such as
+    `trnflow.retrain.promoted`. `prefect.yaml` gives the flow a schedule.
 
     Args:
         recipe: A name in conf/ or the path of a YAML file.
@@ -175,7 +180,7 @@ def sweep(
     trial (Prefect flow).
 
     Each parameter from `trials` on that is None is taken from the recipe's section `sweep`. If the flow was killed, the
-    next run with the same study keeps the trials that ended and resumes the others.
+    next run with the same study (the set of trials with one name) keeps the trials that ended and resumes the others.
 
     Args:
         recipe: A name in conf/ or the path of a YAML file.

@@ -46,7 +46,8 @@ def finetune(recipe: Recipe, stage: Stages, frozen: Artifact | None = None) -> A
             it compares models.
 
     Returns:
-        The artifact of the last stage, evaluate_model; an `Unknown` in a plan in which that stage has yet to run.
+        The artifact of the last stage, evaluate_model; an `Unknown` (a placeholder) in a plan in which that stage has
+        yet to run.
 
     Raises:
         TrnflowError: The settings do not fit the model or its tokenizer, or a stage failed.
@@ -82,7 +83,7 @@ def check_finetune(recipe: Recipe, planner: Planner, until: str | None, parent_o
     can't be compared with that of this run's rows, or training can't fit in the device's memory.
 
     Args:
-        planner: What the run would do.
+        planner: The plan of the run: what the run would do with each stage.
         until: The stage after which the run stops; None for the last. If that is a data stage, nothing is checked.
         parent_of: Returns the environment variables and modules of the warm parent of a call, the process from which
             the stage's process is forked.

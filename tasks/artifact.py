@@ -23,7 +23,7 @@ _NO_NAMES = frozenset(("", ".", ".."))
 
 
 class File(NamedTuple):
-    """A file of an artifact, as its manifest lists it.
+    """A file of an artifact, as the artifact's manifest (the JSON that lists its files and metadata) has it.
 
     Attributes:
         path: the path in the artifact's folder, normalised, with `/`.
@@ -41,7 +41,7 @@ class Artifact:
     """An artifact in the store: the files and the metadata that a stage made.
 
     Attributes:
-        digest: `sha256:<hex>` of the artifact's manifest.
+        digest: `sha256:<hex>` of the artifact's manifest, the JSON that lists its files and metadata.
         kind: the kind of content, which the stage sets, such as "rows" or "tokens".
         meta: the metadata that the stage returned.
         files: the artifact's files, sorted by path.
@@ -60,7 +60,9 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Input:
-    """An artifact as a stage receives it. path: a read-only folder with its files; kind, meta, digest: as in `Artifact`."""
+    """An artifact as a stage receives it. path: a read-only folder with the artifact's files; kind: the kind of
+    content, such as "rows"; meta: the metadata that the stage which made the artifact returned; digest: the artifact's
+    digest."""
 
     path: Path
     kind: str
@@ -74,8 +76,8 @@ class Source:
 
     Attributes:
         kind: "data" or "model".
-        identity: JSON that becomes part of the key of each stage that reads the source (digests, a repository's commit;
-            never a path or a time).
+        identity: JSON that becomes part of the cache key of each stage that reads the source (digests, a repository's
+            commit; never a path or a time).
         location: where the stage finds the bytes, such as paths (not part of the key).
         note: a message for the user, such as "last resolution": the hub was not asked, and its last known answer is
             used.

@@ -31,7 +31,9 @@ Seconds = Annotated[float, Field(gt=0, le=604_800)]  # a week
 
 
 class Mark:
-    """A mark on a config field, such as NOT_KEYED or GRAPH, written in the field's `Annotated` type. See `marked`."""
+    """A mark on a config field, written in the field's `Annotated` type: NOT_KEYED (the field does not change the
+    stage's result, and is no part of its cache key) or GRAPH (the field affects training's graphs, the programs that a
+    device runs). `marked` finds the fields with a mark."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,28 +47,28 @@ GRAPH = Mark("GRAPH")
 
 
 class StageConfig(BaseModel):
-    """The base class of stage configs. Instances are immutable and refuse unknown fields. Define the subclass beside its
-    stage."""
+    """The base class of stage configs: the settings of one stage. Instances are immutable and refuse unknown fields.
+    Define the subclass beside its stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 def marked(kind: type[BaseModel], mark: Mark) -> set[str]:
-    """Return the names of the fields of a config class that have the given mark in their type."""
+    """Return the names of the fields of a config class that have the given mark, such as NOT_KEYED, in their type."""
     return {name for name, field in kind.model_fields.items() if any(entry is mark for entry in field.metadata)}
 
 
 def keyed_params(config: StageConfig) -> dict[str, Any]:
     """Return {field: value} of the config's fields that can change the stage's result, all but those marked NOT_KEYED.
-    They become part of the stage's key. Values are plain JSON. Fields with default values are included; nested configs
-    are treated the same way."""
+    They become part of the stage's cache key. Values are plain JSON. Fields with default values are included; nested
+    configs are treated the same way."""
     skip = marked(type(config), NOT_KEYED)
     return {name: _plain(getattr(config, name)) for name in type(config).model_fields if name not in skip}
 
 
 def graph_params(config: StageConfig) -> dict[str, Any]:
-    """Return {field: value} of the fields marked GRAPH, as plain JSON: the only settings on which `precompile` may
-    depend."""
+    """Return {field: value} of the fields marked GRAPH, as plain JSON: the only settings on which the result of the
+    stage `precompile`, the list of training's graphs (programs that a device runs), may depend."""
     return {name: _plain(getattr(config, name)) for name in sorted(marked(type(config), GRAPH))}
 
 

@@ -51,7 +51,7 @@ WIDTHS = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 
 
 class ConsolidateConfig(StageConfig):
-    """Settings of `consolidate`, which writes the trained model as a Hugging Face folder."""
+    """Settings of the stage `consolidate`, which writes the trained model as a Hugging Face folder."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The type of the published weights."""
@@ -66,13 +66,15 @@ class ConsolidateConfig(StageConfig):
 
 
 def environ(config: ConsolidateConfig) -> dict[str, str]:
-    """Return the environment variables of the consolidating process."""
+    """Return the environment variables of the process that runs the stage `consolidate`: no requests to the Hugging
+    Face hub, XLA on the CPU and without optimization, and the numbers of threads."""
     return {**model_environ(), "TOKENIZERS_PARALLELISM": "false"}
 
 
 def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
-    """Return the part of the stage's cache key that describes its inputs: the checkpoint's digest, how rows were formatted,
-    the base model's generation settings and name, and the digest of the weights that training began with."""
+    """Return the part of the cache key of `consolidate` that describes the stage's inputs: the checkpoint's digest, how
+    rows were formatted, the base model's generation settings and name, and the digest of the weights that training
+    began with."""
     shards, model, start = inputs["shards"], inputs["model"], inputs.get("warm_start")
     assert isinstance(shards, Artifact) and isinstance(model, Source)
     keyed: Meta = {"shards": shards.digest, **{part: model.identity.get(part) for part in ("generation", "name")}}

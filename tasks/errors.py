@@ -164,7 +164,8 @@ def _place(error: Exception) -> str:
 
 
 def from_json(document: dict[str, Any]) -> TrnflowError:
-    """Return the error that another process wrote with `to_json`. An unknown type becomes ProcessFailed."""
+    """Return the error that another process wrote with `TrnflowError.to_json`. An error of an unknown type becomes a
+    ProcessFailed."""
     kinds: dict[str, type[TrnflowError]] = {"TrnflowError": TrnflowError}
     pending = [TrnflowError]
     while pending:

@@ -50,13 +50,13 @@ TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 
 
 def environ(config: ExportConfig) -> dict[str, str]:
-    """Return the environment variables of the exporting process. For StableHLO they make tracing and checking run on the
-    CPU of any machine."""
+    """Return the environment variables of the process that runs the stage `export_neuron`. For the target `stablehlo`
+    they make tracing and checking run on the CPU of any machine."""
     return model_environ() if config.target == "stablehlo" else EAGER
 
 
 def accelerator(config: ExportConfig) -> Meta:
-    """Return the accelerator part of the stage's key.
+    """Return the accelerator part of the stage's cache key.
 
     For the target `neuron` it holds the compiler's versions and flags. For StableHLO it is empty: the libraries are in
     another part of the key, and the flags are fixed.
@@ -84,7 +84,8 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
     shape [batch, length]. For StableHLO also write the tokenizer, programs that load the export, and a README.
 
     weights: the artifact of consolidate. Returns metadata: target, batch, lengths (tokens a row, ascending), task,
-    labels, dtype, rows_compared and max_difference.
+    labels, dtype, rows_compared and max_difference (the largest difference between the export's logits and PyTorch's,
+    on that number of rows; for the target `neuron` null, on 0 rows).
     """
     lengths = _lengths(config, weights)
     meta = {
@@ -122,8 +123,9 @@ def _free_large_tensors() -> None:
 def example(model: PreTrainedModel, batch: int, length: int, number: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs to trace and check a model with: (input_ids, attention_mask), int64 [batch, length].
 
-    The tokens are random. Of example 0, half of every second row is padding, beginning with the first row; of the others
-    each row has a random number of tokens before its padding. number: which example.
+    The tokens are random. In example 0 the second half of the rows 0, 2, 4, ... is padding, and the other rows have
+    none; in other examples each row has a random number of tokens, then padding. number: which example, the seed of the
+    tokens.
     """
     import torch
 
@@ -225,8 +227,8 @@ def _check_positions(model: PreTrainedModel, lengths: list[int]) -> None:
 
 
 def rounded_up(value: float) -> float:
-    """Round a number up to one significant digit (2.3e-07 -> 3e-07), so that the exported difference is nearly always the
-    same on other processors."""
+    """Round a number up to one significant digit (2.3e-07 -> 3e-07), so that the reported difference of logits is
+    nearly always the same on other processors."""
     if value == 0:
         return 0.0
     exponent = math.floor(math.log10(value))

@@ -73,11 +73,12 @@ def _part(config: FormatConfig, chat: Meta | None, rows: Input, split: str, firs
 
 
 def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> Meta:
-    """Format `count` rows of a split from row `first` on: a part of the stage's work.
+    """Make texts for the model of `count` rows of a split from row `first` on: a part of the stage's work.
 
-    part: split, first, count, and chat (from `chat_document`, or null). Writes `texts.arrow`, one row for each example
-    (a text made from a row; a conversation may give several), in which `source_row` is the number of the example's row
-    in the split. Returns a Tally (counts of rows read, made and dropped) as JSON."""
+    rows: the artifact of load_data; part: split, first, count, and chat (the chat template, from `chat_document`; null
+    for other tasks). Writes `texts.arrow`, one row for each example (a text made from a row; a conversation may give
+    several), in which `source_row` is the number of the example's row in the split. Returns a Tally (counts of rows
+    read, made and dropped) as JSON."""
     arguments = {
         "config": config.model_dump(mode="json"),
         "file": str(rows.path / f"{part['split']}.parquet"),
@@ -98,9 +99,9 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
     its rows one for one, also write `<split>.source_row.npy` int32 [examples], the row of each example, counted from 0.
 
     Returns metadata: task (`classification` or `causal_lm`), labels, splits {name: examples}, dropped {reason: rows},
-    framed (whether a chat template wrote the special tokens, bos and eos included), templates (the recipe's; special tokens
-    in them count), rows (how rows are formatted: settings, text, columns, nested), metrics where rows were dropped or
-    became several examples."""
+    framed (whether a chat template wrote the special tokens, bos and eos included), templates (the recipe's, in which
+    special tokens are read as such), rows (how rows are formatted: settings, text, columns, nested), metrics where rows
+    were dropped or became several examples."""
     classify = config.task == "classification"
     made = {split: _gathered(split, count, config, parts, out) for split, count in rows.meta["splits"].items()}
     return {
@@ -161,8 +162,9 @@ def _tables(
 
 
 def render_rows(arguments: Meta, limit: Limit) -> Meta:
-    """Format the rows of one part, as `format_rows` describes, in this process. arguments: as `format_rows` makes them;
-    limit: returns the context in which a row is rendered, such as one that limits the time."""
+    """Make the texts of one part (a range of rows of a split) in this process, and write them as `format_rows`
+    describes. Return counts of rows read, made and dropped. arguments: as `format_rows` makes them; limit: returns the
+    context in which a row is rendered, such as one that limits the time."""
     import pyarrow as pa
 
     config, part = FormatConfig.model_validate(arguments["config"]), arguments["part"]

@@ -53,8 +53,9 @@ MOST_SHOWN = 20
 
 
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
-    """Return the source that `data.source` names: the digests of its files or a hub dataset's commit, and where its
-    bytes are. For a mixture, resolve each of its sources; the identity is then `{mix: {name: identity}}`.
+    """Return the data that the setting `data.source` names, resolved to exact bytes: the digests of its files or a hub
+    dataset's commit, and where its bytes are. For a mixture, resolve each of its sources; the identity is then `{mix:
+    {name: identity}}`.
 
     config: the recipe's section `data`; resolver: finds and hashes files, and asks the network only about URLs and hub
     names. Raises ConfigError for a source that can't be found, DataError for data that can't be read."""
@@ -102,8 +103,8 @@ def _errors_name_source(name: str) -> Iterator[None]:
 
 @stage(kind="rows")
 def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *, out: Workdir) -> Meta:
-    """Run the stage: write `<split>.parquet` for each split, with the chosen columns and, if there is a label, `label:
-    int64`.
+    """Read the data and write `<split>.parquet` for each split, with the chosen columns and, if there is a label,
+    `label: int64`.
 
     source: from `data_source`; frozen: the artifact of `freeze_rows`, test rows on which models are compared, or None.
     Rows of train whose text is among the frozen rows are dropped, and counted in `dropped` as `frozen`. Returns
@@ -154,8 +155,8 @@ def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *
 
 
 class ReadSource(NamedTuple):
-    """A source whose rows were read. columns: which columns are kept, and which of them is the label; splits: {split:
-    the temporary file with its rows}."""
+    """A source of data (files, a hub dataset or the built-in corpus) whose rows were read. columns: which columns are
+    kept, and which of them is the label; splits: {split: the temporary file with its rows}."""
 
     columns: Columns
     splits: dict[str, ReadSplit]

@@ -80,7 +80,8 @@ def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
     most 2^20 tokens each (one chunk at least).
 
     Writes the files that all parts read to `out.path`: for each split and length the layout (which rows go into which
-    chunk) and the row that each segment comes from, and `counts.json`. tokens: the artifact of tokenize_text."""
+    chunk) and the row that each segment (a row, or a piece of one, in a chunk) comes from, and `counts.json`. tokens:
+    the artifact of tokenize_text."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
@@ -109,7 +110,8 @@ def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int
 
 def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
     """Fill the chunks from `first` up to `last` (not included) of one split and length: a part of the stage's work.
-    part: split, length, first, last. Writes a .npy file for each column. Returns {"supervised": the number of
+    tokens: the artifact of tokenize_text; shared: what `split_chunks` wrote; part: split, length, first, last. Writes a
+    .npy file for each column (input_ids, labels, segment_ids, position_ids). Returns {"supervised": the number of
     supervised tokens or labelled rows}."""
     import numpy as np
 
@@ -135,10 +137,10 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
     [chunks, length], and labels, int32 [chunks] for classification, else [chunks, length] with -100 where not supervised;
     `<split>/<length>.segments.npy` (`open_segments`), the row of the texts that each segment comes from; and `tokenizer/`.
 
-    A segment is a row, or a piece of one, in a chunk. Returns the metadata of `tokens` and: lengths (ascending), rows
-    {split: {"<length>": chunks}} (no entry where there are none), real_tokens, supervised_tokens and left_out {split:
-    tokens}, strategy, cut {split: rows}, and where rows were dropped because they fit no chunk, too_long_to_pack
-    {split: rows}."""
+    A segment is a row, or a piece of one, in a chunk. tokens: the artifact of tokenize_text. Returns its metadata and:
+    lengths (ascending), rows {split: {"<length>": chunks}} (no entry where there are none), real_tokens,
+    supervised_tokens and left_out {split: tokens}, strategy, cut {split: rows}, and where rows were dropped because
+    they fit no chunk, too_long_to_pack {split: rows}."""
     counts = read_json(parts.shared / "counts.json")
     splits, lengths, dropped = counts["splits"], counts["lengths"], counts["dropped"]
     supervised = {
@@ -172,7 +174,7 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
 
 
 class Fitting(NamedTuple):
-    """The rows of a split after the overlong ones were cut or dropped.
+    """The rows of a split after those that are longer than any chunk were cut or dropped.
 
     Attributes:
         pieces: the pieces of rows to pack.

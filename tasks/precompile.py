@@ -24,8 +24,9 @@ SHAPES = ("task", "lengths", "vocab_size", "pad_id", "bos_id", "eos_id")
 
 
 def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
-    """Return the part of the stage's cache key that describes its inputs, as far as they affect a graph: the model's
-    architecture, and the rows' task, lengths, vocabulary size, number of labels and special token ids."""
+    """Return the part of the cache key of `precompile` that describes its inputs, as far as they affect a graph (a
+    program that a device runs, such as a training step for one sequence length): the model's architecture, and the
+    rows' task, lengths, vocabulary size, number of labels and special token ids."""
     model, packed = inputs["model"], inputs["packed"]
     assert isinstance(model, Source) and isinstance(packed, Artifact)
     shapes = {name: packed.meta.get(name) for name in SHAPES}
@@ -33,22 +34,24 @@ def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
 
 
 def graph_settings(config: TrainConfig) -> Meta:
-    """Return the settings that affect a graph, for the stage's cache key. Of `class_weights` only one fact affects a
-    graph: whether they are set."""
+    """Return the settings that affect a graph (a program that a device runs, such as a training step for one sequence
+    length), for the cache key of `precompile`. Of `class_weights` only one fact affects a graph: whether they are
+    set."""
     return {**graph_params(config), "class_weights": config.class_weights is not None}
 
 
 def machine(config: TrainConfig) -> Meta:
-    """Return the part of the stage's cache key that describes the machine: the compiler, and with `micro_batch: auto`
-    also the memory of a device in whole GiB."""
+    """Return the part of the cache key of `precompile` that describes the machine: the compiler, and with `micro_batch:
+    auto` also the memory of a device in whole GiB."""
     memory = known_memory(config) if config.micro_batch == "auto" else None
     return {**compiler(config), **({} if memory is None else {"memory_gib": memory >> 30})}
 
 
 @stage(kind="graphs", params=graph_settings, inputs=graph_inputs, accel=machine, environ=environ)
 def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
-    """Trace the graphs of training and write `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops}],
-    "memory", "micro_batch"}. Return the same as metadata, without the graphs' inputs and FLOPs.
+    """Trace the graphs of training (programs that a device runs, such as a step for one sequence length) and write
+    `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops}], "memory", "micro_batch"}. Return the same
+    as metadata, without the graphs' inputs and FLOPs.
 
     model: the model's source; packed: the artifact of `pack_chunks`, whose sequence lengths the graphs have.
 

@@ -32,8 +32,8 @@ Function = TypeVar("Function", bound=Callable[..., Meta])
 
 
 class Partial(Protocol):
-    """The resumable state of the stage with one key, in the folder `<root>/partial/<key>/` of the store (root: the
-    store's own folder).
+    """The saved state from which a stage resumes its work on the result of one cache key, in the folder
+    `<root>/partial/<key>/` of the store (root: the store's own folder).
 
     A state is a folder saved at a step (a number that grows, such as that of the optimizer's steps), for example a
     training checkpoint. Only completely written steps are visible.
@@ -48,8 +48,10 @@ class Partial(Protocol):
         """
 
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
-        """Return the folder of this step, or None if it is not complete or is damaged. `warn` gets a message if it is
-        damaged.
+        """Return the folder of the state that was saved at this step, or None if the folder is incomplete or damaged.
+
+        Args:
+            warn: Called with a message if the folder is damaged.
         """
 
     def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
@@ -64,14 +66,15 @@ class Partial(Protocol):
         """
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
-        """Remove all complete steps but the newest `keep` and those in `protect`. If `keep` is 0, remove all state of the
-        key.
+        """Remove the saved states of all complete steps but the newest `keep` and those in `protect`. If `keep` is 0,
+        remove all state of the stage's key.
         """
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the work of a stage that works in parts, as listed by the stage's `split`.
+    """One part of the work of a stage that works in parts, such as a range of rows, as the stage's function `split`
+    lists it. A part has a cache key and a result of its own.
 
     Attributes:
         identity: {"params": ..., "inputs": ...}: JSON that, with the stage's code and environment, determines the part's
@@ -84,7 +87,7 @@ class Part:
 
 
 class PartResult(NamedTuple):
-    """The result of one part, as the stage's function reads it.
+    """The result of one part of a stage's work (such as a range of rows), as the stage's function reads it.
 
     Attributes:
         arguments: The arguments of the part.
@@ -98,7 +101,8 @@ class PartResult(NamedTuple):
 
 
 class Parts:
-    """Gives the function of a stage the results of its parts, in the order in which `split` listed them.
+    """Gives the function of a stage that works in parts the results of these parts, in the order in which the stage's
+    function `split` listed them.
 
     The function can't tell whether a result was made now or in an earlier run, or on which machine.
 
@@ -112,7 +116,8 @@ class Parts:
         self._results = results
 
     def of(self, **wanted: Json) -> Iterator[PartResult]:
-        """Yield the results of the next parts as long as their arguments have the values in `wanted`.
+        """Yield the results of the next parts as long as their arguments have the values in `wanted`, such as
+        `split="train"`.
 
         Stops before the first part whose arguments differ. The next call continues with that part.
         """
@@ -158,15 +163,16 @@ class Workdir:
         self.emit({"metrics": {"step": step, "time": time.time(), "values": values}})
 
     def saves(self) -> None:
-        """Announce that this stage saves its state when it is stopped. From then on, the stage gets
-        `launch.grace_seconds` after SIGTERM.
+        """Announce that this stage saves its state when it is stopped. From then on, the stage has
+        `launch.grace_seconds` seconds to end after SIGTERM, before it is killed.
 
         A stage that does not call this is killed if it has not ended a few seconds after SIGTERM.
         """
         self.emit({"saves": True})
 
     def figures(self, **values: Json) -> None:
-        """Report what this run measured or cost: seconds, samples_per_second, peak memory, dollars."""
+        """Report what this run measured or cost, as {name: value}: seconds, samples_per_second, peak memory,
+        dollars."""
         self.emit({"figures": values})
 
     def warn(self, text: str) -> None:
@@ -180,7 +186,8 @@ class Workdir:
 
 @dataclass(frozen=True)
 class Stage:
-    """The description of a stage function.
+    """The description of a stage: a function that makes an artifact (files and metadata in the store), whose result is
+    cached under a key.
 
     A stage that works in parts has the functions `split` and `part` as well; its own function then takes an argument
     `parts` (see `Parts`) and puts the results together. `split` and `part` are called with the inputs whose names are
@@ -224,8 +231,8 @@ class Stage:
 
 
 def identities(config: StageConfig, inputs: Keyed) -> Meta:
-    """Return {input's name: the digest of an artifact, or the identity of a source}, the form in which a stage's key
-    contains its inputs.
+    """Return {input's name: the digest of an artifact, or the identity of a source (data or a model from outside the
+    store)}, the form in which a stage's cache key contains its inputs.
 
     This is the default for the argument `inputs` of the decorator `stage`.
     """
@@ -246,8 +253,8 @@ def stage(
     part: Callable[..., Meta] | None = None,
     keep_parts: bool = False,
 ) -> Callable[[Function], Function]:
-    """Decorator that marks a function as a stage: it attaches a `Stage` with these values, which `of` returns, and
-    leaves the function as it is. See `Stage` for the arguments."""
+    """Return a decorator that marks a function as a stage: it attaches a `Stage` with these values, which `of` returns,
+    and leaves the function as it is. See `Stage` for the arguments."""
 
     def mark(function: Function) -> Function:
         described = Stage(
@@ -272,7 +279,7 @@ def stage(
 
 
 def of(function: Callable[..., Meta]) -> Stage:
-    """Return the description that the decorator `stage` attached to a function.
+    """Return the description (a `Stage`) that the decorator `stage` attached to a function.
 
     Raises:
         TypeError: The function is not decorated.

@@ -40,7 +40,7 @@ BATCH = 1024
 
 
 class TokenizeConfig(StageConfig):
-    """Settings of `tokenize_text`."""
+    """Settings of the stage `tokenize_text`, which turns texts into token ids."""
 
     max_length: Tokens = 512
     """The largest number of tokens in a row, special tokens included."""
@@ -87,8 +87,8 @@ def _embeddings(model: Source) -> int | None:
 
 
 def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> list[Part]:
-    """Read or train the tokenizer, and cut each split into shards of consecutive rows. Return the shards, as the parts
-    of the stage's work.
+    """Read or train the tokenizer, and divide each split into shards (ranges of consecutive rows). Return the shards,
+    as the parts of the stage's work.
 
     Writes the files that all parts read to `out.path`: `tokenizer/`, and its special token ids in `special.json`."""
     causal = texts.meta["task"] == "causal_lm"
@@ -100,7 +100,8 @@ def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdi
 
 
 def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
-    """Tokenise a shard: `count` rows of a split from row `first` on. part: split, first, count.
+    """Tokenise a shard: `count` rows of a split from row `first` on. texts: the artifact of format_prompts; shared:
+    what `split_texts` wrote; part: split, first, count.
 
     Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`, and where each row
     comes from: `source_row.npy` int64 [rows], counted from the shard's first row, and `source_tokens.npy` int32 [rows],
@@ -140,9 +141,10 @@ def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Met
 
 @stage(kind="tokens", inputs=_inputs, split=split_texts, part=tokenize_rows, keep_parts=True)
 def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
-    """Write for each split `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1] and `labels.npy` int32 [rows]
-    (classification) or `loss_mask.npy` uint8 [tokens] (causal_lm); `source_row.npy` int64 [rows], the row of the texts that
-    each row comes from, and `source_tokens.npy` int32 [rows], its tokens before anything was cut; and `tokenizer/`.
+    """Turn texts into token ids. Write for each split `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1]
+    and `labels.npy` int32 [rows] (classification) or `loss_mask.npy` uint8 [tokens] (causal_lm); `source_row.npy` int64
+    [rows], the row of the texts that each row comes from, and `source_tokens.npy` int32 [rows], its tokens before
+    anything was cut; and `tokenizer/`.
 
     Returns metadata: task, labels, splits {name: rows}, tokens {name: n}, longest (tokens of the longest row), vocab_size,
     pad_id, bos_id, eos_id, max_length, overlong {name: rows that were too long}, truncated {name: rows that were cut},

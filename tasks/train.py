@@ -21,11 +21,11 @@ SCHEMA = 1
 
 
 def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
-    """Return the part of the stage's cache key that describes its inputs.
+    """Return the part of the cache key of `train` that describes the stage's inputs.
 
     The part contains the digests of the packed rows and of a warm start's model, and the architecture and weights of
-    the model (its tokenizer is part of the packed rows). With `micro_batch: auto` it also contains the number that
-    precompile found."""
+    the model (its tokenizer is part of the packed rows). With `micro_batch: auto` it also contains the number of rows
+    that precompile found to fit into the device's memory."""
     model, packed, start = inputs["model"], inputs["packed"], inputs.get("warm_start")
     assert isinstance(model, Source) and isinstance(packed, Artifact)
     keyed = {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
@@ -43,9 +43,9 @@ def train(
 
     Files: `shard-*.safetensors`, `index.json` (where each slice of a tensor is), `config.json`, the tokenizer, and for
     LoRA `adapter_config.json`. model: the model's source; packed: the artifact of `pack_chunks`; warm_start: the
-    artifact whose weights replace those of `model`, or None; graphs: precompile's artifact, which lists the graphs that
-    may be compiled. It is not part of the stage's cache key, except for `micro_batch: auto`. Returns the artifact's
-    metadata."""
+    artifact whose weights replace those of `model`, or None; graphs: precompile's artifact, which lists the graphs
+    (programs that a device runs, such as a training step for one sequence length) that may be compiled. It is not part
+    of the stage's cache key, except for `micro_batch: auto`. Returns the artifact's metadata."""
     from tasks.training.checkpoint.warm_start import starting_from
     from tasks.training.fit import fit
 

@@ -25,12 +25,15 @@ SHAPING = ("format", "tokenize")
 
 @dataclass(frozen=True)
 class Contender:
-    """A model to compare with another one on the frozen rows: the champion, or the model that would replace it.
+    """A model to compare with another one on the frozen rows (test rows that the store keeps for such comparisons): the
+    champion (the model that a recipe's users should get), or the model that would replace it.
 
     Attributes:
-        artifact: The model, an artifact of `consolidate`.
-        shaping: The recipe's sections `format` and `tokenize` with which the model was trained, as JSON.
-        evaluation: Digest of the artifact of `evaluate_model` about this model; None if the store has none.
+        artifact: The model, made by the stage `consolidate`.
+        shaping: The recipe's sections `format` and `tokenize` with which the model was trained, as JSON. They decide
+            how rows become the model's tokens.
+        evaluation: Digest of the artifact that the stage `evaluate_model` made of this model; None if the store has
+            none.
         records: The store's records of the model and its evaluation, of a champion also of its scores; each as
             {"stage", "key"}. A record says which artifact a stage made under a key (the hash of all that decides it).
     """
@@ -44,8 +47,8 @@ class Contender:
 def of_recipe(recipe: Recipe, store: Store) -> Contender:
     """Find the model that was trained with a recipe's present data and settings; run no stage.
 
-    If `trnflow retrain` made such a model (without the frozen rows among its training rows), return that one, else the
-    one that `trnflow run` made.
+    If `trnflow retrain` made such a model, return that one, else the one that `trnflow run` made. A retrain drops the
+    training rows that are among the frozen rows (the fixed test rows on which the recipe's models are compared).
 
     Raises:
         ConfigError: The store has no model of these data and settings.
@@ -64,7 +67,8 @@ def of_recipe(recipe: Recipe, store: Store) -> Contender:
 
 
 def of_run(store: Store, run: str, name: str) -> Contender:
-    """Return the model of a past run of the recipe `name`: the one that the run trained, or found in the store.
+    """Return the model of a past run of the recipe `name`: the one that the run trained, or found in the store. It can
+    then be compared with the recipe's champion.
 
     run: the run's full id. ConfigError when the run is of another recipe, has no model, or its model is no longer in
     the store."""
@@ -101,9 +105,9 @@ def _has_model(run: Meta, name: str) -> bool:
 def of_digest(store: Store, digest: str, name: str) -> Contender:
     """Return the model with this full digest (`sha256:...`), and the settings with which it was trained.
 
-    The settings are those on file with a champion of the recipe `name` that has this digest, else those of the newest
-    run that made or used the model. ConfigError when the artifact is no model or not in the store, and when no such
-    champion or run is on record."""
+    If the model is or was a champion of the recipe `name` (the model that the recipe's users should get), the settings
+    are read from the champion's file in the store, else from the record of the newest run that made or used the model.
+    ConfigError when the artifact is no model or not in the store, and when the store has no such file or record."""
     artifact = _model(store, digest)
     for _, document in numbered(store.backend, CHAMPIONS, name):
         if document["artifact"] == digest:
@@ -118,8 +122,10 @@ def of_digest(store: Store, digest: str, name: str) -> Contender:
 
 
 def of_champion(store: Store, document: Meta) -> Contender:
-    """Return the model of a champion. document: the champion's file `roots/champions/<recipe>/<n>.json` in the store.
-    BlobLost when the store has lost the model."""
+    """Return the model of a recipe's champion (the model that the recipe's users should get).
+
+    document: the content of the champion's file `roots/champions/<recipe>/<n>.json` in the store. BlobLost when the
+    store has lost the model."""
     return Contender(
         store.artifact(document["artifact"]), document["shaping"], document["evaluation"], tuple(document["records"])
     )

@@ -39,7 +39,7 @@ def to_folder(folder: Path, names: list[str], to: str, report: Report) -> int:
     files one by one, in the order of `names`.
 
     Args:
-        folder: Where the files are.
+        folder: The local folder with the files.
         names: Their paths below `folder`; the file that makes the folder loadable is the last.
         to: The destination: a new or empty folder, or one that a publication of the same files left unfinished.
         report: Called with a sentence for each file that is copied.
@@ -126,9 +126,10 @@ def _destination_errors(to: str) -> Iterator[None]:
 def to_object_store(folder: Path, names: list[str], to: str, report: Report) -> int:
     """Copy files to a prefix of an object store and return how many were copied.
 
-    folder, names, report: as for `to_folder`; to: the URL of an empty prefix (`s3://BUCKET/PREFIX`), or of one that a
-    publication of the same model left unfinished. Objects can't be replaced all at once, so a prefix that holds another
-    model is refused.
+    folder: the local folder with the files; names: their paths below `folder`, the file that makes the folder loadable
+    last; to: the URL of an empty prefix (`s3://BUCKET/PREFIX`), or of one that a publication of the same model left
+    unfinished; report: called with a sentence for each file that is copied. Objects can't be replaced all at once, so a
+    prefix that holds another model is refused.
 
     Raises ConfigError when the prefix holds other files, and StoreError when the object store refuses or fails.
     """

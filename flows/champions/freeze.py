@@ -23,7 +23,9 @@ from tasks.system.clock import now
 def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, offline: bool = False) -> Frozen:
     """Keep the test rows of a recipe's present data as its newest frozen rows, on which models are then compared.
 
-    Runs `load_data` if it is not cached, and creates the store's file of the next number. Earlier frozen rows stay.
+    Runs the stage `load_data` if it is not cached, and creates the file `roots/frozen/<recipe>/<n>.json` in the store,
+    with the next free n. Frozen rows are fixed: they stay the same when the recipe's data changes. Earlier ones are
+    kept.
 
     Args:
         listeners: Called with the events of the stages, such as a progress display.
@@ -31,7 +33,7 @@ def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, off
 
     Raises:
         DataError: The data has no test split.
-        StoreError: Garbage collection removed the rows meanwhile.
+        StoreError: Garbage collection removed the rows just before the file was created; the file is removed again.
     """
     clean(store)
     runner = new_runner(recipe, store, Options(offline=offline), listeners)
@@ -61,10 +63,11 @@ def secure_named(store: Store, kind: str, name: str, number: int, artifact: Arti
     """Make sure that the artifact which a new numbered root names is in the store, and bring it back from the trash if
     garbage collection moved it there just before the root was created.
 
-    A numbered root is a file `roots/<kind>/<name>/<n>.json`, whose artifact garbage collection keeps.
+    A numbered root is a file `<kind>/<name>/<n>.json` in the store, which says that garbage collection must keep an
+    artifact: a recipe's champion (the model that its users should get) or its frozen rows (fixed test rows).
 
     Args:
-        kind: CHAMPIONS or FROZEN.
+        kind: `roots/champions` or `roots/frozen`.
         name: The recipe's name.
         number: The n of the root's file.
         artifact: The artifact that the root names.

@@ -23,8 +23,8 @@ from tasks.store.garbage.numbered_roots import FROZEN, numbered
 
 
 class Frozen(NamedTuple):
-    """Frozen rows of a recipe. number: the n of their file `roots/frozen/<recipe>/<n>.json` in the store; artifact: the
-    rows, made by the stage `freeze_rows`."""
+    """Frozen rows of a recipe: the fixed test rows on which the recipe's models are compared. number: the n of their
+    file `roots/frozen/<recipe>/<n>.json` in the store; artifact: the rows, made by the stage `freeze_rows`."""
 
     number: int
     artifact: Artifact
@@ -34,13 +34,15 @@ class Frozen(NamedTuple):
 
 
 def newest_frozen(recipe: Recipe, store: Store) -> Frozen | None:
-    """Return the newest frozen rows of a recipe; None if there are none. BlobLost when the store has lost them."""
+    """Return the newest frozen rows of a recipe (the fixed test rows on which its models are compared); None if there
+    are none. BlobLost when the store has lost them."""
     found = numbered(store.backend, FROZEN, recipe.name)
     return Frozen(found[0].number, store.artifact(found[0].document["artifact"])) if found else None
 
 
 def old_frozen(store: Store, name: str, days: float) -> str:
-    """Return a note that the newest frozen rows of a recipe are old; "" if they are not, or if there are none.
+    """Return a note for the user that the newest frozen rows of a recipe (the fixed test rows on which its models are
+    compared) are old; "" if they are not, or if there are none.
 
     Args:
         name: The recipe's name.
@@ -56,16 +58,18 @@ def old_frozen(store: Store, name: str, days: float) -> str:
 
 
 def pipeline_without(frozen: Frozen | None) -> Pipeline:
-    """Return the pipeline of a retrain: as FINETUNE, but training rows that have the same text as a frozen row are
-    dropped. Return FINETUNE for None."""
+    """Return the pipeline of a retrain: the stages of `trnflow run`, but training rows that have the same text as a
+    frozen row are dropped. Return the pipeline of `trnflow run` for None.
+
+    frozen: the test rows on which the recipe's models are compared."""
     return replace(FINETUNE, call_stages=partial(finetune, frozen=frozen.artifact)) if frozen else FINETUNE
 
 
 def look_at_retrain(recipe: Recipe, store: Store) -> Planner | None:
     """Find out which stages a retrain with a recipe's present data and settings would run, and which are cached.
 
-    Runs no stage and makes no request to a hub. Returns the planner with the stages' outcomes; None if the recipe has
-    no frozen rows.
+    Runs no stage and makes no request to a hub. Returns the planner, whose `outcomes` say for each stage what the
+    retrain would do; None if the recipe has no frozen rows (fixed test rows on which models are compared).
 
     Raises:
         BlobLost: The store has lost the frozen rows.
@@ -78,7 +82,7 @@ def other_model(recipe: Recipe, store: Store, planned: Planner) -> str:
     """Return a note for the user that a retrain has made a model of a recipe's present data and settings, and that
     `trnflow run` would train a different one. Return "" if a run's model is cached, or if no retrain made one.
 
-    planned: the plan of `trnflow run`."""
+    planned: the planner of `trnflow run`, whose `outcomes` say what the run would do with each stage."""
     if planned.outcomes["consolidate"].action == "hit":
         return ""
     try:

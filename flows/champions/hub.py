@@ -33,7 +33,8 @@ Listing = dict[str, Any]
 
 
 def repository_of(to: str) -> str:
-    """Return `USER/NAME` of `hf://USER/NAME`. ConfigError when it is no name of a model repository."""
+    """Return the `USER/NAME` in a hub address `hf://USER/NAME`. ConfigError when it is no valid name of a model
+    repository. The hub is not asked."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -48,20 +49,21 @@ def repository_of(to: str) -> str:
 
 
 def to_hub(folder: Path, names: list[str], to: str, summary: str, replace: bool, report: Report) -> int:
-    """Upload files to a model repository, which is made if it is missing, and return how many were not there already.
+    """Upload files to a model repository of the Hugging Face hub, which is made if it is missing, and commit them
+    there. Return the number of the uploaded files; files that the repository has already are not uploaded.
 
     Args:
         folder: Where the files are.
         names: Their paths below `folder`; the file that makes the folder loadable is the last.
         to: `hf://USER/NAME`.
         summary: The message of the commits.
-        replace: Whether another model in the repository is replaced.
+        replace: Whether another model in the repository is replaced; if not, another model is an error.
         report: Called with a sentence for each upload.
 
     Raises:
         ConfigError: `to` is no repository's name, or the repository holds other files and `replace` is not set.
-        StoreError: The hub refuses, fails or can't be reached, or did not keep what was sent. The repository loads what it
-            loaded before.
+        StoreError: The hub refuses, fails or can't be reached, or its files differ from those that were sent. In the
+            last case the commits stay, else the repository still loads what it loaded before.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.utils import get_token

@@ -16,9 +16,10 @@ from tasks.system.redaction import scrub
 
 
 def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> str | None:
-    """Record the present champion for MLflow's model registry. Does nothing if `tracking.enabled` is false.
+    """Record the recipe's present champion (the model that its users should get) for MLflow's model registry. Does
+    nothing if `tracking.enabled` is false.
 
-    Another process uploads the record; this function does not wait for it.
+    The record is written to a file, which another process uploads; this function does not wait for the upload.
 
     Args:
         decision: The result of the comparison that went before: MLflow also gets its figures and the losing challenger.

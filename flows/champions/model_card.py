@@ -19,14 +19,15 @@ METRICS = {
 
 
 def with_results(card: str, name: str, evaluation: Meta) -> str:
-    """Return the text of a model card, with the results of an evaluation in its metadata (`model-index`).
+    """Return the text of a model card, with the results of an evaluation in its metadata (`model-index`). No file is
+    written.
 
-    Only the metrics of METRICS are added.
+    Only these metrics are added: accuracy, f1_weighted, f1_macro, loss, perplexity and bits_per_byte.
 
     Args:
         card: The card's text, with or without metadata.
         name: The name under which the model is published.
-        evaluation: Metadata of the artifact of `evaluate_model`: task, split, metrics.
+        evaluation: Metadata of the artifact that the stage `evaluate_model` made: task, split, metrics.
     """
     from huggingface_hub import EvalResult, ModelCard
 

@@ -28,15 +28,16 @@ PROMOTED, ROLLED_BACK = "promoted", "rolled back"
 
 
 class Decision(NamedTuple):
-    """Whether a challenger became the champion, and why.
+    """Whether a challenger (a model that was compared) became the champion (the model that a recipe's users should
+    get), and why.
 
     Attributes:
         promoted: Whether the challenger is the champion now, and was not before.
-        number: The n of the champion's file.
+        number: The n of the champion's file `roots/champions/<recipe>/<n>.json` in the store.
         champion: Digest of the model that is the champion now.
         challenger: Digest of the model that was to be promoted.
         comparison: The metrics of both models; None for the first champion, and if the challenger is the champion.
-        frozen: The rows on which the models were compared, or the first champion was scored.
+        frozen: The test rows on which the models were compared, or the first champion was scored.
         froze: Whether the rows were frozen by this promotion, because there were none.
         why: The reason in a sentence.
     """
@@ -56,8 +57,9 @@ class Decision(NamedTuple):
 
 
 def champions_of(store: Store, name: str) -> list[Numbered]:
-    """Return the present and all earlier champions of a recipe, each as number and content of its file in the store;
-    the present one first. StoreError when a file can't be read."""
+    """Return the present and all earlier champions of a recipe (the models that its users should get), the present one
+    first, each as (n, content) of its file `roots/champions/<recipe>/<n>.json` in the store. StoreError when a file
+    can't be read."""
     return numbered(store.backend, CHAMPIONS, name)
 
 
@@ -72,8 +74,10 @@ def promote(
 ) -> Decision:
     """Compare a challenger with the recipe's champion and make it the champion if it is better, or if there is none yet.
 
-    Better means: the lower end of the bootstrap interval of the difference exceeds `promote.margin`. If the recipe has no
-    frozen rows, its present test rows are frozen first. Models that are not scored on the frozen rows yet are scored.
+    The champion is the model that the recipe's users should get; the models are compared on frozen rows (fixed test
+    rows). Better means: the lower end of the bootstrap interval of the difference exceeds `promote.margin`, on at least
+    30 rows. If the recipe has no frozen rows, its present test rows are frozen first. A model that is not yet scored on
+    the frozen rows is scored.
 
     Args:
         listeners: Called with the events of the stages that freeze and score, such as a progress display.
@@ -109,10 +113,11 @@ def promote(
 
 
 def rollback(recipe: Recipe, store: Store) -> Numbered:
-    """Make the model that the present champion replaced the champion again.
+    """Undo a promotion: make the earlier model, which the present champion replaced, the champion again (the model that
+    a recipe's users should get).
 
-    Creates the champion's file with the next number in the store, and returns number and content of the file. No model
-    is scored.
+    Creates the file `roots/champions/<recipe>/<n>.json` in the store, with the next n, and returns n and the content of
+    the file. No model is scored.
 
     Raises:
         ConfigError: There is no champion, or no earlier one.
@@ -160,11 +165,12 @@ def _kept(store: Store, digest: str | None) -> str | None:
 
 
 def add_champion(store: Store, name: str, document: Meta, artifact: Artifact) -> Numbered | None:
-    """Make a model the champion of a recipe: create the file `roots/champions/<name>/<number>.json` in the store.
+    """Make a model the champion of a recipe (the model that its users should get): create the file
+    `roots/champions/<name>/<number>.json` in the store. The model is not compared with the present champion.
 
     Args:
         name: The recipe's name.
-        document: The file's content; its "number" is the file's.
+        document: The file's content. Its field "number" is the number in the file's name.
         artifact: The model.
 
     Returns:
@@ -181,8 +187,8 @@ def add_champion(store: Store, name: str, document: Meta, artifact: Artifact) ->
 
 
 def describe(found: Comparison) -> str:
-    """Return one sentence about a comparison: whether the challenger is better, the metric of both models, and the
-    interval of the difference."""
+    """Return one sentence about a comparison: whether the challenger (the new model) is better than the champion (the
+    present one), the metric of both models, and the interval of the difference."""
     word = "better" if found.is_better else "not surely better"
     word += f" ({LEAST_ROWS} rows are the least that can tell)" if found.rows < LEAST_ROWS else ""
     less = ", less is better" if found.metric in LESS_IS_BETTER else ""

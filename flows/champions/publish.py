@@ -25,8 +25,8 @@ ADAPTER = "adapter/"
 
 
 class Kind(NamedTuple):
-    """A kind of thing that can be published, such as an adapter. artifact: the kind of the artifact that contains it;
-    loadable: the file that a loader reads first."""
+    """A kind of thing that can be published: a model, an adapter or an export. artifact: the kind of the artifact that
+    contains the thing, `model` or `exported`; loadable: the file that a loader reads first, such as `config.json`."""
 
     artifact: str
     loadable: str
@@ -46,7 +46,7 @@ class Published:
     Attributes:
         to: The destination, as the user gave it.
         what: `model`, `adapter` or `export`.
-        artifact: Digest of the artifact.
+        artifact: Digest of the artifact in the store whose files were published.
         files, bytes: Number of the published files, and their size together.
         copied: Number of the files that were copied now, because the destination did not have them.
     """
@@ -78,12 +78,14 @@ def publish(
         artifact: The model, or for `export` the exported model.
         what: `model`, `adapter` or `export`.
         to: A new or empty folder, the URL of an empty prefix, or a model repository of a hub.
-        evaluation: Metadata of the evaluation of exactly this model, for the published card; None if there is none.
+        evaluation: Metadata of the evaluation of exactly this model, whose results are added to the published model
+            card; None if there is none.
         report: Called with a sentence for each file that is copied.
         replace: Whether another model in the hub's repository is replaced, in one commit. Other destinations refuse it.
 
     Raises:
-        ConfigError: The artifact contains no such thing, another model lies at `to`, or `to` can't be replaced.
+        ConfigError: The artifact has no model, adapter or export as `what` asks, `to` holds another model, or `replace`
+            is set and `to` is not on a hub.
         StoreError: The destination refuses or fails. What was copied stays for the next try.
     """
     files = _files(artifact, what)
@@ -149,8 +151,8 @@ def _ordered(names: list[str], what: str) -> list[str]:
 
 
 def evaluation_of(store: Store, digest: str) -> Meta | None:
-    """Return the metadata (task, split, metrics) of the newest evaluation of the model with this digest; None if the
-    store has none."""
+    """Return the metadata (task, split, metrics) of the newest evaluation of a model, made by the stage
+    `evaluate_model`; None if the store has none. digest: the model's digest."""
     for record in store.records("evaluate_model"):
         if record["document"]["inputs"].get("weights") == digest:
             try:

@@ -30,21 +30,23 @@ WHOLE = 1 << 24
 
 
 class Scored(NamedTuple):
-    """The scores of a model on each of the frozen rows. artifact: `scores.parquet`, made by `score_rows`; key: the
-    stage's key, under which the store has the artifact."""
+    """The scores of a model on each of the frozen rows (the test rows on which a recipe's models are compared).
+    artifact: has the file `scores.parquet`, made by the stage `score_rows`; key: the stage's key (the hash of all that
+    decides its result), under which the store has the artifact."""
 
     artifact: Artifact
     key: str
 
 
 def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, listeners: tuple[Listener, ...]) -> Scored:
-    """Score a model on frozen rows, or find its scores in the store.
+    """Score a model on each of the frozen rows (the test rows on which a recipe's models are compared), or find its
+    scores in the store. The scores are kept in the store.
 
     Args:
         recipe: Its settings of store, processes and device are used. The settings by which rows become tokens are those
             of `model`.
         model: The model, with the settings it was trained with.
-        frozen: The artifact of `freeze_rows`.
+        frozen: The frozen rows, made by the stage `freeze_rows`.
         listeners: Called with the events of the stages, such as a progress display.
 
     Raises:

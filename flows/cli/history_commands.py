@@ -62,19 +62,22 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def root_of(options: Namespace) -> str:
-    """Return the folder or URL of the store: the option --store, else TRNFLOW_STORE, else `<home>/store`."""
+    """Return the folder or URL of the store: the option --store, else TRNFLOW_STORE, else `<home>/store`, where
+    home is the folder of local state (TRNFLOW_HOME)."""
     return options.store or default_root(home_folder())
 
 
 def store_of(options: Namespace) -> Store:
-    """Open the store that the options name. Raise ConfigError when there is no store at that root; never create one."""
+    """Open the store that the options name (--store, else TRNFLOW_STORE, else `<home>/store`; home: TRNFLOW_HOME).
+    Raise ConfigError when there is no store; never create one."""
     store = Store(root_of(options), home_folder())
     store.check()
     return store
 
 
 def all_records(store: Store) -> list[Meta]:
-    """Return the store's records of all stages, newest first. A record says which artifact a stage made under a key.
+    """Return the store's records of all stages, newest first. A record says which artifact a stage made under a key
+    (the hash of all that decides the artifact).
 
     Records of shards (cached parts of a stage's work) are left out, because there may be thousands."""
     stages = sorted({name.split("/")[1] for name in store.backend.names("records")})
@@ -100,8 +103,9 @@ def named_run(text: str, store: Store) -> str | None:
 def brief(run: str, document: Meta) -> Meta:
     """Return the main facts about a past run: {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics}.
 
-    `outcome` is completed, failed or cancelled; `hit`, `ran` and `skip` are numbers of stages (see ACTED); `metrics`
-    are those of all stages, by name. run: the run's id; document: the run's record in the store."""
+    `outcome` is completed, failed or cancelled. `hit`, `ran` and `skip` are the numbers of stages that were taken from
+    the store, ran, and were left out. `metrics` are those of all stages, by name. run: the run's id; document: the
+    run's record in the store."""
     stages = document.get("stages", [])
     counts = {action: sum(stage["action"] == action for stage in stages) for action in ACTED}
     metrics = {name: value for stage in stages for name, value in stage.get("metrics", {}).items()}
@@ -139,8 +143,8 @@ def _artifacts(run: Meta) -> list[str]:
 
 
 def artifact_of(text: str, store: Store) -> str:
-    """Return the full digest of an artifact. text: a digest or its first characters. ConfigError when no artifact, or more
-    than one, has a digest that begins with `text`."""
+    """Return the full digest (`sha256:...`) of an artifact. text: a digest or its first characters. ConfigError when no
+    artifact of the store, or more than one, has a digest that begins with `text`."""
     documents = {run: store.run(run) or {} for run in run_ids(store)}
     return _artifact(text, store, Family(all_records(store)), documents)
 

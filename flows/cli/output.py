@@ -15,7 +15,8 @@ from tasks.system.redaction import hide, scrub
 
 
 def emit(options: Namespace, document: Meta, *lines: object) -> None:
-    """Print the result of a command on stdout: `document` as a line of JSON when --json is given, else `lines`.
+    """Print the result of a command on stdout: `document` as one line of JSON when --json is given, else each of
+    `lines`.
 
     options: the command's parsed arguments. Passwords and tokens are hidden in the JSON, not in the lines."""
     if options.json:

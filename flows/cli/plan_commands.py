@@ -128,7 +128,7 @@ def explain(options: Namespace) -> int:
 
 
 def show(options: Namespace) -> int:
-    """Print what past runs have made with a recipe's present settings; return exit code 0.
+    """Print the results that the store has for a recipe's present data and settings; return exit code 0. Runs no stage.
 
     Without a stage: a table of the stages with their main figures. With a stage: its artifact's digest, metadata,
     figures and files; ConfigError when the stage has no artifact."""

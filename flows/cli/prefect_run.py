@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
 
 def quiet() -> None:
-    """Set environment variables for Prefect, before Prefect is imported: those of QUIET that the user did not set, and
-    HEARTBEATS, with which a run sends heartbeats. When these stop, the automations of `trnflow deploy` mark the run as
-    crashed."""
+    """Set environment variables for Prefect in this process; call it before Prefect is imported. Unless the user set
+    them: no log lines on the terminal, few retries of a request (also after a status of 500), and no telemetry. In any
+    case a heartbeat every 30 seconds: when a run's heartbeats stop, the automations of `trnflow deploy` (rules by which
+    Prefect's server acts) mark the run as crashed."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     os.environ.update(HEARTBEATS)
@@ -73,10 +74,14 @@ def retrain_here(
 ) -> Session:
     """Run the Prefect flow `retrain` in this process; start the local server first if there is none.
 
-    The flow trains the recipe if its data, code or settings changed, and makes a better model the champion.
+    The flow trains the recipe if its data, code or settings changed, and makes a better model the champion (the model
+    that the recipe's users should get).
 
     Args:
-        recipe, overrides, listeners, home: as for `run_here`.
+        recipe: the recipe's name or file, as the user gave it.
+        overrides: `section.setting=value` texts.
+        listeners: called with the events of the run, such as the progress display.
+        home: the folder of local state (TRNFLOW_HOME), with the server's database.
         offline: whether to make no requests to a hub.
         wait: whether to wait while another retrain of the recipe is under way.
 

@@ -42,7 +42,8 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Run the stages of a recipe that are not cached, and print a table of what was done with each stage.
+    """Run the stages of a recipe that are not cached (the command `prepare`: only the data stages), and print a table
+    of what was done with each stage.
 
     The run is a Prefect flow, unless --direct is given or no stage has to run. Return exit code 0, or that of the
     error when the run failed or was interrupted."""

@@ -71,8 +71,9 @@ def down(options: Namespace) -> int:
 
 
 def deploy(options: Namespace) -> int:
-    """Register the deployments of ./prefect.yaml and their automations with Prefect's server, and wait until the next flow
-    run of each active schedule is planned. Print their names; return exit code 0."""
+    """Register the deployments of ./prefect.yaml and their automations (rules by which Prefect's server acts on events)
+    with Prefect's server, and wait until the next flow run of each active schedule is planned. Print the deployments'
+    names (with --json also the automations'); return exit code 0."""
     from flows.services.deploy import deploy
     from flows.services.notification import VARIABLE
 
@@ -85,7 +86,8 @@ def deploy(options: Namespace) -> int:
 
 
 def worker(options: Namespace) -> NoReturn:
-    """Replace this process by a Prefect worker that runs the registered deployments until it is interrupted."""
+    """Replace this process by a Prefect worker, which runs the flow runs of the registered deployments until the worker
+    is interrupted. Before that, end or reschedule flow runs whose process was lost."""
     from flows.retraining.crashed import report_crashed
     from flows.services.deploy import start_worker
 

@@ -69,8 +69,8 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 def verify(options: Namespace) -> int:
     """Read every file of the store and print the damaged and missing files.
 
-    With --repair, damaged files are moved to quarantine, and the next run that needs them makes them again. Return exit
-    code 0, or 1 when damage was found and not repaired."""
+    With --repair, damaged files are moved to the store's folder `quarantine`, and the next run that needs them makes
+    them again. Return exit code 0, or 1 when damage was found and not repaired."""
     from tasks.store.verify import verify as read_all
 
     store = store_of(options)
@@ -96,7 +96,9 @@ def verify(options: Namespace) -> int:
 def gc(options: Namespace) -> int:
     """Print how many files garbage collection keeps, moves to the trash and deletes for good; return exit code 0.
 
-    Without --yes nothing is moved or deleted. A file is deleted after the time of --grace in the trash."""
+    Kept are the files that recent runs (--keep-last, --keep-days), pins (see `pin`) and other marks in the store need,
+    and files younger than --grace seconds. Without --yes nothing is moved or deleted. A file is deleted from the trash
+    after --grace seconds."""
     from tasks.store.garbage.collect import collect
 
     store = store_of(options)
@@ -118,8 +120,8 @@ def gc(options: Namespace) -> int:
 
 
 def pin(options: Namespace) -> int:
-    """Create a pin: until it is removed, garbage collection keeps the named artifact, or all artifacts of the named
-    run.
+    """Create a pin (a small named file in the store): until `unpin` removes the pin, garbage collection keeps the
+    artifact, or all artifacts of the run, that the user named.
 
     Return exit code 0. ConfigError when there is no such artifact or run, or when another pin has the name."""
     store = store_of(options)

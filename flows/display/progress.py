@@ -119,8 +119,8 @@ def clock_face(value: float) -> str:
 class Lines:
     """Writes the progress of stages as lines of a log.
 
-    The caller must call `begin` and `end` around a stage, `event` for each of the stage's events, and `tick` about once
-    a second. Calls may come from several threads.
+    The caller must call `begin` and `end` around a stage, `event` for each of the stage's events (reports of progress,
+    metrics and messages), and `tick` about once a second. Calls may come from several threads.
 
     Args:
         say: A function that writes one line.
@@ -134,7 +134,8 @@ class Lines:
         self._logged = self._spoke = float("-inf")
 
     def begin(self, stage: str) -> None:
-        """Start following a stage. Writes no line. stage: its name."""
+        """Start following the progress of a stage: the events passed to `event` from now on belong to it. Writes no
+        line. stage: the stage's name."""
         with self._lock:
             self._progress, self._spoke = StageProgress(stage, self._clock), self._clock()
 
@@ -148,8 +149,9 @@ class Lines:
             self._spoke = self._clock()
 
     def event(self, event: Meta) -> None:
-        """Update the progress from an event of the stage. Write a line with the progress if the event has a training
-        loss and no such line was written in the last ten seconds. Does nothing before `begin`."""
+        """Update the stage's progress from an event, a report of the stage on its progress or metrics. Write a line
+        with the progress if the event has a training loss and no such line was written in the last ten seconds. Does
+        nothing before `begin`."""
         with self._lock:
             if self._progress is None:
                 return
@@ -178,8 +180,9 @@ class Lines:
 
 
 class Log(Lines):
-    """Writes the progress of stages as lines of a log, as `Lines` does, and calls `tick` itself: each second, in a
-    thread that runs from `begin` to `end`. say: a function that writes one line."""
+    """Writes the progress of stages as lines of a log, as `Lines` does: for training at most one in ten seconds, and
+    always one after sixty seconds without any. Its own thread, which runs from `begin` to `end`, calls `tick` each
+    second. say: a function that writes one line."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(say)
@@ -202,8 +205,9 @@ class Log(Lines):
 
 
 class JsonLog(Log):
-    """Writes the progress of stages as `Log` does, each line as a JSON object with the text and its values by name.
-    lines: the stream that the lines are written to."""
+    """Writes the progress of stages as `Log` does (for training at most one line in ten seconds, and always one after
+    sixty seconds without any), each line as a JSON object with the text and its values by name. lines: the stream that
+    the lines are written to."""
 
     def __init__(self, lines: LogLines) -> None:
         super().__init__(partial(print, file=lines))
@@ -257,9 +261,9 @@ class Screen:
 
 
 class Progress(Listener):
-    """A listener that shows the progress of a run on stderr: in one refreshed line if stderr is a terminal, else in
-    lines of a log. When a stage ends, a line with its action and seconds is written; messages of a stage are written as
-    lines, too.
+    """A listener (an object that receives the events of a run) that shows the run's progress on stderr: in one
+    refreshed line if stderr is a terminal, else in lines of a log. When a stage ends, a line with its action (`hit`:
+    found in the store, or `ran`) and its seconds is written; messages of a stage are written as lines, too.
 
     Use it as a context manager: at the end of the context the refreshed line is removed from the terminal, and the
     thread that writes to a log ends."""

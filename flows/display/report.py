@@ -21,9 +21,9 @@ example."""
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Return the table of a finished run as text: one line for each stage with its action (`hit`, `ran` or `skip`),
-    seconds, the first 12 digits of its artifact's digest, and its main metrics or, if it has none, the reason for the
-    action."""
+    """Return the table of a finished run as text: one line for each stage with its action (`hit`: its artifact was in
+    the store, `ran`, or `skip`: not needed), seconds, the first 12 digits of its artifact's digest, and its main
+    metrics or, if it has none, the reason for the action."""
     rows = [("stage", "", "seconds", "artifact", "key figures")]
     for outcome in outcomes:
         digest = outcome.artifact.digest.removeprefix("sha256:")[:12] if outcome.artifact else "-"
@@ -34,8 +34,9 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def plan_table(outcomes: list[Outcome], price_per_hour: float = 0.0) -> str:
-    """Return the table of a plan as text: what a run would do with each stage (`hit`, `run`, `maybe` or `skip`), the
-    expected seconds and size, and the reason; then a line of totals, if any stage would or may run.
+    """Return the table of a plan as text: what a run would do with each stage (`hit`: its artifact is in the store,
+    `run`, `maybe`: not known yet, or `skip`: not needed), the expected seconds and size, and the reason; then a line of
+    totals, if any stage would or may run.
 
     price_per_hour: USD per hour of the hardware; the table has a column of dollars if it is above 0.
     """
@@ -75,8 +76,9 @@ def highlights(outcome: Outcome) -> str:
 
 
 def figures(values: Meta, most: int = 4) -> str:
-    """Return up to `most` metrics as text, such as `accuracy 0.91  loss 0.2`. The metrics named in FIRST come first, in
-    that order. values: {name of a metric: value}."""
+    """Return up to `most` metrics as text, such as `accuracy 0.91  loss 0.2`. The main metrics (f1, accuracy,
+    perplexity, losses and others, listed in FIRST) come first, in the order of that list. values: {name of a metric:
+    value}."""
     names = sorted(values, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
 
@@ -101,8 +103,8 @@ def bytes_(value: int | None) -> str:
 def change_cells(found: Meta) -> tuple[str, str, str]:
     """Return one difference between two runs as three short texts for a table: (name, value before, value after).
 
-    found: an entry of the result of `tasks.keys.lineage.compare`, with "before", "after" and "stage", "name" or both.
-    Digests are cut to 19 characters, other values to 60; a missing value is `nothing`."""
+    found: a mapping with "before", "after" and "stage", "name" or both, as in the result of
+    `tasks.keys.lineage.compare`. Digests are cut to 19 characters, other values to 60; a missing value is `nothing`."""
     name = " ".join(str(found[label]) for label in ("stage", "name") if label in found)
     return name, _brief(found["before"]), _brief(found["after"])
 

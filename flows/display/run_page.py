@@ -42,7 +42,8 @@ class Previous(NamedTuple):
 
     Attributes:
         run: The id of the run before.
-        changes: How the two runs differ: the result of `tasks.keys.lineage.compare`.
+        changes: How the two runs differ: {"settings", "data", "code", "env", "artifacts", "metrics": a list of the
+            differences in each}, from `tasks.keys.lineage.compare`.
     """
 
     run: str

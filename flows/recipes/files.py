@@ -68,12 +68,12 @@ def hardware_names() -> list[str]:
 def read_recipe(
     name: str, overrides: Iterable[str] = (), root: type[BaseModel] = BaseModel
 ) -> tuple[dict[str, Any], Origins]:
-    """Read a recipe, merge everything it extends, and apply the overrides.
+    """Read a recipe (a YAML file that describes a run), merge the recipes that it extends, and apply the overrides.
 
     Args:
         name: the name of a recipe in `conf/`, or the path of a YAML file.
-        overrides: `section.setting=value` texts. `on=NAME` fits the recipe to the hardware NAME (`--on`), before the
-            others.
+        overrides: `section.setting=value` texts. `on=NAME` (the option `--on`) fits the recipe to the hardware NAME,
+            before the other overrides are applied.
         root: the config class of recipes; its annotations decide what null and `{}` mean.
 
     Returns: the merged mapping {section: {setting: value}}, not validated, and {path of a setting: its origin}.
@@ -105,7 +105,8 @@ def origin_of(path: tuple[str, ...], origins: Origins) -> str:
     """Return the place where a setting was written, for an error message: `file:line`, or the name of the override.
 
     path: the parts of the setting's name. If the setting itself was not written, the origin of a setting below it is
-    returned, else that of the nearest section around it, else the text `recipe`. origins: from `read_recipe`.
+    returned, else that of the nearest section around it, else the text `recipe`. origins: {path of a setting: place},
+    from `read_recipe`.
     """
     inside = [where for setting, where in origins.items() if setting[: len(path)] == path]
     if inside:

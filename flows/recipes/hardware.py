@@ -15,10 +15,11 @@ ENGINE_SETTINGS = ("xla_processes", "compiler_flags", "compile", "compile_cache"
 
 
 def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
-    """Remove the settings of the old hardware from a recipe, in place, and fit its parallelism and micro batch to the
-    new devices. `train.tensor_parallel_size` becomes the greatest common divisor of its old value and the number of
-    devices (on Neuron 1, unless `train.xla_processes` is `one`); `train.micro_batch` becomes the greatest common
-    divisor of its old value and the rows of the global batch that each replica gets.
+    """Remove the settings of the old hardware (its price, its memory, and options that belong to its engine or device)
+    from a recipe, in place, and fit its parallelism and micro batch to the new devices. `train.tensor_parallel_size`
+    becomes the greatest common divisor of its old value and the number of devices (on Neuron 1, unless
+    `train.xla_processes` is `one`); `train.micro_batch` becomes the greatest common divisor of its old value and the
+    rows of the global batch that each replica (one copy of the model, on `tensor_parallel_size` devices) gets.
 
     tree: the recipe's settings, not validated yet; hardware: the settings of a file in `conf/base/hardware`, which the
     caller merges into the recipe after this call.

@@ -104,7 +104,7 @@ class LaunchConfig(StageConfig):
 
 
 class TaskRunnerConfig(StageConfig):
-    """The workers that run parts of the data stages in parallel: their kind and number."""
+    """The workers that make parts (pieces of the work) of the data stages in parallel: their kind and number."""
 
     kind: Literal["threads", "processes", "ray", "dask"] = "threads"
     """The workers: `threads` of the stage's process, `processes` of this machine, or a `ray` or `dask` cluster."""

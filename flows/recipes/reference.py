@@ -41,7 +41,8 @@ class Setting(NamedTuple):
         meaning: the docstring of its field.
         takes: the allowed values in words; empty for a section.
         default: the default as YAML, or `required`; empty for a section, and where the meaning names the default.
-        keyed: whether the value is part of a stage's key, so that another value makes the stage run again.
+        keyed: whether the value is part of a stage's key (the hash of everything that decides its result), so that
+            another value makes the stage run again.
         group: the heading under which the setting stands in its section, if the section has groups.
     """
 

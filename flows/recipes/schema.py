@@ -22,7 +22,8 @@ LONGEST = 60
 
 
 def known_settings(root: type[BaseModel], path: Iterable[str]) -> list[str]:
-    """Return the names of the settings in a section; empty when `path` leads to a value or to a table.
+    """Return the names of the settings in a section; empty when `path` leads to a single value or to a table (a mapping
+    whose names the user chooses).
 
     root: the config class of recipes; path: the parts of the section's name, empty for the recipe itself."""
     kind = config_in(annotation_at(root, path))
@@ -38,7 +39,8 @@ def annotation_at(root: Any, path: Iterable[str]) -> Any:
 
 
 def below(annotation: Any, name: str) -> Any:
-    """Return the type annotation of one entry of a section, table or list; None when there can't be such an entry.
+    """Return the type annotation of one entry of a section, of a table (a mapping whose names the user chooses) or of a
+    list; None when there can't be such an entry.
 
     annotation: the section's, table's or list's type annotation; name: the name of a field or of a table's entry, or an
     index into a list, as text.
@@ -95,13 +97,15 @@ def takes_null(annotation: Any) -> bool:
 
 
 def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
-    """Merge the settings `other` into `into`, in place, as a recipe's settings win over those that it extends.
+    """Merge the settings `other`, such as those of a recipe, into `into`, such as those of a recipe that it extends, in
+    place. Values of `other` win.
 
     Mappings are merged entry by entry. Any other value, and the empty mapping `{}`, replaces the earlier value. In a
     table (a mapping with names that the user chooses), null removes the entry; if there is no such entry and the
     table's values may be null (`model.overrides`), null is stored.
 
-    annotation: the type annotation of the section or table whose settings both are.
+    annotation: the type annotation of the section or table that `into` and `other` are values of; for whole recipes the
+    config class.
     """
     table = annotation is Any or table_in(annotation) is not None
     for name, value in other.items():
@@ -164,8 +168,8 @@ def choices(annotation: Any) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """Return a recipe's value as text for an error message: on one line, secrets hidden, cut to LONGEST characters. A
-    mapping or list is only named as such."""
+    """Return a recipe's value as text for an error message: on one line, secrets hidden, cut to 60 characters
+    (LONGEST). A mapping or list is only named as such."""
     if isinstance(value, dict):
         return "a mapping" if value else "{}"
     if isinstance(value, list):
@@ -176,7 +180,8 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text as an error message shows it: secrets hidden, and cut to LONGEST characters followed by `...`."""
+    """Return a text as an error message shows it: secrets hidden, and a text of more than 60 characters (LONGEST) cut
+    to 60 and followed by `...`."""
     text = scrub(text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 

@@ -15,8 +15,8 @@ _OWN = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
 
 
 def complete(error: TrnflowError, options: Namespace) -> TrnflowError:
-    """Insert the recipe and the overrides of the failed command into commands such as `trnflow run` in the error's fix,
-    and return the error, which is changed in place. Overrides with secrets are masked.
+    """Insert the recipe and the overrides of the failed command into commands such as `trnflow run` in the error's fix
+    (its advice to the user), and return the error, which is changed in place. Overrides with secrets are masked.
 
     options: the parsed command line of the failed command; without a recipe, nothing is changed."""
     recipe = getattr(options, "recipe", None)

@@ -8,8 +8,8 @@ from tasks.config import Parallel, PositiveCount, Seed, StageConfig
 
 
 class SweepConfig(StageConfig):
-    """Which settings `trnflow sweep` varies, how many trials it runs and by which metric it chooses. Runs of the recipe
-    ignore it."""
+    """Which settings `trnflow sweep` varies, how many trials (trainings with varied settings) it runs, and by which
+    metric it chooses the best trial. Other runs of the recipe ignore this section."""
 
     settings: dict[str, str | list[Any]] = {}
     """The settings that vary, by dotted name: a range (`1e-5..1e-4`, `1e-5..1e-4:log`, `16..64:16` with a step) or a list

@@ -65,7 +65,7 @@ def refused(error: ValidationError, read: Recipes) -> ConfigError:
     """Return one ConfigError whose message describes all problems that pydantic found in a recipe. Its fix, the advice
     to the user, is that for the first problem. Nothing is raised.
 
-    error: what pydantic raised; read: the recipe that it was raised for."""
+    error: the error that pydantic raised; read: the recipe that failed validation."""
     found = dict.fromkeys(_problem(entry, read.root) for entry in error.errors(include_url=False))
     described = [_described(problem, read) for problem in found if not _is_covered(problem, found)]
     return ConfigError("; ".join(dict.fromkeys(text for text, _ in described)), described[0][1])

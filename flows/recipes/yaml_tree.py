@@ -36,8 +36,9 @@ def read_yaml(data: bytes, place: str) -> tuple[Any, Lines]:
     Returns: the parsed value (JSON types; None for an empty file), and {path: line number} of each entry of a mapping.
 
     Raises:
-        ConfigError: the file is not UTF-8 or not valid YAML, is too large or nested too deeply, sets a name twice, or
-            contains a value that JSON does not have.
+        ConfigError: the file is not UTF-8 or not valid YAML, is larger than 1 MiB (BYTES), has more than 100,000 values
+            (NODES), is nested more than 50 deep (DEPTH), sets a name twice, or contains a value that JSON does not
+            have.
     """
     if len(data) > BYTES:
         raise ConfigError(f"{place} has more than {BYTES:,} bytes", "a recipe holds settings alone: check the path")

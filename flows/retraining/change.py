@@ -37,13 +37,14 @@ class Change(NamedTuple):
     """Whether a recipe must be trained again.
 
     Attributes:
-        is_changed: Whether data, code or settings differ from those of the newest judged model.
+        is_changed: Whether data, code or settings differ from those of the newest judged model (the model that a
+            retrain last compared with the champion, or made the first champion).
         why: The reason in a sentence.
         recipe: The recipe, with `train.warm_start_from` fixed to the present champion if it named `@champion`.
-        champion: Digest of the present champion; None if there is none.
+        champion: Digest of the present champion (the model that the recipe's users get); None if there is none.
         challenger: Digest of the newest judged model; None if no model was judged.
         frozen: The newest frozen rows, the copy of test rows on which models are compared; None if there are none.
-        data: The digest of the data that the recipe has now (`ended.data_digest`).
+        data: The digest of the recipe's data as it is now: of its bytes, or of the commit of a hub dataset.
     """
 
     is_changed: bool
@@ -69,7 +70,7 @@ def find_change(recipe: Recipe, store: Store, *, offline: bool = False) -> Chang
 
     Raises:
         ConfigError: A source can't be found.
-        BlobLost: The store has lost the frozen rows.
+        BlobLost: The store has lost the frozen rows (the fixed test rows on which the recipe's models are compared).
     """
     fixed = recipe.model_copy(
         update={"train": recipe.train.model_copy(update={"warm_start_from": _start(recipe, store)})}

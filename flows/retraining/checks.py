@@ -29,7 +29,7 @@ Verdict = Literal["passed", "warned", "stopped", "not applied"]
 
 
 class Checked(NamedTuple):
-    """The result of a check of the data.
+    """The result of one check of the data, which a retrain makes before training (recipe section `checks`).
 
     check: the check's settings; measured: the value that was measured, and why it is so; result: `passed`; `warned` or
     `stopped` if the value is above the limit, as `check.then` says; `not applied` if there is no value."""
@@ -68,14 +68,15 @@ def check_data(
     *,
     offline: bool = False,
 ) -> tuple[Checked, ...]:
-    """Load a recipe's present data as a retrain does, and make the recipe's checks. The loaded data stays in the store,
-    so the training does not load it again.
+    """Load a recipe's present data as a retrain does, and make the checks that the recipe's section `checks` lists. The
+    loaded data stays in the store, so the training does not load it again.
 
     Args:
         recipe: The recipe, whose section `checks` lists the checks.
-        store: The store that caches the loaded data and has the champion's.
-        frozen: The newest frozen rows; None if there are none yet.
-        champion: Digest of the champion; None if there is none.
+        store: The store that caches the loaded data, and has the data of the champion.
+        frozen: The newest frozen rows (the fixed test rows on which the recipe's models are compared); None if there
+            are none yet.
+        champion: Digest of the champion (the model that the recipe's users get); None if there is none.
         listeners: Called with the events of `load_data`.
         offline: Whether to make no requests to a data hub.
 
@@ -111,8 +112,9 @@ def check_data(
 def check_cheaply(
     recipe: Recipe, store: Store, frozen: Frozen | None, champion: str | None, *, offline: bool = False
 ) -> tuple[tuple[Checked, ...], str]:
-    """Make the recipe's checks as `check_data` does, if the data is loaded already or expected to load within CHEAP_SECONDS.
-    Does nothing if there is nothing to check: neither `checks` nor a classifier's frozen rows.
+    """Check the recipe's data as `check_data` does, if the data is loaded already or expected to load within a minute.
+    Used by a dry run. Does nothing if the recipe has neither `checks` nor, for a classifier, frozen rows (the fixed
+    test rows on which its models are compared), with whose labels those of the data are compared.
 
     Returns:
         The results of the checks, and a sentence that says why the data was not checked: "" if it was.
@@ -134,8 +136,8 @@ def check_cheaply(
 
 
 def data_of(store: Store, model: str) -> Artifact | None:
-    """Return the data that a model was trained on: the artifact of `load_data` of the newest run that made or used the
-    model. None if the store has lost it, or has no such run.
+    """Return the data that a model was trained on: the artifact (files and metadata in the store) of the stage
+    `load_data` in the newest run that made or used the model. None if the store has lost it, or has no such run.
 
     model: the model's digest."""
     digest = artifact_in(run_of_model(store, model) or {}, "load_data")

@@ -25,12 +25,13 @@ from tasks.system.redaction import hide
 
 
 def report_crashed(times: int = TIMES) -> int:
-    """Report each retrain that crashed more than `times` times within the last day, once; return their number.
+    """Report each retrain that crashed more than `times` times within the last day, once; return the number of these
+    retrains.
 
-    The report is the event `trnflow.retrain.failed`, and the store's file of how the newest retrain ended. The file is
-    written after the event was sent, under the lease that lets one process at a time retrain the recipe. A crash is not
-    reported if another retrain of the recipe has ended since, or is under way. If the lease's holder seems dead, this
-    function waits for the lease's time to live (`store.lease_ttl_seconds`).
+    The report is the Prefect event `trnflow.retrain.failed`, and the store's file of how the recipe's newest retrain
+    ended. The file is written after the event was sent, under the lease that lets one process at a time retrain the
+    recipe. A crash is not reported if another retrain of the recipe has ended since, or is under way. If the lease's
+    holder seems dead, this function waits for the lease's time to live (`store.lease_ttl_seconds`).
 
     Raises:
         ConfigError: Prefect's server can't be reached. The crash is reported the next time.
@@ -39,8 +40,11 @@ def report_crashed(times: int = TIMES) -> int:
 
 
 def report(run: CrashedRun) -> bool:
-    """Send the event `trnflow.retrain.failed` of a crashed retrain, and write the failure to the store. Return whether
+    """Send Prefect the event `trnflow.retrain.failed` of a crashed retrain, and write the failure to the recipe's file
+    `roots/retrained/<name>.json` in the store; only the event if the recipe or the store can't be used. Return whether
     the crash was reported: False if another retrain of the recipe has ended since, or is under way.
+
+    run: the crashed flow run of the deployment `retrain`.
 
     Raises:
         ConfigError: Prefect's server can't be reached. Nothing is written to the store then.

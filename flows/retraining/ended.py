@@ -29,13 +29,14 @@ class Ended(NamedTuple):
     """How the newest retrain of a recipe ended.
 
     Attributes:
-        outcome: `promoted` (the new model is the champion), `kept` (the champion stays), `unchanged` (there was
-            nothing to train), `stopped` (by a check of the data) or `failed`.
+        outcome: `promoted` (the new model is the champion, which the recipe's users get), `kept` (the old champion
+            stays), `unchanged` (there was nothing to train), `stopped` (by a check of the data) or `failed`.
         created: When it ended, as ISO 8601 text in UTC.
-        data: The digest of the data that was to be trained on; None if it failed before the data was found.
-        settled: The digest of the data of the newest retrain whose outcome is one of SETTLED; None if there was none.
+        data: The digest of the data that was to be trained on; None if the retrain failed before the data was found.
+        settled: The digest of the data of the newest retrain that did not fail, so that this data is not trained on
+            again; None if there was none.
         failures: The number of retrains that failed on the data `data`, one after the other; 0 unless `outcome` is `failed`.
-        document: The JSON of `trnflow retrain`.
+        document: The document that `trnflow retrain --json` prints: how the retrain ended.
     """
 
     outcome: str
@@ -53,8 +54,8 @@ def data_digest(data: Source) -> str:
 
 
 def present_data(recipe: Recipe, store: Store, *, offline: bool = False) -> str:
-    """Return the digest of a recipe's data as it is now. Each new or changed local file is read once to hash it; one
-    that did not change since costs one stat.
+    """Return the digest of a recipe's data as it is now: of its bytes, or of the commit of a hub dataset. Each new or
+    changed local file is read once to hash it; a file that was hashed before and has not changed is not read.
 
     offline: make no requests to a hub.
 
@@ -71,7 +72,7 @@ def newest_ended(store: Store, name: str) -> Ended | None:
     """Return how the newest retrain of the recipe `name` ended; None if no retrain of it has ended in this store.
 
     Raises:
-        StoreError: The file can't be read.
+        StoreError: The store's file about this retrain, `roots/retrained/<name>.json`, can't be read.
     """
     place = _place(name)
     try:
@@ -85,8 +86,8 @@ def newest_ended(store: Store, name: str) -> Ended | None:
 
 
 def write_ended(store: Store, done: Retrained, data: str | None) -> None:
-    """Write `roots/retrained/<name>.json`, which replaces the file of an earlier retrain; nothing if the retrain was
-    interrupted.
+    """Write how a retrain ended to the store, in `roots/retrained/<name>.json`, which replaces the file of an earlier
+    retrain of the recipe. Write nothing if the retrain was interrupted.
 
     done: how the retrain ended; data: the digest of the data that was to be trained on, None if the retrain failed
     before the data was found.

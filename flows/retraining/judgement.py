@@ -22,10 +22,11 @@ JUDGED = "roots/judged"
 
 
 def newest_judged(store: Store, recipe: Recipe) -> Meta | None:
-    """Return the content of a recipe's file `roots/judged/<name>.json`; None if no model was judged.
+    """Return the content of a recipe's file `roots/judged/<name>.json` in the store; None if no model was judged. A
+    model is judged when a retrain compares it with the champion (the model that users get), or makes it the first one.
 
-    Its field `run` is the id of the run whose model was judged, `document` the JSON of `Retrained`, `created` the time,
-    and `earlier` the models that were judged before, each as {"run", "model"}.
+    Its field `run` is the id of the run whose model was judged last, `document` the JSON of how that retrain ended
+    (`Retrained`), `created` the time, and `earlier` the models that were judged before, each as {"run", "model"}.
 
     Raises:
         StoreError: The file can't be read.
@@ -42,12 +43,13 @@ def newest_judged(store: Store, recipe: Recipe) -> Meta | None:
 
 
 def write_judged(recipe: Recipe, store: Store, run: str, outcome: Meta) -> None:
-    """Write `roots/judged/<name>.json`, which replaces the newest judgement of the recipe.
+    """Record in the store's file `roots/judged/<name>.json` that a model was judged: compared with the champion (the
+    model that the recipe's users get), or made the first champion. The file replaces that of the judgement before.
 
     The file names the runs of the last `promote.keep_models` judged models, and the run of the champion, with whose
     data the next retrain's checks compare; garbage collection keeps the results of these runs.
 
-    run: the id of the run whose model was judged; outcome: the JSON of `Retrained`."""
+    run: the id of the run whose model was judged; outcome: the JSON of how the retrain ended (`Retrained`)."""
     before = newest_judged(store, recipe)
     earlier = [before["run"], *(one["run"] for one in before.get("earlier", []))] if before else []
     models = {outcome["challenger"]: run}

@@ -17,7 +17,8 @@ from tasks.store.lease import Holder, Lease, Waiter, newest_holder
 def hold_lease(
     recipe: Recipe, store: Store, *, wait: bool, tell: Callable[[Holder], None] = lambda holder: None
 ) -> Iterator[Lease | str]:
-    """Context that holds the lease of a recipe's retraining. Yields the lease; or, if another process holds it, a text
+    """Context that holds the lease of a recipe's retraining (a file in the store, by which one process at a time may
+    retrain the recipe; its holder renews it by heartbeats). Yields the lease; or, if another process holds it, a text
     that describes that process.
 
     wait: whether to wait while another living process holds the lease; tell: called once with each holder that is
@@ -33,7 +34,8 @@ def hold_lease(
 
 
 def holder_of(recipe: Recipe, store: Store) -> Holder | None:
-    """Return the process that retrains a recipe now, without taking the lease; None if there is none. A process that is
+    """Return the process that retrains a recipe now, without taking the lease (the file in the store by which one
+    process at a time may retrain the recipe, and which names this process); None if there is none. A process that is
     known to be dead, or whose last heartbeat is older than the lease's time to live by the wall clock, does not
     count."""
     newest = newest_holder(store.backend, _key(recipe))

@@ -16,22 +16,23 @@ class Retrained:
     Attributes:
         recipe: The recipe's name.
         run: The id of the run that trained; None if nothing was trained.
-        changed: Whether data, code or settings differed from those of the newest judged model; False also if that was not
-            found out.
+        changed: Whether data, code or settings differed from those of the newest judged model (see `challenger`); False
+            also if that was not found out.
         promoted: Whether the new model is the champion now.
-        stopped: Whether a check stopped the retraining before training.
+        stopped: Whether a check of the data stopped the retraining before training.
         champion: Digest of the recipe's champion, the model that its users get, after the retraining; None if there is
             none.
         challenger: Digest of the model that was judged (compared with the champion, or made the first champion), in
             this retraining or, if nothing changed, in an earlier one; None if none was.
-        frozen: Digest of the frozen rows on which models are compared; None if there are none.
+        frozen: Digest of the frozen rows (the fixed test rows on which models are compared); None if there are none.
         why: The reason for the outcome in a sentence.
         comparison: How challenger and champion compare; None if they were not compared.
-        margin: The setting `promote.margin`.
+        margin: The setting `promote.margin`, which the lower end of the interval of the difference must exceed.
         checks: What the checks of the data found, each as JSON.
         error: Why the retraining failed or was interrupted; None if it ended well.
         notes: Sentences to show to the user.
-        earlier: How a first round ended whose model was judged, if the data changed meanwhile and there was a second one.
+        earlier: How the first round ended, if the data changed during that round and this is the outcome of a second
+            one; None if there was no second round, or if the first round's model was not judged.
     """
 
     recipe: str
@@ -63,7 +64,7 @@ class Retrained:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of `trnflow retrain`: that of the error, 1 if a check stopped the retraining, else 0."""
+        """The exit code of `trnflow retrain`: that of the error, 1 if a check of the data stopped it, else 0."""
         return self.error.exit_code if self.error else int(self.stopped)
 
     def to_json(self) -> Meta:

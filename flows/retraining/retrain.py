@@ -50,12 +50,13 @@ def retrain(
     wait: bool = False,
 ) -> Retrained:
     """Retrain a recipe if its data, code or settings changed since its newest judged model, and promote the new model
-    if it is better than the champion.
+    if it is better than the champion (make it the champion, the model that the recipe's users get). A model is judged
+    when a retrain compares it with the champion, or makes it the first one.
 
-    If the recipe has no frozen rows, its present test rows are frozen before training. The data is checked first; a
-    check may stop the retraining. If the data changed during training, the recipe is retrained once more. How the
-    retraining ended is written to the store, in `roots/retrained/<name>.json`, unless it was interrupted or another
-    process retrains the recipe.
+    The comparison uses the recipe's frozen rows, a fixed copy of test rows. If there are none, the present test rows
+    are frozen before training. The data is checked first; a check may stop the retraining. If the data changed during
+    training, the recipe is retrained once more. How the retraining ended is written to the store, in
+    `roots/retrained/<name>.json`, unless it was interrupted or another process retrains the recipe.
 
     Args:
         recipe: The recipe to retrain.
@@ -92,7 +93,8 @@ def retrain(
 
 
 def record_failure(recipe: Recipe, store: Store, error: Exception, *, offline: bool = False) -> Retrained:
-    """Write to the store that a retraining failed before it could train, and return how it ended (see `failure`).
+    """Write to the store, in `roots/retrained/<name>.json`, that a recipe's retraining failed, and return how it ended
+    (see `failure`). Nothing is written after an interruption.
 
     error: why it failed; offline: make no requests to a hub when the digest of the present data is looked up."""
     data = None
@@ -102,15 +104,16 @@ def record_failure(recipe: Recipe, store: Store, error: Exception, *, offline: b
 
 
 def failure(recipe: Recipe, store: Store, error: Exception) -> Retrained:
-    """Return the outcome of a retraining that failed before it could train: the error, with the present champion and
-    frozen rows. Writes nothing. error: why it failed; one that is no TrnflowError is turned into one."""
+    """Return the outcome of a retraining that failed: the error, with the present champion (the model that the recipe's
+    users get) and frozen rows (the fixed test rows on which models are compared). Writes nothing. error: why it failed;
+    one that is no TrnflowError is turned into one."""
     known = scrubbed(error if isinstance(error, TrnflowError) else unexpected(error))
     return _with_present(recipe, store, Retrained(recipe.name, None, False, known.message, error=known))
 
 
 def unchanged(change: Change, store: Store) -> Retrained:
-    """Write to the store that a retraining found nothing changed, and return its outcome. change: from
-    `find_change`."""
+    """Write to the store, in `roots/retrained/<name>.json`, that a retraining found nothing changed, and return its
+    outcome. change: what `find_change` found."""
     frozen = change.frozen.artifact.digest if change.frozen else None
     name, champion, challenger = change.recipe.name, change.champion, change.challenger
     done = Retrained(name, None, False, change.why, champion=champion, challenger=challenger, frozen=frozen)

@@ -41,14 +41,14 @@ Outcome = Literal["unchanged", "new", "changed", "waiting", "training", "failed"
 
 
 class Look(NamedTuple):
-    """What a look at a recipe's data found.
+    """What a look at a recipe's data found. `trnflow watch` looks again and again whether the data changed.
 
     Attributes:
         recipe: The recipe's name.
         outcome: `unchanged`: the data is that of the newest retrain that did not fail. `new`: the data was not seen before,
             and a later look must find the same. `changed`: a retrain is due. `waiting`: the change was announced
             before, or a retrain failed on this data; it is announced again later. `training`: a retrain of the recipe
-            is under way. `failed`: TRIES retrains failed on this data, which is not announced again.
+            is under way. `failed`: three retrains failed on this data, which is not announced again.
         data: The digest of the data.
         why: The finding in a sentence, for the user.
     """
@@ -63,8 +63,8 @@ class Look(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What earlier looks at a recipe's data found, as `<home>/watch/<recipe>.json` has it. Times are seconds since
-    1970.
+    """What earlier looks at a recipe's data found, as the file `<home>/watch/<recipe>.json` has it (home: the folder of
+    local state, TRNFLOW_HOME). Times are seconds since 1970.
 
     Attributes:
         data: The digest of the data; "" if there was no look.
@@ -87,8 +87,9 @@ def look(
     offline: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Look:
-    """Look at a recipe's data once, and return whether a retrain is due. A new digest of the data is written to
-    `<home>/watch/<recipe>.json`. A caller that announces a change (outcome `changed`) then calls `note_announced`.
+    """Look at a recipe's data once, and return whether a retrain is due because the data changed. A new digest of the
+    data is written to `<home>/watch/<recipe>.json` (home: the folder of local state, TRNFLOW_HOME). A caller that
+    announces a change (outcome `changed`) then calls `note_announced`.
 
     Args:
         every: The seconds between two looks; also the first wait before a change is announced again.
@@ -110,8 +111,9 @@ def look(
 
 
 def note_announced(found: Look, store: Store, *, clock: Callable[[], float] = time.time) -> None:
-    """Record in `<home>/watch/<recipe>.json` that a change was announced, so that the following looks wait before they
-    announce it again. found: the look that found the change; nothing is written if a later look found other data."""
+    """Record in `<home>/watch/<recipe>.json` (home: the folder of local state, TRNFLOW_HOME) that a change of the data
+    was announced, so that the following looks wait before they announce it again. found: the look that found the
+    change; nothing is written if a later look found other data."""
     seen = _read(_file(store, found.recipe))
     if seen.data == found.data:
         _write(_file(store, found.recipe), found.recipe, seen._replace(told=seen.told + 1, last=clock()))

@@ -24,13 +24,14 @@ PREVIEW = "-preview"
 
 
 def attempt_id(run: str, stage: str) -> str:
-    """Return a new id for an attempt to run a stage: `<run id>-<stage name>-<number>`, such as
+    """Return a new id for an attempt (one try to run a stage): `<run id>-<stage name>-<number>`, such as
     `20261120T142233Z-3f9a1c-train-481516`."""
     return f"{run}-{stage}-{time.monotonic_ns() % 10**6}"
 
 
 def new_journal(run: str, stage: str, attempt: str, recipe: str = "") -> dict[str, Json]:
-    """Return the journal of an attempt that begins now in this process, with the outcome "running". Writes nothing.
+    """Return the journal (the JSON document that the store keeps of one try to run a stage) of an attempt that begins
+    now in this process, with the outcome "running". Writes nothing.
 
     Args:
         run: The run's id.
@@ -53,8 +54,9 @@ def new_journal(run: str, stage: str, attempt: str, recipe: str = "") -> dict[st
 
 
 def ending(error: BaseException) -> str:
-    """Return the outcome of an attempt that ended with this error: "superseded" (another run took over the lease, the
-    right to make the key's result), "interrupted" (Ctrl-C, SIGTERM, a cancelled flow run) or "failed"."""
+    """Return the outcome of an attempt (one try to run a stage) that ended with this error: "superseded" (another run
+    took over the lease, the right to make the key's result), "interrupted" (Ctrl-C, SIGTERM, a cancelled flow run) or
+    "failed"."""
     if isinstance(error, LeaseLost):
         return "superseded"
     return "interrupted" if is_interruption(error) else "failed"
@@ -69,8 +71,9 @@ def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
 
     Args:
         stage: The stage's name.
-        key: The key of the result that the stage would make.
-        document: The key document, of which `key` is the hash.
+        key: The stage's key, the hash of the key document.
+        document: The key document: the JSON of everything that decides the stage's result (code, settings, inputs,
+            library versions).
     """
     steps = store.partial(key).steps()
     if steps:
@@ -84,10 +87,13 @@ def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
 
 
 def unfinished(store: Store, stage: str) -> list[Meta]:
-    """Return the key documents of a stage's keys that have partial state, each as {"document": key document}.
+    """Return the key documents of a stage's unfinished results, each as {"document": key document}. A key document is
+    the JSON of everything that decides a result (code, settings, inputs), and the key is its hash. A result is
+    unfinished if its key has partial state: state that the stage saved to resume from.
 
-    The store keeps partial state under the key alone, so the key document is taken from the journal of the newest
-    attempt that contains one. Keys without such a journal are left out.
+    The store keeps partial state under the key alone, so the key document is taken from the journal (the store's
+    document about one try to run a stage) of the newest attempt that contains one. Keys without such a journal are left
+    out.
     """
     found = []
     for key in store.backend.folders("partial"):

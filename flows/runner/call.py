@@ -22,7 +22,8 @@ Function = Callable[..., Meta]
 
 @dataclass(frozen=True)
 class Unknown:
-    """A placeholder, in a plan, for the artifact of a stage that has yet to run. stage: the name of that stage."""
+    """A placeholder, in a plan (the prediction of what a run would do), for the artifact of a stage that has yet to
+    run. stage: the name of that stage."""
 
     stage: str
 
@@ -37,8 +38,9 @@ class Call:
     Attributes:
         stage: The description of the stage function.
         inputs: The artifacts and sources that the stage reads, by parameter name; in a plan an input may be `Unknown`.
-        after: Calls of stages whose artifacts this stage reads without their being part of its key, by parameter name,
-            such as precompile for train. Such a stage runs only if this stage has to run.
+        after: Calls of stages whose artifacts this stage reads without their being part of its key (the hash of
+            everything that decides its result), by parameter name, such as precompile for train. Such a stage runs only
+            if this stage has to run.
     """
 
     stage: Stage
@@ -65,10 +67,11 @@ class Outcome:
         action: In a run: `hit` (the artifact was in the store), `ran` or `skip` (no other stage needed it). In a plan:
             `hit`, `run`, `maybe` (not known before another stage has run or a file was checked) or `skip`.
         why: The reason for the action, as text for the user; may be empty.
-        key: The stage's key; None in a plan in which the stage's inputs are not known yet.
+        key: The stage's key (the hash of everything that decides its result); None in a plan in which the stage's
+            inputs are not known yet.
         artifact: What the stage made, or what was found in the store; None if there is none.
         seconds: How long the stage took in this run, 0 for a hit. In a plan: how long it is expected to take, or None.
-        figures: What the attempt that made the artifact measured, such as samples_per_second.
+        figures: What the attempt (try to run the stage) that made the artifact measured, such as samples_per_second.
         expected_bytes: In a plan, the expected size of the artifact, or None.
     """
 
@@ -100,8 +103,9 @@ class Stages(Protocol):
     """The interface through which a pipeline function, such as `flows.finetune.finetune`, calls its stages.
 
     `Runner` runs the stages, `PrefectRunner` runs each stage as a Prefect task, and `Planner` only finds out what a run
-    would do. `stage(function, config, *inputs)` returns the stage's artifact (in a plan perhaps an `Unknown`). The
-    other methods are described in `flows.runner.inputs.Inputs` and `flows.runner.runner.Runner`.
+    would do. `stage(function, config, *inputs)` returns the stage's artifact (in a plan perhaps an `Unknown`, the
+    placeholder for an artifact that is yet to be made). The other methods are described in `flows.runner.inputs.Inputs`
+    and `flows.runner.runner.Runner`.
     """
 
     def resolve(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source: ...
@@ -125,7 +129,8 @@ def bind(function: Function, config: StageConfig, inputs: tuple[Value | None, ..
     """Make the `Call` of a stage function: assign the inputs, in order, to the function's parameters after `config`.
 
     Args:
-        function: A function with the decorator `stage`. Its parameters `parts` and `out` are no inputs.
+        function: A function with the decorator `stage`. Its parameters `parts` (pieces of work) and `out` (the folder
+            to write to) are no inputs.
         inputs: An input that is None leaves its parameter at the default.
         after: The call of a stage that must run first, and whose artifact becomes the parameter that follows the
             inputs.

@@ -27,7 +27,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def device_names(recipe: Recipe, environment: Mapping[str, str], trainings: int = 1) -> tuple[str, ...]:
-    """Return the names of the devices for which a recipe's training needs leases, sorted; none on the CPU.
+    """Return the names of the devices for which a recipe's training needs leases, sorted; none on the CPU. The lease of
+    a device is a file in the store by which only one training at a time uses the device.
 
     The names are those in `launch.device_names` if that is set. Otherwise they are, with `train.device: cuda`, `cuda N`
     for each GPU that training uses, with N as in CUDA_VISIBLE_DEVICES; with `train.device: neuron`, the one name
@@ -47,11 +48,13 @@ def device_names(recipe: Recipe, environment: Mapping[str, str], trainings: int 
 
 
 def devices_of_stages(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return {stage name: names of the devices for which the stage needs leases}; other stages need none.
+    """Return {stage name: names of the devices for which the stage needs leases}; other stages need none. The lease of
+    a device is a file in the store by which only one process at a time uses the device.
 
     train is always among the stages, with no names on the CPU unless `launch.device_names` is set; precompile if
-    `train.micro_batch` is `auto`, which it then measures; evaluate_model and score_rows if they run on a GPU. These two
-    need the first GPU only, or all names of `launch.device_names` if that is set.
+    `train.micro_batch` is `auto`, which it then measures; evaluate_model and score_rows (the stage that scores
+    champions) if they run on a GPU. These two need the first GPU only, or all names of `launch.device_names` if that is
+    set.
 
     environment: the setting `launch.environment`, with the variables in its values filled in."""
     training = device_names(recipe, environment)
@@ -81,7 +84,8 @@ def gpu_names(environment: Mapping[str, str]) -> list[str]:
 
 
 def device_key(name: str) -> str:
-    """Return the key under which the store keeps the lease of a device of this machine: 64 hexadecimal digits.
+    """Return the key, 64 hexadecimal digits, under which the store keeps the lease of a device of this machine, the
+    file by which only one process at a time uses the device.
 
     The key is the hash of the device's name and of the machine's boot id (its host name, if the id is unknown). The
     number of a GPU, and the name `neuron`, may mean other devices in another container of the machine: for these, the
@@ -106,7 +110,8 @@ def take_devices(
     say: Callable[[str], None],
     heed: Callable[[], None],
 ) -> Outcome | None:
-    """Take the leases of devices, one after the other, and wait while other processes hold them.
+    """Take the leases of devices, one after the other, and wait while other processes hold them. A lease is a file in
+    the store by which only one process at a time uses a device.
 
     Devices whose lease this process holds already, as a sweep does for its trials, are skipped.
 
@@ -115,8 +120,8 @@ def take_devices(
         names: The names of the devices, in sorted order. Every process takes the leases in this order, so that no two
             processes wait for each other.
         run: The text by which the leases name their holder: the id of the run, and its recipe.
-        attempt: The id of the attempt that trains. A lease lasts as long as a process of this attempt lives, which may
-            still save its state after the run was killed.
+        attempt: The id of the attempt (try to run the stage) that needs the devices. A lease lasts as long as a process
+            of this attempt lives, which may still save its state after the run was killed.
         ttl: Seconds without a heartbeat after which another process may take over a lease.
         made: Returns the outcome of the stage if another run has published its artifact meanwhile, else None.
         say: Gets text for the user: once for each process that is waited for.

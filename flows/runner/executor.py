@@ -73,13 +73,16 @@ class Executor:
         launch: Settings of the stages' processes: the recipe's section `launch`.
         min_free_gb: Space that must stay free on the disk, in GB (10^9 bytes); a stage whose output may not fit fails
             before it starts.
-        lease_ttl: Seconds without a heartbeat after which another run may take over the lease of a key.
-        part_maker: Makes the parts of stages in other processes; None: each stage's own process makes them.
+        lease_ttl: Seconds without a heartbeat after which another run may take over the lease of a key (the file in the
+            store by which only one run makes the key's result).
+        part_maker: Makes the parts of stages (pieces of their work) in other processes; None: each stage's own process
+            makes them.
         threads: Threads of a stage's process that make its parts.
-        devices: {stage: names of the devices whose leases the stage holds while it runs}; see `flows.runner.devices`.
+        devices: {stage: names of the devices that the stage uses alone while it runs, by a lease in the store}; see
+            `flows.runner.devices`.
         price_per_hour: Price of the hardware in USD per hour; 0 reports no cost.
         force: Stages that are executed even if their artifacts are in the store.
-        lost: Digests of blobs that were found missing or corrupt.
+        lost: Digests of blobs (files in the store) that were found missing or corrupt.
         notes: Sentences to show to the user when the run ends.
     """
 
@@ -106,15 +109,17 @@ class Executor:
 
     def recorded(self, call: Call) -> Outcome | None:
         """Return the outcome `hit` if the store has a usable artifact of the stage, else None. Also None for a forced
-        stage.
+        stage, one that the user asked to run again.
 
-        If the store has a record but its artifact can't be used, the reason is added to `notes`."""
+        If the store has a record (the document that names the artifact of a key) but its artifact can't be used, the
+        reason is added to `notes`."""
         if call.name in self.force:
             return None
         return self.look(call, self.key(call), self.notes.append)
 
     def key(self, call: Call) -> str:
-        """Return the stage's key, 64 hexadecimal digits, for this config and these inputs, which must all be known."""
+        """Return the stage's key for this config and these inputs, which must all be known: the hash, 64 hexadecimal
+        digits, of everything that decides the stage's result."""
         return key_of(self._document(call))
 
     # What is made
@@ -122,9 +127,9 @@ class Executor:
     def execute(self, call: Call, before: Iterable[Outcome] = ()) -> Outcome:
         """Run the stage, check that the stage left its inputs unchanged, and publish its artifact.
 
-        If another run makes the result of the same key at the same time, wait for that run and use its artifact: the
-        action of the returned outcome is then `hit`, else `ran`. On failure nothing is published, and the attempt's
-        journal in the store holds the error.
+        If another run makes the same result at the same time, wait for that run and use its artifact: the action of the
+        returned outcome is then `hit`, else `ran`. On failure nothing is published, and the store's document about this
+        attempt (its journal) contains the error.
 
         Args:
             before: The outcomes of the stages that this run has finished. Garbage collection keeps their artifacts
@@ -137,33 +142,36 @@ class Executor:
         return _Execution(self, self.store, call, self._document(call), done).outcome()
 
     def say(self, call: Call, text: str) -> None:
-        """Pass a message for the user about a stage to the listeners, as an `info` event. Does nothing if the text is
-        empty."""
+        """Pass a message for the user about a stage to the listeners (objects that receive the run's events), as an
+        `info` event. Does nothing if the text is empty."""
         for listener in self.listeners if text else ():
             listener.event(call.name, {"info": text})
 
     def heed(self, call: Call) -> None:
-        """Call the method `waits` of the listeners, because a stage waits for another run. An error that a listener
-        raises ends the waiting."""
+        """Call the method `waits` of the listeners (objects that receive the run's events), because a stage waits for
+        another run. An error that a listener raises ends the waiting."""
         for listener in self.listeners:
             listener.waits(call.name)
 
     def job(self, call: Call, document: Meta, inputs: dict[str, Input | Source], attempt: str, log: Path) -> Job:
         """Return the `Job` that runs the stage of a call in a process. `run` of the job starts the process.
 
-        `launch.environment` is passed only to stages whose code imports torch. The other arguments: as for `Job`."""
+        `launch.environment` is passed only to stages whose code imports torch. document: the stage's key document, the
+        JSON of everything that decides its result; inputs: by parameter name; attempt: the id of this try to run the
+        stage; log: the file for the process's stdout and stderr."""
         environment = self._environment if "torch" in document["env"] else {}  # for stages that train or run models
         grace = self.launch.grace_seconds
         return Job(call.stage, call.config, document, inputs, attempt, log, environment, grace, self._launcher)
 
     def usable(self, call: Call, record: Meta) -> bool:
-        """Return whether the artifact that a record names can be used: none of its blobs (files in the store) is
-        missing or known to be damaged. Reads no blob."""
+        """Return whether the artifact that a record (the store's document about a key's result) names can be used: none
+        of its blobs (files in the store) is missing or known to be damaged. Reads no blob."""
         return on_record(self.store, record, call.stage.kind, self.lost).artifact is not None
 
     def look(self, call: Call, key: str, note: Callable[[str], None]) -> Outcome | None:
-        """Return the outcome `hit` if the store has a record of a key and its artifact can be used, else None. Blobs
-        (files in the store) that changed on disk since they were verified are hashed again first.
+        """Return the outcome `hit` if the store has a record of a key (the document that names the key's artifact) and
+        the artifact can be used, else None. Blobs (files in the store) that changed on disk since they were verified
+        are hashed again first.
 
         note: called with the reason, as text for the user, if there is a record whose artifact can't be used.
         """

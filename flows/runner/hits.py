@@ -15,13 +15,13 @@ from tasks.store import Store
 
 
 class OnRecord(NamedTuple):
-    """Whether the artifact that a record names can be used now.
+    """Whether the artifact that a record (the store's document about the result of a key) names can be used now.
 
     Attributes:
         artifact: The recorded artifact, or None if it can't be used.
         why: Why the artifact can't be used; empty if it can.
-        changed: Files of the artifact whose blobs changed on disk since this machine verified them. A run verifies them
-            again (see `checked`); a plan does not.
+        changed: Files of the artifact whose blobs (the store's copies of their bytes) changed on disk since this
+            machine verified them. A run verifies them again (see `checked`); a plan does not.
     """
 
     artifact: Artifact | None
@@ -30,8 +30,9 @@ class OnRecord(NamedTuple):
 
 
 def on_record(store: Store, record: Meta, kind: str, lost: set[str]) -> OnRecord:
-    """Look up the artifact of a record and check whether the artifact can be used. Compares sizes and modification
-    stamps, and reads no blob.
+    """Look up the artifact that a record (the store's document about the result of a key) names, and check whether the
+    artifact can be used. Compares sizes and modification stamps, and reads no blob (the store's copy of a file's
+    bytes).
 
     Args:
         record: A record of a stage.
@@ -52,7 +53,7 @@ def on_record(store: Store, record: Meta, kind: str, lost: set[str]) -> OnRecord
 
 
 def checked(store: Store, found: OnRecord) -> OnRecord:
-    """Hash the blobs of `found.changed` again, which reads them in full.
+    """Hash the blobs (the store's copies) of the files `found.changed` again, which reads them in full.
 
     Returns:
         `found` with no changed files if all digests are right; else an `OnRecord` without artifact that says why.
@@ -67,8 +68,9 @@ def checked(store: Store, found: OnRecord) -> OnRecord:
 def hit(store: Store, record: Meta, artifact: Artifact) -> Outcome:
     """Return the outcome `hit` of a stage whose artifact is in the store and can be used.
 
-    Its figures (seconds, samples per second and others) are those of the attempt that made the artifact. Its `why` says
-    when the artifact was made, or when the user accepted an artifact of another key for this one ("adopted").
+    Its figures (seconds, samples per second and others) are those of the attempt (try to run the stage) that made the
+    artifact. Its `why` says when the artifact was made, or when the user accepted an artifact of another key for this
+    one ("adopted"). record: the store's document that names the artifact of the stage's key.
     """
     figures = store.attempt(record["key"], record["attempt"]).get("figures", {})
     why = f"adopted {record['created']}" if "adopted" in record else f"made {record['created']}"

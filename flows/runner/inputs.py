@@ -21,7 +21,8 @@ from tasks.store import Store
 
 
 class Inputs:
-    """Base class of `Runner` and `Planner`: finds the sources of a pipeline and the model that training starts from.
+    """Base class of `Runner` and `Planner`: finds the sources of a pipeline (its data and its pretrained model, which
+    lie outside the store) and the model that training starts from.
 
     Args:
         store: The store in which models are looked up.
@@ -42,8 +43,8 @@ class Inputs:
         self.start: Artifact | None = None
 
     def resolve(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source:
-        """Return the source that a config names, with the identity of its exact bytes. Add the source to `sources`, and
-        its note for the user, if it has one, to `notes`.
+        """Return the source (the data or the pretrained model, outside the store) that a config names, with the
+        identity of its exact bytes. Add the source to `sources`, and its note for the user, if it has one, to `notes`.
 
         Args:
             find: Finds the source, such as `data_source` or `model_source`.
@@ -59,8 +60,8 @@ class Inputs:
         """Find in the store the model that a setting names.
 
         Args:
-            text: The value of the setting: a digest, the beginning of a digest, a recipe's name, or a champion
-                (`NAME@champion`, `NAME@N`); None for no model.
+            text: The value of the setting: a digest, the beginning of a digest, a recipe's name, or a champion, a
+                promoted model of a recipe (`NAME@champion` for the last, `NAME@N` for number N); None for no model.
             setting: The name of the setting, such as train.warm_start_from, for error messages.
 
         Returns:
@@ -91,9 +92,9 @@ class Inputs:
         """Return the model that a training starts from, or None if it starts from none in the store.
 
         Usually this is the model `earlier`. If a training with the same config and inputs made that model from yet
-        another model, the other model is returned: the training's key is then the same as before, and a repeated run is
-        a hit. In a plan with unknown inputs, `earlier` is returned without this check, and the attribute `start` is not
-        set.
+        another model, the other model is returned: the training's key (the hash of everything that decides its result)
+        is then the same as before, and a repeated run is a hit. In a plan with unknown inputs, `earlier` is returned
+        without this check, and the attribute `start` is not set.
 
         Args:
             earlier: The model that the setting names, or None.

@@ -30,7 +30,8 @@ class Job:
 
     Attributes:
         stage: The description of the stage function.
-        document: The key document of the stage or of the part.
+        document: The key document, the JSON of everything that decides the result, of the stage or of one part (piece)
+            of its work.
         inputs: The inputs by parameter name; the files of artifacts are on this machine.
         attempt: The id of the attempt, this one try to run the stage.
         log: The file to which stdout and stderr of the stage's processes are written.
@@ -88,11 +89,12 @@ class Job:
 
 
 def record_of(document: Meta, artifact: Artifact, attempt: str, created: str, **more: Json) -> Meta:
-    """Return the record that lets later runs find an artifact by the key of `document`. Writes nothing (see `publish`).
+    """Return the record of an artifact, the JSON document by which later runs find the artifact under its key (the hash
+    of `document`). Writes nothing (see `publish`).
 
     Args:
-        document: The key document.
-        attempt: The id of the attempt that made the artifact.
+        document: The key document: the JSON of everything that decided the result.
+        attempt: The id of the attempt (try to run the stage) that made the artifact.
         created: When it was made, UTC, ISO 8601.
         more: Further fields of the record.
     """
@@ -111,7 +113,8 @@ def record_of(document: Meta, artifact: Artifact, attempt: str, created: str, **
 def publish(
     store: Store, record: Meta, artifact: Artifact, *, holds: Sequence[Meta] = (), unusable: Callable[[Meta], bool]
 ) -> Meta:
-    """Write the record of an artifact to the store, which makes the artifact the result of its key.
+    """Write the record of an artifact to the store. From then on the artifact is the result of its key (the hash of
+    everything that decided it), and later runs use it, unless another run has published a different artifact first.
 
     Args:
         record: Made by `record_of`.

@@ -26,8 +26,8 @@ class Pipeline:
             `Stages` object through which it calls its stages in order.
         stages: The names of the stages in that order.
         check: Raises a TrnflowError if a run is bound to fail; called before the first stage runs. Its arguments: the
-            recipe, the plan, the stage after which the run stops (None: the last one), and a function that returns the
-            `Parent` of a stage's call.
+            recipe, the planner (which has predicted what the run does), the stage after which the run stops (None: the
+            last one), and a function that returns the `Parent` of a stage's call.
     """
 
     call_stages: Callable[[Recipe, Stages], Any]

@@ -105,7 +105,7 @@ class Options:
         until: The stage after which the run stops; None for the last.
         force: Stages to run even if their artifacts are in the store.
         offline: Whether to make no requests to a model or data hub.
-        preview: Whether the run only shows rows. Its id then ends in PREVIEW, and the store keeps no record of the run.
+        preview: Whether the run only shows rows: its id ends in `-preview`, and the store keeps no record of the run.
     """
 
     until: str | None = None
@@ -138,8 +138,8 @@ def open_store(recipe: Recipe) -> Store:
 
 
 def open_recipe(name: str, overrides: Iterable[str]) -> tuple[Recipe, Store]:
-    """Read and validate a recipe, open its store, which is created if there is none yet, and return both. The arguments
-    are as for `flows.recipes.recipe.load`. Raises ConfigError or StoreError."""
+    """Read and validate a recipe, open its store, which is created if missing, and return both. Raises ConfigError or
+    StoreError. name: a recipe in `conf/` or the path of a YAML file; overrides: `section.setting=value` texts."""
     recipe = load(name, overrides)
     store = open_store(recipe)
     store.prepare()
@@ -262,7 +262,8 @@ def new_runner(
 ) -> Runner:
     """Return a runner with the recipe's settings, ready to call stages: those of a pipeline, or single ones.
 
-    kind: the class of the runner; the other arguments are as for `execute`."""
+    kind: the class of the runner; run: the run's id (None makes a new one); listeners: receive the run's events;
+    part_maker: makes parts (pieces of a stage's work) in other processes."""
     return kind(
         store, resolver_of(recipe, store, offline=options.offline), run=run or new_run_id(), recipe=recipe.name,
         listeners=listeners, part_maker=part_maker, launch=recipe.launch, min_free_gb=recipe.store.min_free_gb,
@@ -365,7 +366,7 @@ def heal(runner: Runner, pipeline: Callable[[], object]) -> None:
         pipeline: Calls the stages.
 
     Raises:
-        StoreError: A blob was missing or corrupt HEALINGS times.
+        StoreError: A blob was missing or corrupt 10 times (HEALINGS).
     """
     for _ in range(HEALINGS):
         try:

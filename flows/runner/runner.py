@@ -24,7 +24,8 @@ class Runner(Inputs):
 
     Args:
         until: The stage after which the pipeline stops; None for the last.
-        settings: Further attributes of `Executor`, such as run (the run's id), listeners and force.
+        settings: Further attributes of `Executor`, such as run (the run's id), listeners (objects that receive the
+            run's events) and force (stages to run in any case).
 
     Attributes:
         executor: Looks up and runs single stages.
@@ -63,22 +64,23 @@ class Runner(Inputs):
         return call
 
     def run_or_reuse(self, call: Call, recorded: Outcome | None) -> Outcome:
-        """Return `recorded`, the outcome `hit` that was found in the store; if it is None, run the stage, publish its
-        artifact and return the outcome."""
+        """Return `recorded`, the outcome `hit` that was found in the store; if it is None, run the stage, put its
+        artifact on record in the store and return the outcome."""
         return recorded or self.executor.execute(call, self.outcomes.values())
 
     def restart(self) -> None:
         """Clear all outcomes, so that the pipeline can be run again from its first stage after a blob (a file of the
         store) turned out missing or corrupt.
 
-        Forced stages that already ran are not forced again.
+        Forced stages (those that the user asked to run again) that already ran are not forced again.
         """
         self.executor.force -= self.outcomes.keys()
         self.outcomes.clear()
         self._deferred.clear()
 
     def skipped(self) -> list[Outcome]:
-        """Return an outcome for each stage that was registered by `defer` and did not run.
+        """Return an outcome for each stage that was registered by `defer`, to run only if another stage needs it, and
+        did not run.
 
         Its action is `hit` if the store has the stage's artifact, else `skip`.
         """

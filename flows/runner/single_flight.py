@@ -31,8 +31,8 @@ def single_flight(
     heed: Callable[[], None],
     take: Callable[[ExitStack], Outcome | None] = lambda held: None,
 ) -> Outcome:
-    """Make the result of a key under the key's lease; if another run has the lease, wait and use the result of that
-    run.
+    """Make the result of a key (the hash of everything that decides a stage's result) under the key's lease, a file in
+    the store that one run at a time has. If another run has the lease, wait and use the result of that run.
 
     Ctrl-C ends the waiting at once. The resources that `take` takes are held while this run makes the result, and not
     while it waits for the lease; the lease is not held while `take` waits. A waiting run therefore keeps nothing from
@@ -82,8 +82,9 @@ def await_turn(
     tell: Callable[[Holder], None],
     heed: Callable[[], None],
 ) -> Lease | Outcome:
-    """Wait until a lease is free, and return the lease, which this run then has. If another run publishes the result
-    meanwhile, return the outcome instead.
+    """Wait until a lease (a file in the store by which one run at a time makes a result or uses a device) is free, and
+    return the lease, which this run then has. If another run publishes the result meanwhile, return the outcome
+    instead.
 
     A lease that another thread of this process holds is waited for, too.
 
@@ -111,7 +112,8 @@ def await_turn(
 
 
 def maker(store: Store, stage: str, key: str) -> str:
-    """Return the process that made the artifact on record for a key, as text `HOST pid N`; `?` if it is unknown."""
+    """Return the process that made the artifact which the store has for a stage's key, as text `HOST pid N`; `an
+    unknown host pid ?` if the store doesn't know it."""
     record = store.record(stage, key) or {}
     attempt = store.attempt(key, str(record.get("attempt", "")))
     return f"{attempt.get('host', 'an unknown host')} pid {attempt.get('pid', '?')}"

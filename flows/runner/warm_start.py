@@ -38,7 +38,7 @@ class EarlierModel:
         setting: The name of the setting, such as train.warm_start_from, for messages.
         document: The key document (all that decided the result) of the training that made the model; None if the
             setting is a digest, or the store has no record of that training.
-        is_champion: Whether the setting names a champion.
+        is_champion: Whether the setting names a champion (a promoted model: `NAME@champion`, `NAME@N`).
     """
 
     artifact: Artifact
@@ -48,14 +48,15 @@ class EarlierModel:
 
 
 def champion_named(text: str | None) -> str | None:
-    """Return the recipe's name NAME if the text has the form `NAME@champion` or `NAME@N`; None for any other text."""
+    """Return the recipe's name NAME if the text names a champion (a promoted model) of that recipe, as `NAME@champion`
+    (the last) or `NAME@N` (number N); None for any other text. The store is not read."""
     found = CHAMPION.fullmatch(text or "")
     return found["name"] if found else None
 
 
 def earlier_model(store: Store, text: str, setting: str) -> EarlierModel | None:
     """Find the model that a setting names. Return None if the text is `NAME@champion` and the recipe has no champion
-    yet.
+    (promoted model) yet.
 
     Args:
         text: The setting's value: a digest or its first 8 hex digits or more; or a recipe's name, which stands for the
@@ -78,10 +79,10 @@ def earlier_model(store: Store, text: str, setting: str) -> EarlierModel | None:
 def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact | None, str]:
     """Return (the model that training starts from, a note for the user or "").
 
-    Usually the model is `earlier`. If the training that made `earlier` had the same key document, the model is the one
-    from which that training started, so that a repeated run finds its result: see the module's docstring. If that
-    training started from no model, the model is None for a champion, and else `earlier`. If the store no longer has the
-    other model, `earlier` is returned with a note.
+    Usually the model is `earlier`. If the training that made `earlier` had the same key document (the JSON of
+    everything that decides a result), the model is the one from which that training started: the key is then the same
+    as before, and a repeated run finds its result. If that training started from no model, the model is None for a
+    champion, and else `earlier`. If the store no longer has the other model, `earlier` is returned with a note.
 
     Args:
         earlier: The model that the setting names.

@@ -42,8 +42,8 @@ KEPT_LOGS = 200
 
 @contextlib.contextmanager
 def workplace(home: Path, attempt: str) -> Iterator[Path]:
-    """Context manager that creates a folder for the files of one attempt, yields it, and removes it when the context
-    ends.
+    """Context manager that creates a folder for the files of one attempt (a try to run a stage), yields it, and removes
+    it when the context ends.
 
     Folders that killed processes left behind are removed first.
 
@@ -74,14 +74,15 @@ def workfolder(home: Path, name: str) -> Path:
     """Return the path `<home>/work/<process>~<name>` of a folder for this process to work in, without creating the
     folder.
 
-    If this process dies, the next run removes the folder, unless processes of the attempt `name` still live.
+    If this process dies, the next run removes the folder, unless processes of the attempt (try to run a stage) `name`
+    still live. home: the folder of local state.
     """
     return home / "work" / f"{this_process().tag}~{name}"
 
 
 def attempt_log(home: Path, name: str) -> Path:
-    """Return the path of an attempt's log file, `<home>/logs/NAME.log`. Create the folder, not the file, and remove all
-    files of the folder but the newest KEPT_LOGS.
+    """Return the path of the log file of an attempt (a try to run a stage), `<home>/logs/NAME.log`. Create the folder,
+    not the file, and remove all files of the folder but the newest 200 (KEPT_LOGS).
 
     Logs are kept after the attempt, since error messages point to them. name: the name of the attempt's work folder.
     """
@@ -112,7 +113,7 @@ def clean(store: Store) -> None:
 
 def clear(base: Path) -> None:
     """Remove the work folders in `base` whose processes, named in the folder's name, have certainly ended, and whose
-    attempt has no process left; also folders whose name names no process.
+    attempt (try to run a stage) has no process left; also folders whose name names no process.
 
     Folders of other machines that share the home are kept: this machine can't find out whether their processes live.
     """

@@ -36,8 +36,9 @@ DATES = 1000
 
 
 class Renewed(NamedTuple):
-    """The result of `renew`. names: the names of all automations there are now, sorted; notified: the Prefect block
-    through which notifications are sent, or None."""
+    """The automations (rules by which Prefect's server acts on events) that Prefect has after `renew`. names: the names
+    of those with the tag `trnflow`, sorted; notified: the Prefect block (a stored address and its type) through which
+    notifications are sent, or None if none are sent."""
 
     names: list[str]
     notified: Block | None
@@ -50,14 +51,15 @@ def renew(
     notify: str | None,
     further: Iterable[AutomationCore] = (),
 ) -> Renewed:
-    """Create, update and delete automations in Prefect, so that exactly the wanted ones carry the tag `trnflow`.
+    """Create, update and delete automations (rules by which Prefect's server acts on events) in Prefect, so that
+    exactly the wanted ones carry the tag `trnflow`.
 
-    Wanted are the automations of this module (those that notify only if there is a block to send through) and
-    `further`.
+    Wanted are: one that retrains a recipe when its data changed, if `retrain` is given; those that notify about
+    retrains, if there is a Prefect block (a stored address and its type) to send through; and `further`.
 
     Args:
         retrain: The deployment of the flow `retrain`; None if there is none.
-        recipe_names: {recipe and overrides of a deployment or schedule: the recipe's name}.
+        recipe_names: {(recipe, *overrides) as given in a deployment or schedule: the recipe's own name}.
         notify: The value of TRNFLOW_NOTIFY, which names the block; None if it is not set: then the block that the
             present automations use is kept.
         further: More automations that are wanted.
@@ -81,8 +83,8 @@ def renew(
 
 
 def longest_pause(schedule: DeploymentSchedule) -> timedelta | None:
-    """Return the longest time between two consecutive dates of a schedule, among its next 1000; None if it has fewer
-    than two dates."""
+    """Return the longest time between two consecutive dates of a deployment's schedule, among its next 1000 dates from
+    now; None if it has fewer than two dates."""
     from prefect.server.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 
     kinds: dict[str, Any] = {"cron": CronSchedule, "interval": IntervalSchedule, "rrule": RRuleSchedule}

@@ -36,7 +36,8 @@ TRIAL = " (trial of deploy --replace)"
 
 
 def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list[DeploymentResponse]:
-    """Return the deployments with the tag `trnflow` that a server has of other checkouts than `folder`.
+    """Return the deployments with the tag `trnflow` that Prefect's server has of other checkouts (folders with a copy
+    of this project) than `folder`. Nothing is deleted.
 
     replace: whether the user asked to take the server over; if not, such deployments are an error.
 
@@ -61,7 +62,7 @@ def try_deployments(client: SyncPrefectClient, document: Meta, register: Callabl
 
     Args:
         document: The content of the prefect.yaml.
-        register: Registers all deployments of the file at a path, or raises an error.
+        register: Called with the path of the file of trials; registers all its deployments, or raises an error.
 
     Raises:
         What `register` raises.
@@ -76,14 +77,14 @@ def try_deployments(client: SyncPrefectClient, document: Meta, register: Callabl
 
 
 def delete(client: SyncPrefectClient, deployments: Iterable[DeploymentResponse]) -> None:
-    """Delete deployments, with their scheduled runs."""
+    """Delete deployments from Prefect's server, with their scheduled runs."""
     for deployment in deployments:
         client.delete_deployment(deployment.id)
 
 
 def checkout_of(deployment: DeploymentResponse) -> str | None:
     """Return the checkout of a deployment: the folder that its runs have as working directory. None if the deployment
-    names no absolute folder: Prefect fetches the code, or an earlier step decides on the folder."""
+    names no absolute folder, because Prefect fetches the code or an earlier step decides on the folder."""
     steps = [step[DIRECTORY]["directory"] for step in deployment.pull_steps or [] if DIRECTORY in step]
     return steps[0] if steps and Path(steps[0]).is_absolute() else None
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CrashedRun:
-    """A flow run of the deployment `retrain` that crashed.
+    """A flow run (Prefect's word for one run) of the deployment `retrain` that Prefect marked as crashed, since its
+    process was lost.
 
     Attributes:
         id, name: Id and name of the flow run, as Prefect shows them.
@@ -42,7 +43,8 @@ class CrashedRun:
 
 
 def unreported_crashes(times: int) -> list[CrashedRun]:
-    """Return the retrains that began more than `times` times, crashed within the last day, and are not reported yet.
+    """Return the retrains that began more than `times` times (after which Prefect does not schedule them again),
+    crashed within the last day, and for which the event `trnflow.retrain.failed` is not on Prefect's server yet.
 
     Raises:
         ConfigError: Prefect's server can't be reached.

@@ -49,8 +49,9 @@ SCHEDULE_SECONDS = 90.0
 
 
 class Deployed(NamedTuple):
-    """The result of `deploy`. names, automations: the names of the registered deployments and automations; notified:
-    `TYPE/NAME` of the Prefect block through which notifications are sent, or None."""
+    """The result of `deploy`. names: the names of the registered deployments (flows that Prefect can start, with their
+    parameters and schedules); automations: those of the automations (rules by which Prefect's server acts on events);
+    notified: `TYPE/NAME` of the Prefect block through which notifications are sent, or None if none are sent."""
 
     names: list[str]
     automations: list[str]
@@ -58,14 +59,14 @@ class Deployed(NamedTuple):
 
 
 def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, replace: bool = False) -> Deployed:
-    """Register all deployments of `folder`/prefect.yaml and their automations with Prefect's server, and wait until the
-    server has planned the next flow run of each active schedule.
+    """Register all deployments of `folder`/prefect.yaml and their automations (rules by which the server acts on
+    events) with Prefect's server, and wait until the server has planned the next flow run of each active schedule.
 
     Starts the local server if no other is configured, and creates the work pool if the server has none.
 
     Args:
         home: The folder of local state (TRNFLOW_HOME), with the local server's database.
-        folder: The checkout with the prefect.yaml.
+        folder: The checkout (a folder with a copy of this project) with the prefect.yaml.
         seconds: How long to wait for the schedules.
         replace: Whether to delete the deployments that another checkout has on the server. They are deleted after
             Prefect has accepted trial copies of the new ones.
@@ -91,12 +92,12 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
 def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
     """Replace this process by a Prefect worker that runs the deployments of the pool `local`, until it is interrupted.
 
-    The worker's flow runs send heartbeats. Before the worker starts, `tend_runs` marks lost flow runs as crashed or
-    schedules them again, then `report` is called.
+    The worker's flow runs send a heartbeat every 30 seconds. Before the worker starts, flow runs whose process was lost
+    are marked as crashed or scheduled again (`recovery.tend_runs`), then `report` is called.
 
     Args:
         home: The folder of local state (TRNFLOW_HOME). Its local server is started if no other is configured.
-        report: Reports the runs that crashed too often.
+        report: Reports to Prefect the retrains that crashed too often to be scheduled again.
 
     Raises:
         ConfigError: Prefect's server can't be reached.

@@ -22,13 +22,14 @@ Case = tuple[str, ...]
 
 
 def case_of(parameters: Meta) -> Case:
-    """Return the recipe and the overrides among the parameters of a deployment or schedule, as (recipe, *overrides)."""
+    """Return the recipe and the overrides (`section.setting=value`) among the parameters of a deployment or schedule,
+    as (recipe, *overrides)."""
     return str(parameters.get(PARAMETER)), *map(str, parameters.get("overrides") or ())
 
 
 def check_recipes(document: Meta, file: object) -> dict[Case, str]:
-    """Read all recipes that the deployments and schedules of a prefect.yaml name. Return {recipe and overrides as given
-    there: the recipe's own name}.
+    """Read all recipes that the deployments and schedules of a prefect.yaml name. Return
+    {(recipe, *overrides) as given there: the recipe's own name}.
 
     Recipes and overrides with `{{ }}`, which Prefect fills in, are left out. document: the content of the prefect.yaml;
     file: its path, for the message of an error. Raises ConfigError if a recipe can't be read.
@@ -46,13 +47,14 @@ def check_recipes(document: Meta, file: object) -> dict[Case, str]:
 
 
 def offer_recipes(client: SyncPrefectClient, deployments: Iterable[DeploymentResponse], named: Iterable[Case]) -> None:
-    """Limit the parameter `recipe` of deployments on Prefect's server to the recipes of `conf/` and those of `named`.
+    """Limit the parameter `recipe` of deployments on Prefect's server to the shipped recipes (those in `conf/`) and
+    those of `named`.
 
     Prefect's form for a run then offers the list, and Prefect refuses other values before a run begins.
 
     Args:
         deployments: The deployments to change; those without a parameter `recipe` are left alone.
-        named: The recipes, with overrides, that deployments or schedules name.
+        named: (recipe, *overrides) of each deployment or schedule; only the recipe is used.
     """
     from prefect.client.schemas.actions import DeploymentUpdate
 

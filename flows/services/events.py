@@ -27,8 +27,8 @@ RECIPE = "trnflow.recipe."
 
 
 def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
-    """Return the event `trnflow.data.changed`, after which Prefect runs the deployment `retrain` with the `recipe` and
-    `overrides` of the event's payload. The event is not sent yet.
+    """Return the event `trnflow.data.changed`, which says that a recipe's data changed. The event is not sent yet. When
+    it is, an automation of Prefect's server runs the deployment `retrain` with this `recipe` and these `overrides`.
 
     Args:
         finding: The JSON that `trnflow watch` prints; its field `recipe` is the recipe's own name.
@@ -37,7 +37,7 @@ def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
 
     Raises:
         ConfigError: An override contains a secret. The event would carry the secret, or a retrain would run with the
-            mask in its place.
+            text that hides the secret in its place.
     """
     if [hide_override(text) for text in overrides] != overrides:
         fix = "write ${NAME} in its place, which the worker's environment fills in, or use --retrain"
@@ -56,7 +56,7 @@ def recipe_resource(name: str) -> dict[str, str]:
 
 
 def send_events(events: list[Event]) -> None:
-    """Send events to the Prefect server of PREFECT_API_URL, all in one request; none if the list is empty.
+    """Send events to the Prefect server of PREFECT_API_URL, all in one request; no request if the list is empty.
 
     Raises:
         ConfigError: The server can't be reached, or refuses an event.
@@ -87,8 +87,9 @@ def connected() -> Iterator[SyncPrefectClient]:
 def unreachable(error: Exception) -> ConfigError:
     """Return a ConfigError, of one line and a fix, for the exception of a failed request to Prefect's server.
 
-    The error says whether the server can't be reached, refused the request, or failed itself (a status of 500 or more):
-    then the cause, such as a full disk or a lost database, is looked for in the log of the local server."""
+    The error says whether the server can't be reached, refused the request, or failed itself (a status of 500 or more).
+    In the last case the error names a full disk of the local server, if that is the cause, else the server's answer;
+    the fix says where to look."""
     from httpx import HTTPStatusError
     from prefect.settings import PREFECT_API_URL
 

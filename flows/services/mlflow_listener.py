@@ -28,7 +28,7 @@ PLOTTED = "evaluate_model"
 
 
 class Tracking(Listener):
-    """A listener that records one run in MLflow. Does nothing when `tracking.enabled` is false.
+    """A listener of a run's events that records the run in MLflow. Does nothing when `tracking.enabled` is false.
 
     Recording begins when the first stage starts to run, or when the run fails; the cached stages before that are then
     recorded too. A run whose stages are all cached adds nothing to MLflow and starts no upload. As a context manager,
@@ -36,7 +36,8 @@ class Tracking(Listener):
 
     Args:
         recipe: The recipe; its section `tracking` names the MLflow server and experiment.
-        home: The folder of local state (TRNFLOW_HOME), which holds the spool.
+        home: The folder of local state (TRNFLOW_HOME), which holds the spool: the file in which the recorded
+            events wait until another process has uploaded them to MLflow.
         run: The id of the run.
         tags: Further tags of the run in MLflow.
     """
@@ -50,19 +51,22 @@ class Tracking(Listener):
         self._hits: list[Outcome] = []
 
     def stage_started(self, call: Call, key: str) -> None:
-        """Record that a stage begins to run, with its key and those of its settings that can change its result."""
+        """Record that a stage begins to run, with its key (the hash of all that decides its result) and those of its
+        settings that can change its result."""
         if self._begin():
             assert self._tracker is not None
             self._tracker.stage_started(call.name, key, keyed_params(call.config))
 
     def event(self, stage: str, event: Meta) -> None:
-        """Record the metrics that a running stage reports in an event; ignore events without metrics."""
+        """Record the metrics that a running stage reports in an event; ignore events without metrics, and all events if
+        recording has not begun."""
         if self._tracker and "metrics" in event:
             metrics = event["metrics"]
             self._tracker.metrics(stage, metrics["step"], metrics["values"], metrics["time"])
 
     def stage_ended(self, outcome: Outcome) -> None:
-        """Record how a stage ended. For load_data the data sources are recorded too, for evaluate_model the plots."""
+        """Record how a stage ended, if it has an artifact: key, artifact, seconds and metrics. For load_data the data
+        sources are recorded too, for evaluate_model the plots."""
         if outcome.artifact is None:
             return
         if self._tracker is None:
@@ -139,7 +143,8 @@ def record_champion(
     """Record a recipe's present champion (the model that its users should get) for MLflow's model registry.
 
     Args:
-        tracker: records the event in the spool of a run.
+        tracker: the recording of an MLflow run; the event is written to its spool, the file in which events wait until
+            another process has uploaded them to MLflow.
         recipe: the recipe's name.
         found: the files of all champions of the recipe in the store, the present one first.
         challenger: digest of the model that was compared and lost; None if there is none.
@@ -153,8 +158,9 @@ def record_champion(
 
 
 def new_tracker(recipe: Recipe, home: Path, run: str, tags: dict[str, str] | None = None) -> Tracker | None:
-    """Begin to record a run in the MLflow server and experiment that the recipe names, and start the process that
-    uploads the record. Return the tracker; None, and nothing is begun, when `tracking.enabled` is false.
+    """Begin to record a run for the MLflow server and experiment that the recipe names, and start the process that
+    uploads the record. Return the tracker, to which the run's events are then given; None, and nothing is begun, when
+    `tracking.enabled` is false.
 
     home: the folder of local state (TRNFLOW_HOME); run: the id of the run; tags: further tags of the run in MLflow.
     """

@@ -60,8 +60,8 @@ difference {{ '%+.4g' | format(m.difference) }} \
 
 
 class Block(NamedTuple):
-    """A Prefect block that sends notifications. id: its id in Prefect; kind: its type, such as `webhook`; name: its
-    name. As text: `TYPE/NAME`."""
+    """A Prefect block (a piece of configuration that Prefect's server stores) that sends notifications. id: its id in
+    Prefect; kind: its type, such as `webhook`; name: its name. As text: `TYPE/NAME`."""
 
     id: UUID
     kind: str
@@ -72,9 +72,10 @@ class Block(NamedTuple):
 
 
 def take_setting() -> str | None:
-    """Remove the variable TRNFLOW_NOTIFY from the environment and return its value, or None if it is not set.
+    """Remove the variable TRNFLOW_NOTIFY, which says where notifications about retrains go, from this process's
+    environment and return its value, or None if it is not set.
 
-    It is removed because it may hold a token, and the environment is passed on to Prefect's server.
+    The variable is removed because its value may hold a token, and the environment is passed on to Prefect's server.
 
     Raises:
         ConfigError: The value is neither an address, nor `TYPE/NAME`, nor `off`. The message does not show the value.
@@ -91,8 +92,9 @@ def take_setting() -> str | None:
 
 
 def find_block(client: SyncPrefectClient, value: str) -> Block | None:
-    """Return the block that the value of TRNFLOW_NOTIFY names, or None for `off`. For an address, the block `trnflow`
-    is created in Prefect, or its address is replaced.
+    """Return the Prefect block (a stored address and its type, through which notifications are sent) that the value of
+    TRNFLOW_NOTIFY names, or None for `off`. For an address, the block `trnflow` is created in Prefect, or its address
+    is replaced.
 
     Raises:
         ConfigError: Prefect has no such block, or it can't send notifications.
@@ -103,7 +105,8 @@ def find_block(client: SyncPrefectClient, value: str) -> Block | None:
 
 
 def check_block(client: SyncPrefectClient, value: str | None) -> None:
-    """Raise ConfigError if TRNFLOW_NOTIFY names a block that Prefect does not have, or one that can't send notifications.
+    """Raise ConfigError if TRNFLOW_NOTIFY names a block (Prefect's stored address for notifications) that Prefect does
+    not have, or one that can't send notifications. An address and `off` are not checked.
 
     value: the value of TRNFLOW_NOTIFY; None if it is not set.
     """
@@ -112,8 +115,8 @@ def check_block(client: SyncPrefectClient, value: str | None) -> None:
 
 
 def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
-    """Delete from Prefect the blocks that were created for an address in TRNFLOW_NOTIFY, except `used`, the block
-    through which notifications are sent now."""
+    """Delete from Prefect the blocks (stored addresses for notifications) that were created for an address in
+    TRNFLOW_NOTIFY, except `used`, the block through which notifications are sent now."""
     from prefect.exceptions import ObjectNotFound
 
     for kind in (WEBHOOK, SLACK):
@@ -124,7 +127,8 @@ def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
 
 
 def retrain_message(block: Block) -> ActionTypes:
-    """Return the action with which an automation sends, through `block`, the message about a retraining that ended."""
+    """Return the action with which an automation (a rule of Prefect's server) sends the message about a retraining that
+    ended. block: the Prefect block through which the message is sent."""
     rendered = "{% set text %}" + RETRAIN_TEXT + "{% endset %}"
     document = rendered + "{{ {'text': text, 'event': event.event, 'retrain': event.payload} | tojson }}"
     return _message(
@@ -133,8 +137,9 @@ def retrain_message(block: Block) -> ActionTypes:
 
 
 def plain_message(block: Block, subject: str, text: str, **further: Any) -> ActionTypes:
-    """Return the action with which an automation sends a fixed text through `block`. subject: for blocks that take one;
-    further: fields of the JSON document that a webhook gets besides `text`."""
+    """Return the action with which an automation (a rule of Prefect's server) sends a fixed text through a Prefect
+    block. subject: the message's subject, for blocks that take one; further: fields of the JSON document that a webhook
+    gets besides `text`."""
     document = json.dumps({"text": text, **further})
     return _message(block, _literal(subject), _literal(text), _literal(document))
 

@@ -35,10 +35,11 @@ def configured_url() -> str | None:
 
 
 def recorded_server(home: Path) -> dict[str, Any]:
-    """Return the record that the last start of a local server of `home` left, whether that server still runs or not.
+    """Return the record that the last start of a local Prefect server left in `<home>/prefect/server.json`, whether
+    that server still runs or not. home: the folder of local state (TRNFLOW_HOME).
 
     The record has "url", "page", "port", "pid", "process", "started", "log" and "stays" (whether it runs until it is
-    stopped). It is {} when no server was ever started, and after the last one was stopped or ended by itself.
+    stopped). It is {} when no server was ever started, and after the last server was stopped or ended by itself.
     """
     try:
         return dict(json.loads((home / "prefect" / "server.json").read_text(encoding="utf-8")))

@@ -65,10 +65,12 @@ PROGRAM = Path(__file__).with_name("server_process.py")
 
 
 def ensure_server(home: Path, *, stays: bool = False) -> str:
-    """Return the URL of a Prefect API for a run, and start the local server of `home` if need be.
+    """Return the URL of a Prefect API for a run, and start the local server of `home` (the folder of local
+    state, TRNFLOW_HOME) if need be.
 
     A URL that the user configured (such as PREFECT_API_URL) is returned unchecked, and no server is started. Otherwise
-    return when the local server answers. stays: see `start_server`.
+    return when the local server answers. stays: whether the server runs until `stop_server`; otherwise it ends by
+    itself when nothing has used it for an hour, or for TRNFLOW_SERVER_IDLE_SECONDS.
 
     Raises:
         ConfigError: TRNFLOW_SERVER_IDLE_SECONDS is no positive number.
@@ -108,8 +110,9 @@ def start_server(home: Path, *, stays: bool = False) -> None:
 
 
 def stop_server(home: Path) -> bool:
-    """Stop the local server of `home`, even if another process started it, and wait until it has ended. Return False
-    when no server was running. ProcessFailed when the server does not end within 30 s."""
+    """Stop the local Prefect server of `home` (the folder of local state, TRNFLOW_HOME), even if another process
+    started it, and wait until it has ended. Return whether a server was running. ProcessFailed when the server does not
+    end within 30 s."""
     server = running_server(home)
     if server is None:
         return False
@@ -126,16 +129,16 @@ def stop_server(home: Path) -> bool:
 
 
 def running_server(home: Path) -> dict[str, Any] | None:
-    """Return the record of the local server of `home` (see `recorded_server`) if its process runs on this machine, else
-    None. The server may not answer yet."""
+    """Return the content of `<home>/prefect/server.json`, such as "url", "pid" and "log" of the local server, if the
+    server's process runs on this machine, else None. The server may not answer yet."""
     server = recorded_server(home)
     process = read_tag(server.get("process", ""))
     return server if process and process.is_running_here() else None
 
 
 def last_error(home: Path) -> str:
-    """Return the last error in the log of the local server of `home` (the last line of a traceback); empty when the log
-    has no error or is missing, or when another server is configured."""
+    """Return the last error in the log of the local Prefect server, `<home>/prefect/server.log` (the last line of a
+    traceback); empty when the log has no error or is missing, or when the user configured another server."""
     server = recorded_server(home)
     log = home / "prefect" / "server.log"
     if configured_url() not in (None, server.get("url")) or not log.exists():
@@ -144,10 +147,10 @@ def last_error(home: Path) -> str:
 
 
 def cause_of_failure(home: Path) -> tuple[str, str]:
-    """Return why the running Prefect server that is in use answers requests with errors, and the fix.
+    """Return (cause, fix) for the running Prefect server that is in use and answers requests with errors.
 
-    The cause is a full disk of the local server of `home`, else empty. The server's log is not searched for a cause: it
-    may hold errors from days ago.
+    The only cause that is recognised is a full disk of the local server (folder `<home>/prefect`); else the cause is
+    empty, and the fix says where to look. The server's log is not searched: it may hold errors from days ago.
     """
     folder = home / "prefect"
     if configured_url() not in (None, recorded_server(home).get("url")):

@@ -70,9 +70,10 @@ def recovery_automations(
     cancelling: float = CANCELLING_SECONDS,
     times: int = TIMES,
 ) -> list[AutomationCore]:
-    """Return the automations that mark lost flow runs as crashed or cancelled, and schedule crashed ones again.
+    """Return the automations (rules by which Prefect's server acts on events) that mark flow runs whose process was
+    lost as crashed or cancelled, and schedule crashed flow runs again.
 
-    They are not created in Prefect yet: `automations.renew` does that.
+    The automations are only returned: `automations.renew` creates them in Prefect.
 
     Args:
         silent: Seconds without a heartbeat after which a running flow run is marked as crashed; Prefect's least is 10.
@@ -127,8 +128,9 @@ def recovery_automations(
 
 
 def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, times: int = TIMES) -> int:
-    """Find the flow runs whose loss the automations missed, and make up for it. Return for how many flow runs something
-    was done; runs that are alive and get an event are counted too.
+    """Find the flow runs whose process was lost without a reaction of Prefect's automations (rules by which its server
+    acts on events), and end or schedule them again. Return for how many flow runs something was done; runs that are
+    alive and get an event are counted too.
 
     - Flow runs that did not begin within `pending` seconds are marked as crashed (`end_unbegun_runs`).
     - For each flow run that is running or being cancelled, other than the one of this process, an event
@@ -160,7 +162,8 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
 
 
 def our_flows() -> FlowFilter:
-    """Return Prefect's filter for trnflow's flows: another project may have deployments of the same names."""
+    """Return Prefect's filter for trnflow's flows (finetune, prepare, retrain, sweep, watch), since another project may
+    have deployments of the same names."""
     from prefect.client.schemas import filters
 
     return filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
@@ -168,7 +171,7 @@ def our_flows() -> FlowFilter:
 
 def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
     """Mark the flow runs of deployments that a worker took, but that did not begin within `pending` seconds, as crashed; return
-    their number. An automation then schedules them again.
+    their number. An automation (a rule of Prefect's server) then schedules them again.
 
     Raises:
         ConfigError: Prefect's server can't be reached.
@@ -191,7 +194,8 @@ def _unbegun(pending: float) -> str:
 
 
 def prefect_worker() -> None:
-    """Run Prefect's command line with this process's arguments, with a worker that `leave_counted_runs` has changed.
+    """Run Prefect's command line with this process's arguments. Its worker takes no flow run while it still counts
+    an earlier process of the same run against its limit of runs (`leave_counted_runs`).
 
     `trnflow worker` starts its worker process with this function."""
     from prefect.cli import app
@@ -201,7 +205,8 @@ def prefect_worker() -> None:
 
 
 def leave_counted_runs() -> None:
-    """Change Prefect's worker class, so that a worker takes no flow run while it still counts the run's last process.
+    """Change Prefect's worker class, so that a worker takes no flow run while it still counts an earlier process of
+    the same run against its limit of runs.
 
     When a flow run's process is killed, the run is scheduled again within seconds. A worker with a limit of runs that
     takes the run while the old process still counts raises RuntimeError and ends. The changed worker takes the run when

@@ -52,11 +52,12 @@ PAGE = 200
 
 
 class Idleness:
-    """Measures how long nothing has used a server.
+    """Measures how long no process or page has used the local Prefect server: by requests, connections, and the file
+    `server.lock`, which a process touches before it uses the server.
 
     Args:
         server: The server, which counts requests and connections.
-        seconds: The time without use after which it may end.
+        seconds: The time without use after which the server may end.
     """
 
     def __init__(self, server: uvicorn.Server, seconds: float) -> None:
@@ -67,8 +68,8 @@ class Idleness:
     @property
     def is_over(self) -> bool:
         """Return whether nothing has used the server for `seconds`. Each read of this property is a look: the time
-        begins anew if requests came or `server.lock` was touched since the last look, or if a connection is open
-        now."""
+        begins anew if requests came or `server.lock` (touched by a process that needs the server) was touched
+        since the last look, or if a connection is open now."""
         seen = (self._server.server_state.total_requests, touched())
         if seen != self._seen or self._server.server_state.connections:
             self.begin_anew()
@@ -77,7 +78,8 @@ class Idleness:
 
     @property
     def was_touched(self) -> bool:
-        """Return whether a process that needs the server took `server.lock` since `is_over` was read last."""
+        """Return whether a process that needs the server took and touched the lock file `server.lock` since `is_over`
+        was read last."""
         return touched() != self._seen[1]
 
     def begin_anew(self) -> None:
@@ -86,7 +88,8 @@ class Idleness:
 
 
 def touched() -> int:
-    """Return when `server.lock` was touched last, in nanoseconds since 1970; 0 if there is no such file."""
+    """Return when the file `server.lock` in the working directory was touched last, in nanoseconds since 1970; 0 if
+    there is no such file. A process that needs the local Prefect server touches the file."""
     try:
         return LOCK.stat().st_mtime_ns
     except FileNotFoundError:

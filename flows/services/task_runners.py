@@ -38,7 +38,8 @@ PARENT_SECONDS = 1.0
 
 @contextlib.contextmanager
 def task_runner(config: TaskRunnerConfig) -> Iterator[TaskRunner | None]:
-    """Yield the task runner that makes the parts of stages in one run, and end the task runner when the context ends.
+    """Yield the task runner that makes the parts of stages (a part is a share of a data stage's work, such as some
+    rows) in one run, and end the task runner when the context ends.
 
     config: the recipe's section `task_runner`. Yields None for `task_runner.kind: threads`: then each stage's own
     process makes its parts.
@@ -51,8 +52,8 @@ def task_runner(config: TaskRunnerConfig) -> Iterator[TaskRunner | None]:
 
 
 class TaskRunner:
-    """A `flows.runner.parts.part_makers.PartMaker` that makes each part of a stage in a task run of one of Prefect's
-    task runners.
+    """Makes each part of a stage (a share of a data stage's work, such as some rows) in a task run of one of Prefect's
+    task runners. A `flows.runner.parts.part_makers.PartMaker`.
 
     Args:
         config: The recipe's section `task_runner`: kind and number of workers, address of a cluster.
@@ -70,7 +71,8 @@ class TaskRunner:
         self._flow = contextvars.copy_context()
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make each part in a task run, and yield the results in the order of `jobs`, which describe the parts.
+        """Make each part (a share of a data stage's work) in a task run, and yield the results in the order of `jobs`,
+        which describe the parts.
 
         At most twice as many parts as there are workers are submitted at once. When the caller stops, the parts still
         waiting are cancelled.

@@ -26,10 +26,11 @@ PRIVATE = "launch"
 
 
 def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta | None) -> Meta:
-    """Return the content of sweep.json: the sweep's metric and direction, its trials, the best one and the winner.
+    """Return the content of sweep.json: the sweep's metric and direction, its trials, the best trial and the winner
+    (the run of the whole pipeline with the best trial's settings).
 
-    best: the best trial, or None; winner: what `SweepStudy.winner` returns, the run of the whole pipeline with the best
-    settings. A winner with other settings than the best trial is left out."""
+    plan: the sweep's checked settings; best: the best trial, None if no trial completed; winner: what
+    `SweepStudy.winner` returns. A winner with other settings than the best trial is left out."""
     sweep = plan.recipe.sweep
     return {
         "schema": 1,
@@ -45,14 +46,15 @@ def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta |
 
 
 def write_json(folder: Path, content: Meta) -> None:
-    """Write sweep.json into `folder`, without secrets. content: what `document` returned."""
+    """Write sweep.json, the results of a sweep, into `folder`; secrets are replaced by `***`. content: what `document`
+    returned."""
     write_whole(folder / "sweep.json", f"{json.dumps(hide(content), indent=1)}\n")
 
 
 def write_best(folder: Path, plan: Plan, best: Tried) -> None:
     """Write best.yaml into `folder`: a recipe that extends the sweep's recipe and has every setting in which the best
-    trial differs from that recipe, overrides of the command line included. Settings with secrets, and the sections
-    `launch` and `sweep`, are left out. If the recipe can be read only with the overrides, best.yaml has all
+    trial differs from that recipe, overrides of the command line included. Secrets are replaced by `***`; the sections
+    `launch` and `sweep` are left out. If the recipe can be read only with the overrides, best.yaml has all
     settings."""
     found = plan.best_recipe(best.settings)
     after = found.model_dump(mode="json")

@@ -33,7 +33,8 @@ STATES = {
 
 
 def sweep_page(content: Meta, study: Study) -> str:
-    """Return the page of a sweep as HTML: the best trial, the winner's metrics, plots, and a table of all trials.
+    """Return the page of a sweep as HTML: the best trial, the metrics of the winner (the run of the whole pipeline with
+    the best trial's settings), plots, and a table of all trials.
 
     content: the content of sweep.json; study: the Optuna study, from which the plots are drawn."""
     from jinja2 import Environment, StrictUndefined

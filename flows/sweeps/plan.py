@@ -41,13 +41,14 @@ SUFFIX = ".sweep"
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep whose settings were checked, but which need not have begun.
+    """A sweep (trials of one recipe with different settings, to find the best ones) whose settings were checked, but
+    which need not have begun.
 
     Attributes:
         named: The recipe's name or file, as the user gave it.
         overrides: Overrides that all trials have in common.
         recipe: The recipe with these overrides.
-        space: The settings that vary.
+        space: The settings that vary, each with its range or choices.
     """
 
     named: str
@@ -81,8 +82,9 @@ class Plan:
         return lookup_name(store.home, root) if store.is_local else sha256(root.encode()).hexdigest()
 
     def trial_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe of a trial, whose name ends in `.sweep`. values: {setting: value} of the settings that
-        vary. ConfigError if the recipe does not allow this combination of values."""
+        """Return the recipe of a trial; its name is that of the sweep's recipe with `.sweep` at the end. values:
+        {setting: value} of the settings that vary. ConfigError if the recipe does not allow this combination of
+        values."""
         varied = [override(setting, value) for setting, value in values.items()]
         return settings.load(self.named, [*self.overrides, *varied, f"name={self.recipe.name}{SUFFIX}"])
 
@@ -103,7 +105,8 @@ class Plan:
 
     def definition(self) -> Meta:
         """Return the settings that must be unchanged when a sweep is resumed: recipe (without the settings that vary
-        and without the sections in AROUND), space {setting: its range or choices}, metric and direction."""
+        and without the sections that do not affect training's metrics, such as `store` and `evaluate`), space {setting:
+        its range or choices}, metric and direction."""
         common = {name: value for name, value in self.recipe.to_json().items() if name not in AROUND}
         for dimension in self.space:
             _remove(common, dimension.setting.split("."))

@@ -57,8 +57,9 @@ def on_slot(recipe: Recipe, slot: int) -> Recipe:
 
 @dataclass(frozen=True)
 class Leases:
-    """The leases of a sweep: one for its study, and one for each device that it uses. If this process dies, its leases
-    end; a device's lease then ends only after the trials' own processes, which may need a while to save their state.
+    """The leases of a sweep (files in the store by which one process at a time may use something): one lease for its
+    study, Optuna's record of its trials, and one for each device that it uses. If this process dies, its leases end; a
+    device's lease then ends only after the trials' own processes, which may need a while to save their state.
 
     Attributes:
         recipe: The sweep's recipe.
@@ -76,17 +77,17 @@ class Leases:
 
     @contextmanager
     def hold_study(self) -> Iterator[None]:
-        """Hold the lease of the study, so that no other process runs its trials. ConfigError if another sweep holds
-        it and `wait` is false."""
+        """Context that holds the lease of the study, so that no other process runs the study's trials. ConfigError if
+        another sweep holds the lease and `wait` is false."""
         key = digest_of({"sweep": f"the study {self.study}"}).removeprefix("sha256:")
         with self._held(key, f"another sweep has the study {self.study}", new_run_id()):
             yield
 
     @contextmanager
     def hold_devices(self) -> Iterator[None]:
-        """Hold the leases of the devices, so that no other sweep and no training uses them. On the CPU, one lease for
-        the machine keeps other sweeps away. ConfigError if another sweep or a training holds one of them and `wait` is
-        false."""
+        """Context that holds the leases of the devices, so that no other sweep and no training uses them. On the CPU,
+        one lease for the machine keeps other sweeps away. ConfigError if another sweep or a training holds one of them
+        and `wait` is false."""
         names = device_names(self.recipe, filled_environment(self.recipe.launch), self.recipe.sweep.parallel) or (
             "cpu",
         )

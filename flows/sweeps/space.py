@@ -35,10 +35,10 @@ CHOICES = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^,"'\[\]{}]*)(?:,|$)""")
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting that varies: over `values` if there are any, else from `low` to `high`.
+    """One setting that a sweep varies: over `values` if there are any, else from `low` to `high`.
 
     Attributes:
-        setting: Its dotted name.
+        setting: Its dotted name, such as `train.learning_rate`.
         log: Whether values are drawn evenly on a logarithmic scale.
         step: The distance between two neighbouring values; None for any value between the ends (for whole numbers: 1).
         whole: Whether the values are whole numbers.
@@ -65,7 +65,8 @@ class Dimension:
         return self.values or (self.low, self.high)
 
     def grid(self) -> tuple[Any, ...]:
-        """Return all values of the setting, for the sampler grid. ConfigError for a range without steps."""
+        """Return all values of the setting, for the sampler `grid`, which tries each. ConfigError for a range without
+        steps."""
         if self.values:
             return self.values
         step = self.step or (1 if self.whole and not self.log else None)
@@ -129,7 +130,8 @@ def parse(written: dict[str, Any], refuse: Callable[[str, Any], None]) -> tuple[
 
 
 def override(setting: str, value: Any) -> str:
-    """Return the override text `setting=value`, with the value as JSON. setting: its dotted name."""
+    """Return the text `setting=value` that overrides a setting of a recipe, with the value as JSON. setting: its dotted
+    name."""
     return f"{setting}={json.dumps(value)}"
 
 

@@ -53,8 +53,8 @@ class Tried(NamedTuple):
             killed (it did not end, or failed, and a later trial repeats it with the same settings).
         run: The id of the trial's run; None before the run began.
         error: Why the trial failed, such as "killed 3 times"; None otherwise.
-        shared_seconds: The seconds that the trial saved: those that an earlier run needed for the stages before
-            training whose results the trial found in the store.
+        shared_seconds: The seconds that the trial saved because it found results of the stages before training in the
+            store: the time that an earlier run needed to make these results.
     """
 
     number: int
@@ -127,8 +127,8 @@ class SweepStudy:
         """Queue a new trial, with the same settings, for each trial that a killed sweep left running. If no trial
         completed or was pruned, do so for the failed ones too. Return the numbers of the trials that will be repeated.
 
-        The trials that were left running are marked as failed. One during which the sweep was killed MOST_KILLS times
-        is not repeated. Call it before the first `next`, while no trial runs."""
+        The trials that were left running are marked as failed. A trial during which the sweep was killed three times is
+        not repeated. Call this method before the first `next`, while no trial runs."""
         from optuna.trial import TrialState
 
         with self._access():
@@ -256,8 +256,8 @@ def open_study(
         definition: All that trials of one study have in common: recipe, space, metric, direction. Kept with the study,
             so that another sweep does not continue it.
         database: The SQLAlchemy URL of Optuna's database.
-        store: An id of the store that has the trials' results, different for each store that shares the database; "" if
-            no other store does.
+        store: `Plan.store_id`: an id of the store that has the trials' results, different for each store that shares
+            the database; "" if no other store does.
 
     Raises:
         ConfigError: The study has results and another definition, or belongs to a sweep of another store.

@@ -41,7 +41,7 @@ PAGE_SECONDS = 60.0
 
 @dataclass
 class Sweep:
-    """A sweep that runs.
+    """A sweep that runs: trials of one recipe with different settings, to find the best ones.
 
     Attributes:
         plan: The sweep's recipe and the settings that vary.
@@ -89,8 +89,8 @@ class Sweep:
             pool.shutdown(wait=True)
 
     def write(self) -> Meta:
-        """Write sweep.json and, if a trial completed, best.yaml, with the results so far, into `<home>/sweeps/<name>`.
-        Return the content of sweep.json."""
+        """Write sweep.json and, if a trial completed, best.yaml, with the results so far, into `<home>/sweeps/<name>`
+        (home: the folder of local state, TRNFLOW_HOME). Return the content of sweep.json."""
         folder, best = self.plan.folder(self.store.home), self.study.best()
         content = document(self.plan, self.study.trials(), best, self.study.winner)
         if best is not None:
@@ -173,7 +173,8 @@ def sweep(
     """Run the trials of a sweep that are left, then the whole pipeline with the settings of the best trial (the
     winner).
 
-    Writes sweep.json, best.yaml and sweep.html into `<home>/sweeps/<name>`.
+    Writes sweep.json (all results), best.yaml (a recipe with the best settings) and sweep.html (a page) into
+    `<home>/sweeps/<name>` (home: the folder of local state, TRNFLOW_HOME).
 
     Args:
         plan: The sweep, from `read_plan`.

@@ -38,7 +38,8 @@ SWEEP = "trnflow.sweep"
 
 
 class Pruned(Interrupted):
-    """Raised in the run of a trial to end its training early, because the study's pruner wants to."""
+    """Raised in the run of a trial to end its training early, because its metric is worse than the median of earlier
+    trials."""
 
 
 @dataclass
@@ -52,7 +53,8 @@ class Watch(Listener):
         metric: The metric of the stage `train` by which trials are compared, such as eval_loss.
         stopping: Set by the sweep to end its trials, such as after Ctrl-C.
         say: Called with a line of text for each other run that the trial waits for.
-        key: The key of the stage `train`, under which the store keeps its checkpoints; None until training begins.
+        key: The key of the stage `train` (the hash of its settings, inputs and code), under which the store keeps its
+            checkpoints; None until training begins.
         pruned: Whether the study ended the trial early.
         lost: The error that ends the whole sweep: the study's database failed, or training does not report `metric`.
             None if there was none.
@@ -124,8 +126,8 @@ def run_trial(
     say: Callable[[str], None],
 ) -> Result:
     """Run the pipeline up to training with a trial's settings, and record in the study how the trial ended: completed
-    with its metric, pruned or failed. The checkpoints of a pruned trial are removed, unless another run trains with the
-    same key.
+    with its metric, pruned (ended early) or failed. The checkpoints of a pruned trial are removed, unless another run
+    trains with the same key (of the stage `train`: the hash of its settings, inputs and code).
 
     Args:
         study: The study that the trial belongs to.
@@ -173,8 +175,8 @@ def run_trial(
 
 
 def unreported(metric: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a metric that training does not report. known: the names of the metrics that training
-    reports."""
+    """Return the error for a sweep whose `sweep.metric` is a metric that training does not report. metric: its name;
+    known: the names of the metrics that training reports."""
     return ConfigError(
         f"training reports no metric {metric}: it reports {', '.join(sorted(known)) or 'nothing'}",
         "name one of these: --metric NAME",

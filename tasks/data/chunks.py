@@ -29,20 +29,23 @@ _END = 8
 
 
 def chunk_file(artifact: Path, split: str, length: int) -> Path:
-    """Return the path of the file with the chunks of one split and length (in tokens). A split without chunks of this
-    length has no such file."""
+    """Return the path of the file with the chunks (padded token sequences of fixed length) of one split and length (in
+    tokens), in the artifact (output folder) of `pack_chunks`. A split without chunks of this length has no such
+    file."""
     return artifact / split / f"{length}.arrow"
 
 
 def segments_file(artifact: Path, split: str, length: int) -> Path:
     """Return the path of the file that lists, for each segment of one split and length (in tokens), the row that the
-    segment was cut from."""
+    segment was cut from. A segment is a text or a piece of one that stands in a chunk, perhaps beside others; artifact:
+    the output folder of `pack_chunks`."""
     return artifact / split / f"{length}.segments.npy"
 
 
 def open_segments(packed: Input, split: str, length: int) -> NDArray[np.int64]:
-    """Return the source row of each segment of one split and length (in tokens), int64 [segments, 2], memory-mapped, in
-    the order of chunks and segment ids. packed: the artifact of `pack_chunks`.
+    """Return, for each segment (a text or a piece of one that stands in a chunk) of one split and length (in tokens),
+    the row that it was cut from: int64 [segments, 2], memory-mapped, in the order of chunks and segment ids. packed:
+    the artifact of the stage `pack_chunks`.
 
     The two columns: the row's number, from 0, in the file `<split>.parquet` that `format_prompts` wrote, and the number
     of the row's tokens before anything was cut."""
@@ -53,7 +56,8 @@ def open_segments(packed: Input, split: str, length: int) -> NDArray[np.int64]:
 
 
 def shapes(task: str, chunks: int, length: int) -> dict[str, tuple[int, ...]]:
-    """Return {column: shape} for a file of chunks, in the file's order.
+    """Return {column: shape} for a file of chunks (padded token sequences of one length), in the order of the columns
+    in the file.
 
     Args:
         task: "classification" or "causal_lm".
@@ -67,15 +71,18 @@ def shapes(task: str, chunks: int, length: int) -> dict[str, tuple[int, ...]]:
 
 
 def open_chunks(packed: Input, split: str, length: int) -> Columns:
-    """Open the chunks of one split and length (in tokens) for reading. packed: the artifact of `pack_chunks`.
+    """Open the chunks (padded token sequences) of one split and length (in tokens) for reading. packed: the artifact of
+    the stage `pack_chunks`.
 
-    Returns {column: int32 array}, memory-mapped and read-only, with the shapes that `shapes` gives."""
+    Returns {column: int32 array}, such as `input_ids` and `labels`, memory-mapped and read-only, with the shapes that
+    `shapes` gives."""
     chunks = packed.meta["rows"][split][str(length)]
     return map_columns(chunk_file(packed.path, split, length), shapes(packed.meta["task"], chunks, length))
 
 
 def map_columns(path: Path, wanted: dict[str, tuple[int, ...]], mode: Literal["r", "r+"] = "r") -> Columns:
-    """Memory-map the columns of a file of chunks as int32 arrays.
+    """Memory-map the columns of a file of chunks (padded token sequences of one length) as int32 arrays, and return
+    {column: array}.
 
     wanted: {column: shape} in the file's order; mode: "r" to read, "r+" to write values into the file."""
     import numpy as np

@@ -13,7 +13,8 @@ from tasks.errors import ModelError
 
 def special_tokens(folder: Path) -> dict[str, str] | None:
     """Return {role such as `pad_token`: text} of the special tokens that a tokenizer's config files
-    (special_tokens_map.json, tokenizer_config.json) name; None if the folder has neither file."""
+    (special_tokens_map.json, tokenizer_config.json) name; None if the folder has neither file. folder: the tokenizer's
+    Hugging Face folder."""
     configs = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
     if not any(path.exists() for path in configs):
         return None
@@ -27,8 +28,8 @@ def special_tokens(folder: Path) -> dict[str, str] | None:
 
 
 def special_texts(folder: Path) -> tuple[str, ...]:
-    """Return the texts of all special tokens of a tokenizer: those in tokenizer.json, or without that file those that its
-    config files name."""
+    """Return the texts, such as `</s>`, of all special tokens of a tokenizer: those in tokenizer.json, or without that
+    file those that its config files name. folder: the tokenizer's Hugging Face folder."""
     if not (folder / "tokenizer.json").exists():
         return tuple((special_tokens(folder) or {}).values())
     added = read_object(folder / "tokenizer.json").get("added_tokens") or []
@@ -37,7 +38,8 @@ def special_texts(folder: Path) -> tuple[str, ...]:
 
 def chat_templates(folder: Path) -> dict[str, str]:
     """Return {name such as `default` or `tool_use`: Jinja template} of a tokenizer's chat templates, from
-    `chat_template.jinja` or else tokenizer_config.json; {} if there are none."""
+    `chat_template.jinja` or else tokenizer_config.json; {} if there are none. folder: the tokenizer's Hugging Face
+    folder."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return {"default": file.read_text(encoding="utf-8")}

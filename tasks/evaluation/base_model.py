@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 def load_base_model(source: Source, warm_start: Input | None, trained: Path) -> PreTrainedModel:
     """Return the model that training started from, on the CPU and in inference mode.
 
-    source: from `model_source`; warm_start: the artifact whose weights replaced those of `source`, or None; trained: the
-    trained model's Hugging Face folder. Raises ModelError when the weights can't be loaded."""
+    source: the base model, from `model_source`; warm_start: the model's artifact whose weights replaced those of
+    `source`, or None; trained: the trained model's Hugging Face folder. Raises ModelError when the weights can't be
+    loaded."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(trained, local_files_only=True)

@@ -28,10 +28,10 @@ BLOCK = 1 << 22
 
 
 def scores(found: Predictions) -> Meta:
-    """Return {metric: value} of a classifier's predictions: accuracy, f1_macro (over the classes that are true or
-    predicted in some row), f1_weighted, mcc (Matthews correlation), loss (mean cross entropy in nats), log_loss (the
-    same from the stored probabilities, each row's scaled to sum to 1), ece (expected calibration error) and auc (mean
-    over the classes of one against the rest; absent when all rows have one class)."""
+    """Return {metric: value} of a classifier's predictions on a split: accuracy, f1_macro (over the classes that are
+    true or predicted in some row), f1_weighted, mcc (Matthews correlation), loss (mean cross entropy in nats), log_loss
+    (the same from the stored probabilities, each row's scaled to sum to 1), ece (expected calibration error) and auc
+    (mean over the classes of one against the rest; absent when all rows have one class)."""
     from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef
 
     probabilities = scaled(found.probabilities)
@@ -109,7 +109,7 @@ def confusion(found: Predictions, classes: int) -> Ints:
 
 
 def calibration(found: Predictions) -> list[Meta]:
-    """Sort predictions into BINS bins of equal width by the probability of the predicted class. Return the bins that
+    """Sort predictions into 15 bins of equal width by the probability of the predicted class. Return the bins that
     have rows, by ascending probability: [{rows, confidence (mean probability of the predicted class), accuracy}]."""
     import numpy as np
 
@@ -166,7 +166,8 @@ def _of_matrices(matrices: Ints) -> Floats:
 
 
 def worst(found: Predictions, count: int) -> list[int]:
-    """Return the indices of the wrongly predicted rows with the highest loss, worst first, at most `count`."""
+    """Return the indices, in `found`, of the wrongly predicted rows with the highest loss, highest first, at most
+    `count` of them."""
     import numpy as np
 
     wrong = np.flatnonzero(found.expected != found.predicted)

@@ -38,7 +38,7 @@ SLICE = 256
 
 
 class Predictions(NamedTuple):
-    """The result of `classify`, in the split's order.
+    """A classifier's predictions of the rows of a split, from `classify`, in the order in which the split has the rows.
 
     expected, predicted: true and predicted classes, int64 [rows]; probabilities: float32 [rows, classes]; loss: float64
     [rows], the cross entropy in nats."""
@@ -68,7 +68,8 @@ class TokenLosses(NamedTuple):
 
 
 def classify(model: Any, split: Split, batch: int, report: ReportRows) -> Predictions:
-    """Predict the class of every row of a split. Return the predictions, probabilities and losses in the split's order.
+    """Predict the class of every row of a split (the packed rows of train, validation or test). Return the predictions,
+    probabilities and losses in the split's order.
 
     model: a classifier from `load_model`; batch: rows per forward pass; report: called with the number of rows done."""
     import numpy as np
@@ -96,8 +97,8 @@ def token_losses(model: Any, split: Split, batch: int, report: ReportRows) -> To
     model: a language model from `load_model`; batch: the most chunks per forward pass; report: called with the number
     of chunks done.
 
-    A pass has fewer chunks where its logits would take more than LOGITS bytes in float32, one chunk at least. Losses are
-    computed for SLICE positions at a time, in single precision, and summed in double precision.
+    A pass has fewer chunks where its logits would take more than 512 MiB in float32, one chunk at least. Losses are
+    computed for 256 positions at a time, in single precision, and summed in double precision.
     """
     import numpy as np
     import torch
@@ -148,7 +149,7 @@ def _by_segment(losses: Any, targets: Any, segments: Any) -> tuple[Any, Any, Any
 def single_row_seconds(model: Any, split: Split) -> list[float]:
     """Return the wall-clock seconds of forward passes of one row each, over rows taken evenly from a split.
 
-    The number of rows is such that all passes take about TIMED floating point operations, at least 3 (if the split has
+    The number of rows is such that all passes take about 10^12 floating point operations, at least 3 (if the split has
     so many) and at most 50. One more pass is run first, as a warm-up, and not counted."""
     import torch
 

@@ -45,9 +45,10 @@ class Generations:
     texts: Meta
 
     def of(self, model: PreTrainedModel, out: Workdir, unit: str) -> list[Meta]:
-        """Generate two texts for each prompt, a greedy and a sampled one. Return a mapping for each prompt: what
-        `generate` returns for the greedy text, and `sampled` and `sampled_ended` for the other. unit: the name of the
-        progress bar."""
+        """Generate two texts for each prompt, a greedy and a sampled one. Return a mapping for each prompt: row,
+        prompt, answer, generated (the greedy text), tokens, prompt_tokens, prompt_tokens_cut and ended, as `generate`
+        returns them, and for the other text `sampled` and `sampled_ended` (whether an end token came). unit: the name
+        of the progress bar."""
         tokenizer, positions = read_tokenizer(self.folder), longest_sequence(model)
         encoder = prompt_encoder(tokenizer, self.texts)
         ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
@@ -66,8 +67,8 @@ class Generations:
         """Load the model that training started from, and return the texts that it generates for the prompts, as `of`
         does; [] without prompts. The model's memory is free again afterwards.
 
-        base: from `model_source`; warm_start: the artifact whose weights replaced those of `base`, or None; device: "cpu" or
-        "cuda"."""
+        base: the base model, from `model_source`; warm_start: the model's artifact whose weights replaced those of
+        `base`, or None; device: "cpu" or "cuda"."""
         if not self.prompts:
             return []
         model = load_base_model(base, warm_start, self.folder)
@@ -83,7 +84,8 @@ class Generations:
 
 def write_rows(after: list[Meta], before: list[Meta], file: Path) -> list[Meta]:
     """Write the generated texts to a file, one JSON object with sorted keys a line for each prompt, and return the
-    objects: the fields of the trained model, and those of the model before training under the names in `BEFORE`.
+    objects: the fields of the trained model, and those of the model before training under the names before,
+    before_ended, before_sampled and before_sampled_ended.
 
     after, before: what `of` returned for the trained model and for the model before training, for the same prompts;
     `before` is empty where there is no such model, or none was asked for. file: generations.jsonl."""

@@ -19,8 +19,8 @@ def exact_match(generated: str, answer: str) -> bool:
 
 
 def rouge(generated: str, answer: str) -> dict[str, float]:
-    """Return rouge1 and rouge2 (shared words and pairs of words) and rougeL (the longest common subsequence of words), each
-    from 0 to 1."""
+    """Return the ROUGE scores of a generated text against the answer: rouge1 and rouge2 (shared words and pairs of
+    words) and rougeL (the longest common subsequence of words), each from 0 to 1."""
     made, wanted = (WORD.findall(text.lower()) for text in (generated, answer))
     return {
         "rouge1": _of_ngrams(made, wanted, 1),

@@ -51,9 +51,9 @@ class GenerationConfig(StageConfig):
 
 
 class Prompt(NamedTuple):
-    """A prompt and the answer that the data has for it. parts: the prompt as a list of parts, as format_prompts writes
-    them; answer: the answer's text; row: the number, from 0, of its row in the split's file of format_prompts. A prompt
-    of the recipe has neither answer nor row."""
+    """A prompt and the answer that the data has for it. parts: the prompt as a list of pieces {text, train}, as
+    format_prompts writes them (train: whether the piece is trained on); answer: the answer's text; row: the number,
+    from 0, of its row in the split's file of format_prompts. A prompt of the recipe has neither answer nor row."""
 
     parts: list[Meta]
     answer: str | None = None
@@ -66,7 +66,8 @@ class Prompt(NamedTuple):
 
 
 def prompts(texts: Path, count: int) -> list[Prompt]:
-    """Return up to `count` prompts from a file of format_prompts: the first rows that have both a prompt and an answer."""
+    """Return up to `count` prompts from a Parquet file of format_prompts, in its order: the first rows that have both a
+    prompt and an answer. texts: the file."""
     from pyarrow.parquet import ParquetFile
 
     found: list[Prompt] = []
@@ -86,8 +87,9 @@ def prompts(texts: Path, count: int) -> list[Prompt]:
 
 
 def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Path, texts: Meta) -> list[Prompt]:
-    """Return the prompts of the recipe (`evaluate.prompts`), in their order. A text is used as it stands; the chat
-    template in the model's `folder` turns messages into a text, with the date and the template arguments of training.
+    """Return the prompts that the recipe's setting `evaluate.prompts` gives, in its order. A text is used as it stands;
+    the chat template in the model's `folder` turns messages into a text, with the date and the template arguments of
+    training.
 
     given: the texts and lists of messages; texts: metadata of the format_prompts artifact. Raises ConfigError when the
     model was not trained with a chat template, or when the template refuses the messages."""
@@ -190,7 +192,8 @@ def prompt_encoder(tokenizer: FastTokenizer, texts: Meta) -> CausalEncoder:
 
 
 def prompt_ids(encoder: CausalEncoder, parts: list[Meta]) -> list[int]:
-    """Return the token ids of a prompt, including the special tokens with which a row begins."""
+    """Return the token ids of a prompt, including the special tokens with which a row begins in training. parts: the
+    prompt's pieces {text, train}, as format_prompts writes them."""
     import pyarrow as pa
 
     ids: list[int] = encoder.encode(pa.table({"parts": [parts]})).ids.tolist()

@@ -19,8 +19,8 @@ AT_ONCE = 2**22
 
 
 def interval(values: Floats) -> list[float]:
-    """Return [low, high], the two-sided percentile interval of a metric with confidence CONFIDENCE. values: the metric
-    of each bootstrap resample, float64 [resamples]."""
+    """Return [low, high], the two-sided percentile interval of a metric with confidence 0.95. values: the metric of
+    each bootstrap resample, float64 [resamples]."""
     import numpy as np
 
     tail = (1 - CONFIDENCE) / 2
@@ -28,16 +28,17 @@ def interval(values: Floats) -> list[float]:
 
 
 def mean_interval(values: Floats) -> list[float]:
-    """Return the bootstrap interval [low, high] of a mean. values: float64 [rows]; one row alone gives an interval
-    without width."""
+    """Return the bootstrap interval [low, high] of a mean, with confidence 0.95. values: float64 [rows]; one row alone
+    gives an interval without width."""
     import numpy as np
 
     return ratio_interval(values, np.ones(len(values)))
 
 
 def ratio_interval(above: Any, below: Any) -> list[float]:
-    """Return the bootstrap interval [low, high] of sum(above) / sum(below), such as of loss by tokens. A resample draws
-    rows with replacement, and takes both values of each. above, below: [rows]."""
+    """Return the bootstrap interval [low, high], with confidence 0.95, of sum(above) / sum(below), such as the summed
+    loss by the number of tokens. A resample draws rows with replacement, and takes both values of each. above, below:
+    [rows]."""
     import numpy as np
     from scipy.stats import bootstrap
 

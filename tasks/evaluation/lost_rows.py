@@ -18,7 +18,8 @@ def lost_rows(texts: Input, packed: Input) -> Meta:
     cut to the maximal length, how many were left out because they are longer than `tokenize.max_length` or than any chunk,
     and how many because no token of them is trained on (language models).
 
-    texts, packed: artifacts of format_prompts and pack_chunks."""
+    texts, packed: the artifacts of format_prompts (rows as text) and pack_chunks (rows packed into chunks of
+    tokens)."""
     return {split: {"rows": rows, **_lost(packed.meta, split)} for split, rows in texts.meta.get("splits", {}).items()}
 
 
@@ -35,8 +36,9 @@ def _lost(packed: Meta, split: str) -> Meta:
 
 
 def lost_rows_notes(split: str, counts: Meta, max_length: int | None) -> list[str]:
-    """Return a sentence for each kind of lost rows that the split has, for the notes of the report. counts: the split's
-    entry in what `lost_rows` returns; max_length: the number of tokens to which rows were cut."""
+    """Return a sentence for each kind of lost rows (truncated, too long, without a token to train on) that the split
+    has, for the notes of the evaluation's report. counts: the split's entry in what `lost_rows` returns; max_length:
+    the number of tokens to which rows were cut."""
     rows = counts["rows"]
     sentences = {
         "truncated": f"were truncated to {max_length} tokens",

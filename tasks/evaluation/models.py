@@ -17,7 +17,8 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
     """Load a model from a Hugging Face folder, on the CPU, in its stored dtype, in inference mode and without a key-value
     cache.
 
-    task: which head the model gets, `classification` or `causal_lm`. ModelError when transformers can't load the model.
+    task: which output layer the model gets: `classification` (of the whole text) or `causal_lm` (next token).
+    ModelError when transformers can't load the model.
     """
     # the narrow import: `from transformers import ...` resolves the same class at the price of a lookup in every module
     from transformers.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -35,6 +36,6 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
 
 
 def longest_sequence(model: PreTrainedModel) -> int | None:
-    """Return the number of tokens that the model has positions for, or None when its config does not give a limit."""
+    """Return the most tokens of a sequence that the model has positions for, or None when its config gives no limit."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return None if positions is None else int(positions) - first_position(model)

@@ -18,7 +18,7 @@ NUMBERED = 20
 def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str, file: Path) -> None:
     """Draw a confusion matrix into a PNG file. confusion: int64 [classes, classes], the true class by row and the
     predicted one by column; labels: the class names by index; title: of the plot. Colours are shares of a row; numbers,
-    shown for up to NUMBERED classes, are counts."""
+    shown for up to 20 classes, are counts."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -43,7 +43,7 @@ def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str
 
 def calibration(bins: list[Meta], title: str, file: Path) -> None:
     """Draw a calibration curve into a PNG file: the accuracy of a classifier by the confidence of its predictions.
-    bins: as `classification.calibration` returns them; title: of the plot."""
+    bins: [{rows, confidence, accuracy}], as `classification.calibration` returns them; title: of the plot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

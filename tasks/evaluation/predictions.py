@@ -31,11 +31,12 @@ BATCH = 1024
 
 
 class RowLosses(NamedTuple):
-    """The losses of a language model by row of the texts, ascending. All arrays are [rows].
+    """The losses of a language model for the rows of a split as format_prompts wrote them, by ascending row number. All
+    arrays are [rows].
 
-    row: int64; nll: float64, the sum over the row's supervised tokens of the negative log likelihood, in nats; tokens:
-    int64, their number; bytes: int64, the UTF-8 bytes of the text that they spell (special tokens spell none); cut: bool,
-    whether tokens of the row were left out, or it was read in several pieces."""
+    row: int64, the row's number from 0; nll: float64, the sum over the row's supervised tokens of the negative log
+    likelihood, in nats; tokens: int64, their number; bytes: int64, the UTF-8 bytes of the text that they spell (special
+    tokens spell none); cut: bool, whether tokens of the row were left out, or it was read in several pieces."""
 
     row: Ints
     nll: NDArray[np.float64]
@@ -52,8 +53,8 @@ def source_rows(packed: Input, split: str) -> Ints:
 
 
 def row_losses(found: TokenLosses, packed: Input, split: str, tokenizer: FastTokenizer) -> RowLosses:
-    """Sum the losses of segments by the row of the texts that they come from, since packing may cut a row into several
-    segments.
+    """Sum the losses of segments by the row of format_prompts that they come from, and return the sums. A segment is a
+    row, or a piece of one, in a packed chunk: packing may cut a row into several.
 
     found: the losses of all segments of the split; packed: the artifact of pack_chunks; tokenizer: the model's, which
     turns supervised tokens back into text to count their bytes."""
@@ -76,7 +77,8 @@ def write_classes(found: Predictions, labels: list[str], rows: Ints, texts: Path
     """Write the predictions of a classifier to the file `to`, sorted by row, with the columns row, digest, label and
     predicted (names of classes), probabilities (float32, in the order of `labels`) and loss (nats).
 
-    rows: the row of the texts that each prediction is about; texts: the split's `<split>.parquet` of format_prompts."""
+    The column digest is the SHA-256 of the row's text. rows: the number of the row in `texts` that each prediction is
+    about; texts: the split's `<split>.parquet` of format_prompts."""
     import numpy as np
     import pyarrow as pa
 
@@ -99,7 +101,8 @@ def write_classes(found: Predictions, labels: list[str], rows: Ints, texts: Path
 
 def write_losses(found: RowLosses, texts: Path, to: Path) -> None:
     """Write the losses of a language model to the file `to`, one row for each row of `found`, with the columns row,
-    digest, nll, tokens, bytes and cut (see `RowLosses`). texts: the split's `<split>.parquet` of format_prompts."""
+    digest (SHA-256 of the row's text), nll, tokens, bytes and cut (see `RowLosses`). texts: the split's
+    `<split>.parquet` of format_prompts."""
     import pyarrow as pa
 
     schema = pa.schema(
@@ -112,7 +115,8 @@ def write_losses(found: RowLosses, texts: Path, to: Path) -> None:
 
 
 def text_of(texts: Path, row: int) -> str:
-    """Return the text of one row of a file of texts, as the model reads it."""
+    """Return the text of one row of a Parquet file of format_prompts, as the model reads it. texts: the file; row: the
+    row's number, from 0."""
     return _text(read_rows(texts, row, 1).to_pylist()[0])
 
 

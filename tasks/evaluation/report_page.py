@@ -27,8 +27,9 @@ CLASSES = 100
 
 
 def page(title: str, subtitle: str, notes: Sequence[str], evaluation: Meta | None, run: Meta | None = None) -> str:
-    """Return the report page as HTML. title, subtitle: its headings; notes: sentences that stand first; evaluation: the
-    part from `evaluation_part`, or None; run: the part about the run, from `flows.display.run_page`, or None."""
+    """Return the page of an evaluation, a run or both as HTML. title, subtitle: its headings; notes: sentences that
+    stand first; evaluation: the part from `evaluation_part`, or None; run: the part about the run, from
+    `flows.display.run_page`, or None."""
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
@@ -37,7 +38,7 @@ def page(title: str, subtitle: str, notes: Sequence[str], evaluation: Meta | Non
 
 
 def write_page(folder: Path) -> None:
-    """Write report.html into the folder of an evaluation, from its report.json and its plots."""
+    """Write report.html into the folder of an evaluation's artifact, from the folder's report.json and plots."""
     report = read_json(folder / "report.json")
     title = f"Evaluation on {report['split']}"
     (folder / "report.html").write_text(
@@ -46,16 +47,16 @@ def write_page(folder: Path) -> None:
 
 
 def subtitle_of(report: Meta) -> str:
-    """Return one line about an evaluation: its task, split and number of rows (for a language model of chunks and
-    tokens)."""
+    """Return one line about an evaluation, the subtitle of its page: its task, split and number of rows (for a language
+    model of chunks and tokens)."""
     unit = "rows" if report["task"] == "classification" else f"chunks, {report['tokens']:,} supervised tokens"
     cut = f", {report['cut']:,} rows cut" if report.get("cut") else ""
     return f"{report['task'].replace('_', ' ')}, split {report['split']}: {report['rows']:,} {unit}{cut}"
 
 
 def evaluation_part(folder: Path, report: Meta) -> Meta:
-    """Return the values from which the page's template makes the part about an evaluation: tables, plots, generated
-    texts.
+    """Return the values from which the template of the report page makes the part about an evaluation: tables, plots,
+    generated texts.
 
     folder: the folder of the evaluation's artifact, which has the plots; report: the content of its report.json."""
     metrics, intervals = report["metrics"], report["intervals"]

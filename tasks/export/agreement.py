@@ -54,13 +54,14 @@ class Call(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows that are compared."""
+        """The number of rows of which something is compared: for a language model, at least one position."""
         return int((self.compared.any(-1) if self.compared.ndim == 2 else self.compared).sum())
 
 
 def calls_by_default(parameters: int, lengths: Sequence[int], batch: int, *, compiles_once: bool) -> int:
-    """Return how many calls of each length to compare: enough to compare ROWS rows over all lengths, or as many as
-    fit the limit of seconds by estimate, but at least one.
+    """Return how many calls of an exported model with rows of each length to compare with PyTorch: enough to compare
+    256 rows over all lengths, or as many as by estimate take 600 seconds where a graph is compiled once, else 30
+    seconds, but at least one.
 
     parameters: the number of the model's parameters; lengths: in tokens; batch: the rows of a call; compiles_once:
     whether a graph is compiled at its first call only, else at every call. The estimate reads no clock, so that the
@@ -74,13 +75,14 @@ def calls_by_default(parameters: int, lengths: Sequence[int], batch: int, *, com
 
 
 def positions_of_a_row(rows: int, vocabulary: int) -> int:
-    """Return how many positions of each row of a language model to compare, so that the logits of `rows` rows, those
-    of all calls together, take at most HELD bytes in float32."""
+    """Return how many positions of each row of a language model to compare, so that the logits of `rows` rows (all rows
+    that are compared) take at most 256 MiB in float32; at least 1. vocabulary: the number of logits a position."""
     return max(HELD // (4 * vocabulary * rows), 1)
 
 
 def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int, positions: int) -> Call:
-    """Call the PyTorch model with one batch. Return the inputs and those of its logits that are to be compared.
+    """Call the PyTorch model with one batch. Return the inputs, and of its logits those that will be compared with the
+    exported model's.
 
     rows: how many rows to compare, the first of the batch; positions: for a language model, how many positions of
     each row to compare, spread evenly over those that are not padding."""
@@ -100,9 +102,11 @@ def eager_calls(
     """Call the PyTorch model with rows of a split, in the shapes that the export has graphs for. Return the calls.
 
     Args:
-        exported: the artifact of export_neuron.
+        split: the rows of tokens (such as the test rows), read from the first on.
+        exported: the artifact of the stage export_neuron.
         rows: about how many rows to compare, divided among the lengths: at least one call of each length, and each
-            row of the split at most once for each length. None: as many as `calls_by_default` says; 0: none.
+            row of the split at most once for each length. None: 256, or fewer where that would take too long by
+            estimate (`calls_by_default`); 0: none.
         report: called after each call with the number of calls done and the number of all calls.
     """
     batch, lengths = exported.meta["batch"], exported.meta["lengths"]
@@ -143,9 +147,9 @@ def compare(exported: Input, calls: list[Call], report: Callable[[int, int], Non
 
 
 def compared_logits(program: StableHlo, call: Call) -> tuple[float, int]:
-    """Call an exported model with the inputs of `call`. Return (the largest absolute difference of two logits, NaN
-    if a logit is NaN; the number of compared rows or tokens for which both models' largest logit is that of the same
-    class)."""
+    """Call the exported model `program` with the inputs of `call`, and compare its logits with those that PyTorch
+    computed. Return (the largest absolute difference of two logits, NaN if a logit is NaN; the number of compared rows
+    or tokens for which both models' largest logit is that of the same class)."""
     ran = program(call.input_ids, call.attention_mask)[call.compared]
     apart = float((ran.float() - call.logits.float()).abs().max())
     return apart, int((ran.argmax(-1) == call.logits.argmax(-1)).sum())

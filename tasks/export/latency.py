@@ -15,12 +15,12 @@ TIMED = 50
 
 
 def call_seconds(exported: Input, calls: Sequence[Call]) -> list[float]:
-    """Return the wall-clock seconds of each timed call of an export, ordered by length; [] where jax is not
-    installed.
+    """Call an exported model (StableHLO) and return the wall-clock seconds of each timed call, ordered by length; []
+    where jax is not installed.
 
-    calls: the inputs. Of each length the first TIMED calls are timed. The first of them is also called once before,
-    untimed, which compiles the graph with XLA's optimisation, as a server would. (Stages turn the optimisation off,
-    because they compile more than they run.)"""
+    calls: the inputs. Of each length at most the first 50 calls are timed. The first of them is also called once
+    before, untimed, which compiles the graph with XLA's optimisation, as a server would. (Stages turn the optimisation
+    off, because they compile more than they run.)"""
     program = load_stablehlo(exported.path, optimised=True)
     if not program.compiles_once:
         return []

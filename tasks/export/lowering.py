@@ -60,9 +60,9 @@ class Graph:
 
     Attributes:
         bytecode: the graph as MLIR bytecode.
-        arguments: (`input` or `tensor`, spec) of each argument in order; a `tensor` is a weight or constant that is passed
-            in.
-        outputs: the results in order.
+        arguments: ("input" or "tensor", its name, shape and dtype) of each argument in order; a `tensor` is a weight or
+            constant that is passed in.
+        outputs: names, shapes and dtypes of the results, in order.
         tensors: {name: tensor} of all parameters, buffers and constants of the model.
     """
 
@@ -216,7 +216,8 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def stored_name(name: str) -> str:
-    """Return a tensor's name in the weight files, from its name in `logits_of`'s module."""
+    """Return a tensor's name in the weight files: `name` without the prefix "model.", which the module that `logits_of`
+    wraps around the model adds."""
     return name.removeprefix("model.")
 
 

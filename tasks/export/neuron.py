@@ -31,8 +31,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out: Workdir) -> None:
-    """Compile the model once for each length, into the folder `out.path/<length>`. weights: the consolidated Hugging
-    Face folder.
+    """Compile the model by AWS's Neuron compiler, once for each row length in tokens, into the folder
+    `out.path/<length>`. weights: the consolidated Hugging Face folder.
 
     Raises:
         MissingDependency: no compiler is installed.

@@ -28,7 +28,8 @@ class Runner(Protocol):
 
 
 class TorchXlaRunner:
-    """Runs graphs by torch_xla. folder: the export; read: returns a stored tensor by name."""
+    """Runs the graphs of a StableHLO export by torch_xla, which compiles a graph again at every call. folder: the
+    folder of the export; read: a function that returns a stored tensor (weight or constant) by name."""
 
     def __init__(self, folder: Path, read: Read) -> None:
         import torch_xla
@@ -56,7 +57,8 @@ class TorchXlaRunner:
 
 
 class JaxRunner:
-    """Runs graphs by jax. folder: the export; read: returns a stored tensor by name; optimised: compile with XLA's
+    """Runs the graphs of a StableHLO export by jax, which compiles a graph once. folder: the folder of the export;
+    read: a function that returns a stored tensor (weight or constant) by name; optimised: compile with XLA's
     optimisation even where XLA_FLAGS turns it off, as in the stages that compile more than they run."""
 
     def __init__(self, folder: Path, read: Read, *, optimised: bool = False) -> None:

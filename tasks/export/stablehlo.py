@@ -76,7 +76,8 @@ def write_stablehlo(
 
 
 class StableHlo:
-    """An exported model that was read from a folder; call it like a function. It runs on the CPU.
+    """An exported model (StableHLO graphs and weights) that was read from a folder. Call it like a function:
+    (input_ids, attention_mask), int64 [batch, length], -> logits. It runs on the CPU.
 
     Attributes:
         document: the content of `export.json`.
@@ -123,8 +124,9 @@ class StableHlo:
 
 
 def load_stablehlo(folder: Path, *, optimised: bool = False) -> StableHlo:
-    """Open an exported model. Its weights are read at the first call. optimised: let jax compile with XLA's optimisation
-    whatever XLA_FLAGS says. ModelError when `folder` holds no export of this format."""
+    """Open the exported model (StableHLO graphs and weights) in `folder`, to be called like a function. Its weights are
+    read at the first call. optimised: let jax compile with XLA's optimisation whatever XLA_FLAGS says. ModelError when
+    `folder` holds no export of this format."""
     file = folder / "export.json"
     document = read_json(file) if file.is_file() else {}
     if document.get("format") != FORMAT or document.get("version") != VERSION:

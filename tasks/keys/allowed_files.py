@@ -29,15 +29,18 @@ CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CAC
 def permit_for(
     stage: Stage, code: Meta, inputs: Iterable[Input | Source], places: Iterable[str | Path], memo: Memo
 ) -> Permit:
-    """Build the permit of a stage: the files of the project that it may read. Takes about a millisecond.
+    """Build the permit of a stage: the files of the project that it may read, because its key (the hash of everything
+    that decides its result) covers them. Takes about a millisecond.
 
     Args:
-        stage: The description of the stage function. Its declared assets may be read.
-        code: The table `code` of the stage's key document: {module: code hash or schema number}. These modules may be
-            read.
-        inputs: The inputs of this call; the files of its sources may be read.
+        stage: The description of the stage function. Its declared assets (other files that the stage reads, listed in
+            its decorator) may be read.
+        code: The table `code` of the stage's key document (the JSON of which the key is the hash): {module: code hash,
+            or for some modules of this project a schema number}. These modules may be read.
+        inputs: The artifacts and sources (data or a model from outside the store) that the stage reads in this call.
+            The files of sources may be read.
         places: Folders that hold data and no code, such as the home (the folder of local state) and the store.
-        memo: The cache of code hashes.
+        memo: The hash cache, which remembers the code hashes of files that have not changed.
 
     Raises:
         CodeError: A module has changed since the key was computed.

@@ -62,10 +62,14 @@ def project_folder(package: str) -> Path:
 
 def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
     """Find the code that `module` consists of: itself, everything that it imports, at any depth, and the packages that
-    contain these modules. Returns ({first-party module: `sha256:<hex>` of its code, or `schema:<number>` for one of
-    PLUMBING}, {third-party distribution: version}). The second table also has `python`, the interpreter's version.
+    contain these modules. Returns the tables `code` and `env` of a stage's key document: ({first-party module (of
+    `tasks` or of the stage's own top-level package): `sha256:<hex>` of its code, or `schema:<number>` for one of
+    PLUMBING, the modules of this project whose code is not hashed (their number is raised when a change of the module
+    changes results)}, {third-party distribution: version}). The second table also has `python`, the interpreter's
+    version.
 
-    module: dotted name of a stage's module; memo: the hash cache."""
+    module: dotted name of a stage's module; memo: the hash cache, which remembers the code hashes of files that have
+    not changed."""
     top = module.split(".")[0]
     locate = locator({top, "tasks"})
     code: dict[str, str] = {}
@@ -118,9 +122,9 @@ def _schema(name: str) -> int:
 
 
 def analyse(path: Path, memo: Memo) -> Meta:
-    """Return the facts about a Python file that stage keys use: {"hash": its code hash, "imports": dotted names that
-    may be modules, "foreign": third-party packages}. memo: the hash cache, which remembers the result while the file
-    does not change."""
+    """Return the facts about a Python file that stage keys use: {"hash": the hash of its AST without docstrings and
+    comments, "imports": dotted names that may be modules, "foreign": third-party packages}. memo: the hash cache, which
+    remembers the result while the file does not change."""
     now = stamp(path)
     known = memo.get("code", path, now)
     if known is None:
@@ -136,7 +140,8 @@ def analyse(path: Path, memo: Memo) -> Meta:
 
 
 def hash_file(path: Path) -> str:
-    """Return the `code_hash` of a Python file, `sha256:<hex>`, as the file is on disk now, without the cache."""
+    """Return `sha256:<hex>` of the AST of a Python file without docstrings and comments (see `code_hash`). The file is
+    always read; the hash cache is not used."""
     return code_hash(_parsed(path))
 
 

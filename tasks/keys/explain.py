@@ -12,7 +12,7 @@ from tasks.keys.key_document import PARTS
 
 
 class Change(NamedTuple):
-    """A value that differs between two key documents.
+    """A value that differs between two key documents (the JSON of which a stage's key is the hash).
 
     Attributes:
         part: the table of the key documents that has the value: code, params, inputs, env or accel.
@@ -33,8 +33,9 @@ class Change(NamedTuple):
 
 
 def difference(before: Meta, after: Meta) -> list[Change]:
-    """List every value that differs between two key documents, also values that only one of them has. Sorted by table,
-    in the order of PARTS, then by name. [] if the documents differ nowhere."""
+    """List every value that differs between two key documents (the JSON of which a stage's key is the hash), also
+    values that only one of them has. Sorted by table, in the order code, params, inputs, env, accel, then by name. []
+    if the documents differ nowhere."""
     changes = []
     for part in PARTS:
         old, new = (dict(_leaves(document.get(part, {}))) for document in (before, after))
@@ -47,20 +48,21 @@ def difference(before: Meta, after: Meta) -> list[Change]:
 
 
 def moved_settings(before: Meta, after: Meta) -> dict[str, str]:
-    """Find settings that moved to another section without changing the last word of their dotted name. Returns {old
-    dotted name: new dotted name}.
+    """Find settings of a recipe that moved to another section without changing the last word of their dotted name.
+    Returns {old dotted name: new dotted name}.
 
-    before, after: the tables `params` of two key documents. A setting counts as moved if exactly one dotted name with
-    its last word is only in `before`, and exactly one only in `after`; their values may differ."""
+    before, after: the tables `params` of two key documents (the JSON of which a stage's key is the hash). A setting
+    counts as moved if exactly one dotted name with its last word is only in `before`, and exactly one only in `after`;
+    their values may differ."""
     old, new = (dict(_leaves(params)).keys() for params in (before, after))
     gone, found = _by_last_part(old - new), _by_last_part(new - old)
     return {gone[last][0]: found[last][0] for last in gone if len(gone[last]) == len(found.get(last, ())) == 1}
 
 
 def nearest_record(records: list[Meta], document: Meta) -> tuple[Meta, list[Change]] | None:
-    """Return the record (the store's document of an earlier result) whose key document differs from `document` in the
-    fewest values, with these differences: before is the record's value, after the value in `document`. None if there
-    are no records.
+    """Return the record (the store's document of an earlier result) whose key document (the JSON of which a stage's key
+    is the hash) differs from `document` in the fewest values, with these differences: before is the record's value,
+    after the value in `document`. None if there are no records.
 
     records: records, or other documents with a key document in the field `document`, newest first; of several with
     equally few differences the newest is returned."""

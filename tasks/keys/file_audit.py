@@ -33,7 +33,8 @@ from tasks.keys.hash_cache import stamp
 
 @dataclass(frozen=True)
 class Permit:
-    """The files of the project that a stage may read. All paths are absolute; folders end with a separator.
+    """The files of the project that a stage may read, because its key (the hash of everything that decides its result)
+    covers them. All paths are absolute; folders end with a separator.
 
     Attributes:
         stage: The stage's name, for messages.
@@ -51,7 +52,8 @@ class Permit:
     code: dict[str, tuple[str, str]]
 
     def refused(self, path: str) -> str | None:
-        """Check whether the stage may read a file. Return None if it may, else the file's path relative to the project.
+        """Check whether the stage may read a file, by this permit: the list of project files that the stage's cache key
+        covers. Return None if it may, else the file's path relative to the project.
 
         path: absolute. Besides the files of the permit, a stage may read files outside the project, and files in hidden
         folders (.git, .venv, .trnflow) or in `__pycache__`. None is returned, too, if `path` is not a file.
@@ -65,8 +67,8 @@ class Permit:
         return None
 
     def edited(self, path: str) -> bool:
-        """Return whether a module's code has changed since the key was computed; False for a file that is not in
-        `code`.
+        """Return whether a module's code has changed since the stage's cache key was computed; False for a file that is
+        not in the attribute `code` (the modules whose code the key covers).
 
         path: the module's file, absolute. The file is read only if its stamp (inode, size and times) has changed.
         """
@@ -78,20 +80,22 @@ class Permit:
         return hash_file(Path(path)) != known[1]
 
     def to_json(self) -> Meta:
-        """Return the permit as a JSON object, which `from_json` reads."""
+        """Return the permit (the files of the project that a stage may read) as a JSON object, which `from_json`
+        reads."""
         return {**asdict(self), "files": sorted(self.files)}
 
     @classmethod
     def from_json(cls, document: Json) -> Permit:
-        """Return the permit that `to_json` wrote as a JSON object."""
+        """Return the permit (the files of the project that a stage may read) from the JSON object that `to_json`
+        returned."""
         roots = tuple((root, base) for root, base in document["roots"])
         code = {path: (then, found) for path, (then, found) in document["code"].items()}
         return cls(document["stage"], roots, frozenset(document["files"]), tuple(document["exempt"]), code)
 
 
 class Witness:
-    """Check the files and modules that one stage reads, and record violations: reads of files that the permit does not
-    allow, or of modules that were edited.
+    """Check the files and modules that one stage reads, and record violations: reads of files that the permit (the list
+    of project files that the stage's cache key covers) does not allow, or of modules that were edited.
 
     Attributes:
         permit: The files of the project that the stage may read.
@@ -104,13 +108,14 @@ class Witness:
         self._looking: set[int] = set()  # threads that are just reading a module to see whether it was edited
 
     def opened(self, path: Any) -> None:
-        """Check a file that was opened for reading. Source lines that are read to be shown in a traceback are not checked.
+        """Check that the stage may read a file, which it is about to open. Source lines that are read to be shown in a
+        traceback are not checked.
 
         path: as Python opened the file: text, bytes or a path object; a file descriptor is ignored.
 
         Raises:
-            CodeError: The permit does not allow the file, or the module was edited since the key was computed. The
-                error is also added to `violations`.
+            CodeError: The permit (the list of project files that the stage's cache key covers) does not allow the file,
+                or the module was edited since the key was computed. The error is also added to `violations`.
         """
         source = _source(_absolute(path))
         name = self.permit.refused(source)
@@ -127,7 +132,7 @@ class Witness:
 
     def used(self, module: ModuleType) -> None:
         """Check the file that a loaded module came from. CodeError, which is also added to `violations`, if the permit
-        does not allow the file."""
+        (the list of project files that the stage's cache key covers) does not allow the file."""
         name = self.permit.refused(_file(module))
         if name is not None:
             self._refuse(_unknown(self.permit.stage, name))
@@ -137,14 +142,15 @@ class Witness:
         raise error
 
     def refuse_recorded(self) -> None:
-        """Raise the first of `violations`, even if the stage caught that error; do nothing if there is none."""
+        """Raise the first of `violations` (the CodeErrors for files that the stage read although its cache key does not
+        cover them), even if the stage caught that error; do nothing if there is none."""
         if self.violations:
             raise self.violations[0]
 
 
 def edited(stage: str, what: str) -> CodeError:
-    """Return, without raising it, the error for a module that changed since the key was computed. stage: the stage's
-    name; what: the module's name or file.
+    """Return, without raising it, the error for a module that changed since the stage's key (the hash of everything
+    that decides its result) was computed. stage: the stage's name; what: the module's name or file.
     """
     return CodeError(
         f"{what} was edited while this run was going: what {stage} would run is not what its key says, so nothing is published",
@@ -160,8 +166,9 @@ def watch_process(permit: Permit) -> Iterator[None]:
     permit: the files of the project that the stage may read. The process must have been started for this one stage.
 
     Raises:
-        CodeError: The stage read a file or module of the project that its key does not include, or one that was edited.
-            Raised at the access, and again at the end if the stage caught it or raised another error in its place.
+        CodeError: The stage read a file or module of the project that its key (the hash of everything that decides its
+            result) does not include, or one that was edited. Raised at the access, and again at the end if the stage
+            caught it or raised another error in its place.
     """
     _install()
     witness = Witness(permit)

@@ -89,8 +89,8 @@ def _hash_rest(handle: int, digest: Any) -> None:
 
 
 class Memo:
-    """The hash cache of one home, `<home>/memo.db`: values that were computed from files, valid while the files do not
-    change.
+    """The hash cache of one home (the folder of local state, TRNFLOW_HOME), `<home>/memo.db`: values that were computed
+    from files, valid while the files do not change.
 
     path: the sqlite file, which need not exist. Values are JSON. Each value has a kind, a name for what was computed,
     such as `digest` or `code`. `put` keeps new values in memory until `save` writes them to disk."""
@@ -105,25 +105,26 @@ class Memo:
     def get(self, kind: str, path: str | Path, now: Stamp) -> Json | None:
         """Return the value of this kind that is cached for the file at `path`, if the file's stamp (inode, size and
         times) was `now` when the value was cached; else None. `path` is only compared as text; the file is not looked
-        at."""
+        at. kind: what the value is, such as `digest` or `code`."""
         known = self._of(kind).get(str(path))
         return _decoded(known[1]) if known and known[0] == now else None
 
     def last(self, kind: str, path: str | Path) -> Stamp | None:
-        """Return the stamp of the file at `path` when a value of this kind was cached for it; None if none is cached."""
+        """Return the stamp of the file at `path` when a value of this kind was cached for it; None if none is cached.
+        kind: what the value is, such as `digest` or `code`. The file itself is not looked at."""
         known = self._of(kind).get(str(path))
         return known[0] if known else None
 
     def put(self, kind: str, path: str | Path, now: Stamp, value: Json) -> None:
-        """Cache a value of this kind, any JSON, for the file at `path`, whose stamp (inode, size and times) is `now`.
-        The value is in memory only until `save` writes it to disk."""
+        """Cache a value, any JSON, for the file at `path`, whose stamp (inode, size and times) is `now`. The value is
+        in memory only until `save` writes it to disk. kind: what the value is, such as `digest` or `code`."""
         known, entry = self._of(kind), (now, _encoded(value))
         with self._lock:
             known[str(path)] = self._fresh[kind, str(path)] = entry
 
     def save(self) -> None:
-        """Write the values that `put` cached since the last call to the sqlite file. A failure is ignored, because the
-        values can be computed again."""
+        """Write the values that `put` cached since the last call to the cache's sqlite file. A failure is ignored,
+        because the values can be computed again."""
         if not self._fresh:
             return
         with self._lock:
@@ -144,8 +145,8 @@ class Memo:
 
     def stamped(self, paths: Iterable[str | Path]) -> list[tuple[str, Stamp]]:
         """Return (digest, stamp) of each file, in the order of `paths`; files are hashed as by `digests`. The stamp
-        (see `stamp`) is taken before the file is hashed, so that a file that changes during hashing has another stamp
-        later."""
+        (inode, size and times) is taken before the file is hashed, so that a file that changes during hashing has
+        another stamp later."""
         files = [text if (text := os.fspath(path)).startswith("/") else os.path.abspath(text) for path in paths]
         stamps = [stamp(path) for path in files]
         known = self._of("digest")

@@ -23,11 +23,12 @@ PARTS = ("code", "params", "inputs", "env", "accel")
 
 
 def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -> Meta:
-    """Return the key document of a stage for this config and these inputs: {"schema", "stage", and the tables of
-    PARTS}.
+    """Return the key document of a stage (the JSON of which its key is the hash) for this config and these inputs:
+    {"schema", "stage", and the tables "code", "params", "inputs", "env" (library versions), "accel" (accelerator)}.
 
-    stage: the description of the stage function; memo: the hash cache. Raises ConfigError when a declared asset (a file
-    beside the code that the stage reads) is missing."""
+    stage: the description of the stage function; inputs: {name of an input: artifact or source}; memo: the hash cache,
+    which remembers the digests of files that have not changed. Raises ConfigError when a declared asset (a file beside
+    the code that the stage reads) is missing."""
     code, env = closure(stage.function.__module__, memo)
     return {
         "schema": SCHEMA,
@@ -41,7 +42,8 @@ def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -
 
 
 def key_of(document: Meta) -> str:
-    """Compute the stage key of a key document: its sha256, 64 hexadecimal digits."""
+    """Compute the stage key, by which a stage's result is found in the store: the sha256 of a key document (JSON of the
+    stage's code, parameters, inputs, environment and accelerator), 64 hexadecimal digits."""
     return digest_of(document).removeprefix("sha256:")
 
 

@@ -18,8 +18,9 @@ from tasks.keys.explain import Change, difference
 
 
 class Family:
-    """The records of a store, linked so that the ancestors and descendants of an artifact can be found. records: the
-    records of all stages, newest first; of several records of one artifact, `up` shows the first."""
+    """The records of a store (documents that name the artifact that a stage made for a key), linked so that the
+    ancestors and descendants of an artifact can be found. records: the records of all stages, newest first; of several
+    records of one artifact, `up` shows the first."""
 
     def __init__(self, records: Iterable[Meta]) -> None:
         self._made: dict[str, list[Meta]] = defaultdict(list)
@@ -31,18 +32,20 @@ class Family:
 
     @property
     def artifacts(self) -> list[str]:
-        """The digests of all artifacts that have a record, in the order of the records."""
+        """The digests of all artifacts that have a record (a document that says which stage made the artifact), in the
+        order of the records, newest first."""
         return list(self._made)
 
     def up(self, artifact: str) -> Meta:
         """Return how an artifact was made, with its ancestors as a tree. artifact: the artifact's digest.
 
-        Returns {"artifact": its digest; from its record "stage", "key", "created", "attempt", and "adopted": from which
-        other key the user accepted the artifact, None if it was made for this key; from the key document "params",
-        "code", "env", "accel"; "inputs": {name: such an object for an artifact, or {"source": identity} for data or a
-        model from outside the store}; "shards": number of separately stored parts of the stage's work that it was put
-        together from; "also": other keys with the same artifact; "repeated": whether the artifact occurs earlier in the
-        tree: then its inputs are {}}. For an artifact without a record, {"artifact", "stage": None}."""
+        Returns {"artifact": its digest; from its record (the store's document of a stage's result) "stage", "key",
+        "created", "attempt", and "adopted": from which other key the user accepted the artifact, None if it was made
+        for this key; from the key document (the JSON of which a stage's key is the hash) "params", "code", "env",
+        "accel"; "inputs": {name: such an object for an artifact, or {"source": identity} for data or a model from
+        outside the store}; "shards": number of separately stored parts of the stage's work that it was put together
+        from; "also": other keys with the same artifact; "repeated": whether the artifact occurs earlier in the tree:
+        then its inputs are {}}. For an artifact without a record, {"artifact", "stage": None}."""
         return self._up(artifact, (), set())
 
     def _up(self, artifact: str, below: tuple[str, ...], seen: set[str]) -> Meta:
@@ -64,8 +67,9 @@ class Family:
         }
 
     def down(self, artifact: str) -> list[Meta]:
-        """Return the artifacts that were made from an artifact, in the order of the records (newest first): [{"stage",
-        "key", "created", "artifact", "down": a list of this form, of the artifacts that were made from this one}].
+        """Return the artifacts that were made from an artifact, in the order of their records (the documents that say
+        which stage made them; newest first): [{"stage", "key", "created", "artifact", "down": a list of this form, of
+        the artifacts that were made from this one}].
 
         artifact: the artifact's digest. Where an artifact occurs twice, only its first entry lists its descendants; the
         others have "down": []."""
@@ -89,8 +93,9 @@ class Family:
 
 def start_of(document: Meta) -> tuple[Meta, str | None]:
     """Separate the model that a training started from (the input `warm_start`) from the rest of the training's key
-    document. Returns (a copy of the key document without that input, the digest of that input's artifact). The digest
-    is None if the training did not start from another training's model."""
+    document (the JSON of which the training's key is the hash). Returns (a copy of the key document without that input,
+    the digest of that input's artifact). The digest is None if the training did not start from another training's
+    model."""
     inputs = dict(document.get("inputs", {}))
     start = inputs.pop("warm_start", None)
     return {**document, "inputs": inputs}, start
@@ -99,12 +104,12 @@ def start_of(document: Meta) -> tuple[Meta, str | None]:
 def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[str, Meta]]) -> Meta:
     """Return how two runs differ, as lists of values that are not the same in both.
 
-    before, after: the run documents; documents: for each of the two runs {stage: key document}, without stages whose
-    record no longer exists. Returns {"settings" (of the recipe), "data" (the inputs of load_data), "code", "env"
-    (library versions, accelerator, host and git checkout), "metrics": each a list of {"name", "before", "after"}, with
-    "stages" in "data", "code" and "env" (the stages to which the difference belongs), and "stage" in "metrics";
-    "artifacts": [{"stage", "before", "after"}], with digests; "unknown": stages that lack a key document in either
-    run}."""
+    before, after: the run documents (the store's JSON on a run: recipe, stages, keys, outcome); documents: for each of
+    the two runs {stage: key document, the JSON of which the stage's key is the hash}, without stages whose record no
+    longer exists. Returns {"settings" (of the recipe), "data" (the inputs of load_data), "code", "env" (library
+    versions, accelerator, host and git checkout), "metrics": each a list of {"name", "before", "after"}, with "stages"
+    in "data", "code" and "env" (the stages to which the difference belongs), and "stage" in "metrics"; "artifacts":
+    [{"stage", "before", "after"}], with digests; "unknown": stages that lack a key document in either run}."""
     old, new = documents
     changes = {stage: difference(old[stage], new[stage]) for stage in old if stage in new}
     stages = _stages(before), _stages(after)

@@ -40,10 +40,12 @@ STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 def main(grace: float, work: list[str] | Callable[[], None]) -> int:
-    """Run as the guard: start one worker, wait until it and all its descendants have ended, and return the exit status.
+    """Run as the guard, the process that ends all processes of a stage if the pipeline's process dies: start one worker
+    (the stage's process), wait until the worker and all its descendants have ended, and return the exit status.
 
-    The status is the worker's exit code, or 128 plus the number of the signal that killed it. Descriptors 0, 1 and 2
-    must be the lifeline, the event pipe and the log; see the module's docstring.
+    The status is the worker's exit code, or 128 plus the number of the signal that killed it. Descriptor 0 must be the
+    lifeline, a pipe that closes when the pipeline's process dies, descriptor 1 the pipe that takes the stage's events,
+    and descriptor 2 the log.
 
     Args:
         grace: Seconds between SIGTERM and SIGKILL when the worker is stopped.

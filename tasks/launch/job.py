@@ -34,7 +34,8 @@ class Step:
         arguments: For `part`: the arguments that identify the part.
         todo: For `gather`: (arguments, metadata) of each part; the metadata is None if the part is missing.
         folder: For `gather`: the folder whose subfolder `N` has the result of part N.
-        keep: For `gather`: copy each part that is made to `N.kept` and report it in an event, so that it can be published.
+        keep: For `gather`: copy each part that is made to the folder `N.kept` and report the part in an event, so that
+            the receiver can put the part on record in the store.
         threads: The number of threads that make parts.
     """
 
@@ -59,8 +60,8 @@ class JobSpec:
         scratch: A folder for temporary files, which the caller removes. This spec and the result lie beside it.
         log: The file that takes the process's stdout and stderr.
         inputs: The inputs by parameter name.
-        partial: {"root", "home", "key"}: where a resumable stage keeps its state: the root of the store, the folder of
-            local state (home), and the stage's key; None for a stage that can't resume.
+        partial: {"root", "home", "key"}: where a resumable stage saves the state that it can resume from: the root of
+            the store, the folder of local state (home), and the stage's key; None for a stage that can't resume.
         environ: Environment variables of the process; not written to the file.
         secret: The names of the variables in `environ` whose values are secrets, to be hidden in messages.
         permit: The project files that the stage may read, because its key includes them; None: reads are not checked.
@@ -106,7 +107,7 @@ class JobSpec:
             inputs: The inputs by parameter name.
             scratch: A folder for temporary files; the files of the spec and of the result get its name with an ending.
             log: None puts the log beside `scratch`.
-            others: Further attributes of the class, such as `out`.
+            others: Further attributes of the spec, such as `out`, the folder of the stage's files.
 
         Raises:
             TypeError: The function can't be imported by name, or the config can't be written as JSON without a change.
@@ -144,8 +145,8 @@ class JobSpec:
         return self.scratch.with_name(f"{self.scratch.name}.ranks")
 
     def save(self) -> None:
-        """Write the spec as JSON to the path `file`, readable by its owner alone. `environ` and `preload` are not
-        written."""
+        """Write the spec as JSON to the path `file`, readable by its owner alone. `environ` (which may contain secrets)
+        and `preload` are not written."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         document = {
             "function": self.function,

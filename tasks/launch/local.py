@@ -76,8 +76,9 @@ def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) 
 
 
 class Guarded:
-    """Context manager that starts a guard process and under it the worker, the process of the stage. At the end of the
-    context the stage is stopped if it still runs, and all its processes have ended.
+    """Context manager that starts a guard (a process that ends the stage's processes if this process dies) and under it
+    the worker, the process of the stage. At the end of the context the stage is stopped if it still runs, and all its
+    processes have ended.
 
     Call `follow` in the context to receive the stage's events until it ends, then `result`.
     """
@@ -136,16 +137,19 @@ class Guarded:
                 os.killpg(self._worker, signal.SIGKILL)
 
     def interrupt(self) -> None:
-        """Have the guard send SIGTERM to the stage, so that the stage saves its state and ends.
+        """Have the guard (the parent of the stage's process) send SIGTERM to the stage, so that the stage saves its
+        state and ends.
 
-        A second call kills the stage. A stage that did not announce that it saves state is killed after STOP_SECONDS.
+        A second call kills the stage. While events are still read, a stage that did not announce that it saves state is
+        killed after 3 seconds (STOP_SECONDS), any other after the `grace_seconds` that were passed to the constructor.
         """
         self._interrupted = True
         self._deadline = math.inf if self._saves else time.monotonic() + STOP_SECONDS
         self._guard.terminate()
 
     def follow(self, emit: Emit) -> None:
-        """Pass the stage's events to `emit`, in this thread, until the guard has ended, which is after the stage."""
+        """Pass the stage's events (progress, metrics, messages) to `emit`, in this thread, until the stage and its
+        guard (the parent of the stage's process) have ended."""
         for line in self._lines():
             event = parsed(line)
             if event is not None and "guard" in event:
@@ -157,8 +161,9 @@ class Guarded:
                 emit(event)
 
     def drain(self, emit: Emit) -> None:
-        """Pass the stage's events to `emit` until the stage and its guard have ended. Ctrl-C does not end this method:
-        it sends the stage another signal (see `interrupt`)."""
+        """Pass the stage's events (progress, metrics, messages) to `emit` until the stage and its guard (the parent of
+        the stage's process) have ended. Ctrl-C does not end this method: it sends the stage another signal (see
+        `interrupt`)."""
         while True:
             try:
                 return self.follow(emit)

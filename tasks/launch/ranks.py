@@ -36,8 +36,8 @@ POLL = 0.05
 
 
 def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pass_fds: Sequence[int] = ()) -> Meta:
-    """Start all ranks of a stage, wait until they have ended, and return the stage's result. If a rank fails, the
-    others are killed LAST_WORDS seconds later.
+    """Start all ranks of a stage (processes that run the stage together), wait until they have ended, and return the
+    stage's result. If a rank fails, the others are killed some 4 seconds later, after they wrote their stacks.
 
     SIGTERM and SIGINT are blocked in this process, and in each rank until the rank calls `enter`; only rank 0 handles
     them.
@@ -75,7 +75,8 @@ def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pas
 
 
 def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
-    """Return the environment variables of a rank: those that torchrun sets, and TRNFLOW_RENDEZVOUS.
+    """Return the environment variables of a rank (one of the processes that run a stage together): those that torchrun
+    sets, and TRNFLOW_RENDEZVOUS.
 
     TRNFLOW_RENDEZVOUS is the path of a file through which the ranks find each other. torch_xla needs
     TORCHELASTIC_RUN_ID. torch's backend gloo is given the loopback interface, so that it does not look up the host's
@@ -102,7 +103,7 @@ def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
 
 
 def enter(rank: int, parent: int, folder: Path, interrupt: Callable[..., None]) -> None:
-    """Set up this process as a rank; called first in each rank.
+    """Set up this process as a rank, one of the processes that run a stage together; called first in each rank.
 
     The process is killed when its parent ends, writes its stack to `rank-K.stack` on SIGUSR1, and from now on receives
     SIGTERM and SIGINT.
@@ -121,7 +122,8 @@ def enter(rank: int, parent: int, folder: Path, interrupt: Callable[..., None]) 
 
 
 def leave(rank: int, folder: Path, document: Meta) -> None:
-    """Write the result of this rank to `rank-K.json` in `folder`; called last in each rank.
+    """Write the result of this rank (one of the processes that run a stage together) to `rank-K.json` in `folder`;
+    called last in each rank.
 
     Args:
         rank: The number K of this rank.

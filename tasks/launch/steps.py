@@ -26,8 +26,8 @@ Said = list[Meta]
 
 
 def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, out: Workdir, threads: int = 1) -> Meta:
-    """Run a stage in this process, with all its steps if it works in parts, and return the stage's metadata. The
-    stage's files are written to `out.path`.
+    """Run a stage in this process and return the stage's metadata. The stage's files are written to `out.path`. If the
+    stage works in parts (pieces of its work), the parts are listed, made in threads and put together.
 
     Args:
         function: The stage function.
@@ -47,19 +47,21 @@ def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, ou
 
 
 def split(stage: Stage, config: StageConfig, inputs: Inputs, out: Workdir) -> list[Part]:
-    """Call the stage's `split` function and return the list of the parts of the work, in order. The function writes the
-    data that all parts read to `out.path`. inputs: the stage's inputs by parameter name.
+    """Call the stage's `split` function and return the list of the parts, the pieces into which it divides the stage's
+    work, in order. The function writes the data that all parts read to `out.path`. inputs: the stage's inputs by
+    parameter name.
     """
     assert stage.split is not None
     return stage.split(config, **_named(stage.split, inputs), out=out)
 
 
 def make_part(stage: Stage, config: StageConfig, inputs: Inputs, shared: Input, arguments: Meta, out: Workdir) -> Meta:
-    """Make one part of the stage and return the part's metadata; the part's files are written to `out.path`.
+    """Make one part (piece of the work) of the stage and return the part's metadata; the part's files are written to
+    `out.path`.
 
     Args:
         inputs: The stage's inputs by parameter name.
-        shared: The folder that `split` wrote.
+        shared: The folder of the data that all parts read, which `split` wrote.
         arguments: The arguments that identify the part, from the list that `split` returned.
         out: The folders that the part writes to; `out.path` must not exist yet, `out.scratch` is removed.
     """
@@ -85,13 +87,14 @@ def gather(
     threads: int,
     made: Callable[[int, Path, Meta], None] = lambda number, folder, meta: None,
 ) -> Meta:
-    """Make the missing parts, call the stage's function on the results of all parts, and return the stage's metadata.
+    """Make the missing parts (pieces of the stage's work), call the stage's function on the results of all parts, and
+    return the stage's metadata.
 
     Parts are made in threads, a few parts ahead of the one that the stage's function reads. Threads suffice, because
     tokenizers and numpy release the GIL.
 
     Args:
-        shared: The folder that `split` wrote.
+        shared: The folder of the data that all parts read, which `split` wrote.
         todo: (arguments, metadata) of each part, in order; the metadata is None if the part is missing.
         folder: The folder whose subfolder `N` has, or gets, the result of part N. Each result is deleted after it was
             read.

@@ -40,8 +40,9 @@ LONGEST_REQUEST = 1 << 18
 
 
 def serve(descriptor: str, *modules: str) -> None:
-    """Run as a warm parent: import the modules, then fork a guard for each request of the flow. Does not return: the
-    process exits when the flow ends or closes the socket.
+    """Run as a warm parent, the process from which the processes of stages are forked: import the modules, then fork a
+    guard (the process that starts and ends the process of one stage) for each request of the flow, the process that
+    runs the pipeline. Does not return: the process exits when the flow ends or closes the socket.
 
     descriptor: the file descriptor of the socket to the flow, as text; modules: the names of the modules to import.
     """

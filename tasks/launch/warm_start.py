@@ -62,7 +62,8 @@ PATIENCE = 120.0
 
 
 def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the modules that the warm parent of a stage has to import.
+    """Return the names of the modules that the warm parent of a stage (a process from which the stage's process is
+    forked) has to import.
 
     Empty if the stage's process can't be forked from a warm parent and must start in a new interpreter: the machine is
     not Linux on x86-64, or PJRT_DEVICE names another device than the CPU, whose runtime does not support a fork.
@@ -78,8 +79,9 @@ def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tup
 
 
 class ForkedGuard:
-    """A guard process that a warm parent forked. The class has the methods of `subprocess.Popen` that
-    `tasks.launch.local` calls, since a process that is not a child of this process has no Popen object.
+    """A guard (the process that starts and ends a stage's process) that was forked by a warm parent, a process that has
+    imported slow libraries. The class has the methods of `subprocess.Popen` that `tasks.launch.local` calls, since a
+    process that is not a child of this process has no Popen object.
 
     Args:
         pidfd: A Linux file descriptor that refers to the process.
@@ -91,12 +93,13 @@ class ForkedGuard:
         self._poll.register(pidfd, select.POLLIN)
 
     def poll(self) -> int | None:
-        """Return 0 if the guard has ended, whatever its exit status was, which is not known here; None while it
-        runs."""
+        """Return 0 if the guard (the process that starts and ends a stage's process) has ended, whatever its exit
+        status was, which is not known here; None while it runs."""
         return 0 if self._poll.poll(0) else None
 
     def wait(self) -> int:
-        """Wait until the guard has ended, and return 0: its exit status is not known here."""
+        """Wait until the guard (the process that starts and ends a stage's process) has ended, and return 0: its exit
+        status is not known here."""
         while not self._poll.poll(500):
             pass
         return 0
@@ -110,8 +113,9 @@ class ForkedGuard:
 
 
 class WarmParent:
-    """A child process that imports slow modules once and then forks the guard of each stage, so that stages start at
-    once. The constructor starts the process and does not wait until the modules are imported.
+    """A child process that imports slow modules once and then forks the guard of each stage (the process that starts
+    and ends the stage's process), so that stages start at once. The constructor starts the process and does not wait
+    until the modules are imported.
 
     Args:
         environ: The environment variables of the process.
@@ -134,7 +138,8 @@ class WarmParent:
             )
 
     def start(self, request: Mapping[str, Any], descriptors: list[int]) -> ForkedGuard | None:
-        """Have the warm parent fork a guard for one stage. Waits until the warm parent has imported its modules.
+        """Have the warm parent fork a guard, the process that starts and ends the process of one stage. Waits until the
+        warm parent has imported its modules.
 
         Args:
             request: What `tasks.launch.warm_parent` needs to start the worker, as JSON.
@@ -169,7 +174,8 @@ class WarmParent:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """Kill the warm parent and wait until it has ended. The guards that it forked then end their workers."""
+        """Kill the warm parent and wait until it has ended. Stages that still run are ended, too: the guards that the
+        warm parent forked end the stages' processes."""
         self._requests.close()
         self._process.kill()
         self._process.wait()
@@ -186,10 +192,11 @@ def _close_all() -> None:
 
 
 def warm_parent(environ: Mapping[str, str], modules: tuple[str, ...]) -> WarmParent:
-    """Return a running warm parent that was started with these environment variables (those in LATE may differ) and
-    imports at least these modules; start one if there is none.
+    """Return a running warm parent (a process that has imported slow libraries, and from which stages' processes are
+    forked) that was started with these environment variables and imports at least these modules; start one if there is
+    none. The variables in the list LATE may differ, because they do not matter to the imports.
 
-    If there are then more than MOST_PARENTS warm parents, the one that was used least recently is killed.
+    If there are then more than 4 warm parents (MOST_PARENTS), the one that was used least recently is killed.
     """
     early = {name: value for name, value in environ.items() if name not in LATE}
     variables = frozenset(early.items())
@@ -207,10 +214,11 @@ def warm_parent(environ: Mapping[str, str], modules: tuple[str, ...]) -> WarmPar
 
 
 def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None:
-    """Start the warm parents of stages that will run later, so that these import their modules while earlier stages
-    run.
+    """Start the warm parents of stages that will run later: processes from which the stages' processes are forked, and
+    which import their modules while earlier stages run.
 
-    Stages with equal environment variables (those in LATE may differ) share a warm parent.
+    Stages with equal environment variables share a warm parent. The variables in the list LATE may differ, because they
+    do not matter to the imports.
 
     Args:
         stages: For each stage (its environment variables, the modules of its warm parent). Where there are no modules,
@@ -227,7 +235,7 @@ def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None
 
 def process_environ(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a stage's process: that of this process, updated with the stage's variables, and with
-    the variable STARTER, by which other processes can tell that this process started it."""
+    the variable TRNFLOW_STARTER, by which other processes can tell that this process started it. Sets nothing."""
     return {**os.environ, "PYTHONUNBUFFERED": "1", STARTER: this_process().tag, **variables}
 
 
@@ -235,7 +243,8 @@ def start_guard(
     entry: str, arguments: list[str], environ: Mapping[str, str], modules: tuple[str, ...], grace: float,
     descriptors: list[int],
 ) -> ForkedGuard | None:  # fmt: skip
-    """Have a warm parent fork a guard, and the guard fork its worker. A warm parent is started if there is none that
+    """Have a warm parent (a process that has imported slow libraries) fork a guard, and the guard fork its worker, the
+    process of one stage, which the guard ends if this process dies. A warm parent is started if there is none that
     fits.
 
     Args:

@@ -39,8 +39,8 @@ from tasks.system.redaction import know, learn, scrub, scrub_all
 
 
 def run(file: str) -> None:
-    """Run a job in this process: call the stage function and write its result. Then exit the process at once, with the
-    status of `main`, since some libraries hang or crash when they unload.
+    """Run a job in this process: call the stage function and write its result. Then exit the process at once, with
+    status 0 if the stage succeeded and 1 if it failed, since some libraries hang or crash when they unload.
 
     file: the path of a job spec, the JSON file that describes the call.
     """
@@ -51,8 +51,9 @@ def run(file: str) -> None:
 
 
 def main(file: str) -> int:
-    """Run the job that the spec in `file` describes: call the stage function, or start and watch its ranks, and write
-    the result to the file `JobSpec.result`. Return 0 if the stage succeeded, 1 if the result is an error.
+    """Run the job that the spec in `file` describes: call the stage function, or start and watch its ranks (processes
+    that run the stage together), and write the result to the file `JobSpec.result`. Return 0 if the stage succeeded, 1
+    if the result is an error.
 
     The spec's file is removed at the start if the stage has one rank."""
     faulthandler.enable()

@@ -28,16 +28,17 @@ PIECE = 1 << 22
 
 
 def pieces(value: Tensor, dtype: Any) -> Iterator[Tensor]:
-    """Yield the numbers of a tensor in order, as `dtype`, in flat pieces of at most `PIECE`."""
+    """Yield the numbers of a tensor in order, converted to `dtype`, in one-dimensional tensors of at most 4 Mi numbers,
+    so that little is in memory at once."""
     flat = value.reshape(-1)
     for start in range(0, len(flat), PIECE):
         yield flat[start : start + PIECE].to(dtype)
 
 
 def check_shapes(weights: Weights, model: Any) -> None:
-    """Raise ModelError unless `weights` have exactly the names and shapes of the parameters of `model`, which is
-    without values (on the "meta" device). Raise it also when the model saves values that are no parameters, which no
-    checkpoint holds."""
+    """Raise ModelError unless `weights` (of a trained model, by name) have exactly the names and shapes of the
+    parameters of `model`, which is without values (on the "meta" device). Raise it also when the model saves values
+    that are no parameters (buffers), because no checkpoint holds them."""
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     untrained = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
     if untrained:
@@ -77,8 +78,8 @@ def check_folder(out: Workdir, model_class: Any, config: Any, weights: Published
     """Raise ModelError unless the weight files in `out.path` hold exactly `weights` as `dtype`, and the model read
     from them computes finite logits for one row.
 
-    model_class: such as AutoModelForCausalLM; config: transformers' config of the model; dtype: the type of the
-    files."""
+    weights: the trained weights by their names in published files; model_class: such as AutoModelForCausalLM; config:
+    transformers' config of the model; dtype: the type of the files."""
     import torch
 
     wanted, stored = getattr(torch, dtype), _mapped(sorted(out.path.glob("model*.safetensors")))

@@ -27,8 +27,8 @@ class Origin(NamedTuple):
 def write_card(folder: Path, shards: Meta, config: Meta, base: Origin, *, adapter: bool = False) -> None:
     """Write the model card, `README.md`, to `folder`.
 
-    shards: the metadata of the checkpoint; config: the model's `config.json`; base: what training began with;
-    adapter: whether `folder` holds LoRA's adapter instead of a whole model."""
+    shards: the metadata of the trained checkpoint (artifact of the stage `train`); config: the model's `config.json`;
+    base: what training began with; adapter: whether `folder` holds LoRA's adapter instead of a whole model."""
     from huggingface_hub import ModelCardData
 
     known = ModelCardData(

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 class PublishedWeights:
-    """The weights of a whole model by the names that transformers publishes. Implements the interface `Weights`.
+    """The weights of a whole model by the names and shapes that transformers publishes. Implements the interface
+    `Weights` (names, and the shape and value of each weight by its name).
 
-    weights: the same weights by the model's parameter names; model: the model without values (on the "meta" device).
-    The parameter that was read last stays in memory with the tensors that it becomes."""
+    weights: the same weights by the model's parameter names, of which one may become several published tensors; model:
+    the model without values (on the "meta" device). The published tensors of the parameter that was read last stay in
+    memory."""
 
     def __init__(self, weights: Weights, model: Any) -> None:
         import torch
@@ -53,7 +55,8 @@ class PublishedWeights:
 
 def renamed_parameters(model: Any) -> dict[str, str]:
     """Return {name in the model: name in published files} of the parameters that transformers only renames when it
-    publishes the model. Parameters that keep their name, or that it takes apart, are left out."""
+    publishes the model. Parameters that keep their name, or that get another shape or become several tensors, are left
+    out."""
     import torch
 
     found = {}

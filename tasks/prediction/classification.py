@@ -29,10 +29,10 @@ BATCH = 32
 
 
 class Program(NamedTuple):
-    """A model as a function of batches. call: (input_ids, attention_mask), int64 [rows, length] -> logits, float [rows,
-    labels]; longest: the most tokens of a row, or None for no limit; length: returns the length to which rows are
-    padded, from the number of tokens of the longest row in the batch; batch: the most rows of a call; fixed: whether
-    each call must have `batch` rows, as that of an export."""
+    """A classifier's forward pass as a function, with the limits of the function's inputs. call: (input_ids,
+    attention_mask), int64 [rows, length] -> logits, float [rows, labels]; longest: the most tokens of a row, or None
+    for no limit; length: returns the length to which rows are padded, from the number of tokens of the longest row in
+    the batch; batch: the most rows of a call; fixed: whether each call must have `batch` rows, as that of an export."""
 
     call: Callable[[Tensor, Tensor], Tensor]
     longest: int | None
@@ -42,7 +42,7 @@ class Program(NamedTuple):
 
 
 class Classifier:
-    """A classifier, loaded from a folder.
+    """A classifier, loaded from a folder, that predicts the classes of texts.
 
     folder: the files of a consolidated model or, if `exported`, of its StableHLO export; max_length: the most tokens of
     a row in training. Attributes: `labels`, the class names by index; `max_length`, the number of tokens to which texts

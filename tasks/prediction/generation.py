@@ -21,9 +21,9 @@ SEED = 0
 class Generator:
     """A language model, loaded from a folder, that generates texts.
 
-    folder: the files of a consolidated model; templates: the recipe's templates, in which special tokens count as such;
-    framed: whether a chat template writes the special tokens of a prompt; max_new_tokens: the most tokens of a
-    generated text, lowered to half of the model's positions if it is more."""
+    folder: the files of a consolidated model; templates: the recipe's prompt templates, in which special tokens are
+    read as such; framed: whether a chat template writes the special tokens of a prompt; max_new_tokens: the most tokens
+    of a generated text, lowered to half of the model's positions if it is more."""
 
     def __init__(self, folder: Path, templates: tuple[str, ...], framed: bool, max_new_tokens: int) -> None:
         self._tokenizer = read_tokenizer(folder)

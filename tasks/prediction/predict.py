@@ -26,9 +26,9 @@ WINDOW = 256
 
 
 class Model(NamedTuple):
-    """A model to predict with, whose weights are not loaded yet. folder: its files; rows: the content of
-    `trnflow.json`, the settings by which rows became the model's inputs in training; shape: the functions that do so
-    for rows to predict; exported: whether the folder is an export."""
+    """A model to predict with, whose weights are not loaded yet. folder: the model's files; rows: the content of
+    `trnflow.json`, the settings by which rows became the model's inputs in training; shape: how a row to predict
+    becomes the text that the model reads; exported: whether the folder is an export."""
 
     folder: Path
     rows: RowFormat
@@ -54,8 +54,9 @@ def open_model(folder: Path, kind: str, meta: Meta) -> Model:
 
 
 def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Iterator[Meta]:
-    """Load the model's weights and yield the prediction of each row, in order. rows, predictions and max_new_tokens: as
-    for `predictor`."""
+    """Load the model's weights and yield the prediction of each row, in order: {text, label, probabilities} of a
+    classifier, {prompt, generated, tokens, ended} of a language model. model: from `open_model`; rows: pairs (the row's
+    name in errors, the row); max_new_tokens: the most tokens of a generated text."""
     yield from predictor(model, max_new_tokens)(rows)
 
 
@@ -66,8 +67,8 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
     a classifier, {prompt, generated, tokens, ended} of a language model; where a text was too long for the model, also
     `cut`, the number of tokens left out.
 
-    max_new_tokens: the most tokens of a generated text. The function raises DataError, which names the row, for a row that
-    can't be shaped."""
+    model: from `open_model`; max_new_tokens: the most tokens of a generated text. The function raises DataError, which
+    names the row, for a row that can't become a text, such as one that lacks a column."""
     if model.rows.task == "classification":
         from tasks.prediction.classification import Classifier
 

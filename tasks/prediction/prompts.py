@@ -26,9 +26,9 @@ class Shape(NamedTuple):
     writes it.
 
     columns: the columns that a row must have; optional: further columns that are read where a row has them; parts: makes
-    the text of a row, given the row and its name in errors (DataError for a row that can't be shaped); templates: the
-    recipe's templates, in which special tokens count as such; framed: whether a chat template writes the special
-    tokens; is_chat: whether the only column of `columns` holds a conversation."""
+    the text of a row, given the row and its name in errors (DataError for a row that can't become a text);
+    templates: the recipe's templates, in which special tokens are read as such; framed: whether a chat template writes
+    the special tokens; is_chat: whether the only column of `columns` holds a conversation."""
 
     columns: list[str]
     optional: list[str]
@@ -50,7 +50,8 @@ class Shape(NamedTuple):
         return {**dict.fromkeys(self.optional, None if self.is_chat else ""), self.columns[0]: value}
 
     def of_row(self, row: Row, where: str) -> Parts:
-        """Return the text of a row as parts. where: names the row in errors. DataError for a row that lacks a column."""
+        """Return the text that the model reads for a row, as a list of parts {text, train}. where: names the row in
+        errors. DataError for a row that lacks a column."""
         empty = [column for column in self.columns if row.get(column) is None]
         if empty:
             raise DataError(f"{where}: the column {empty[0]} is missing or null", "give every row a text")
@@ -58,9 +59,9 @@ class Shape(NamedTuple):
 
 
 def shape_of(rows: RowFormat, folder: Path) -> Shape:
-    """Return how rows become the text that a model reads. rows: the content of the model's `trnflow.json`; folder: the
-    model's folder, which holds the tokenizer and its chat template. ConfigError for a chat model whose tokenizer has
-    lost its template."""
+    """Return how rows become the text that a model reads. rows: the content of the model's `trnflow.json`, the settings
+    by which rows were formatted in training; folder: the model's folder, which holds the tokenizer and its chat
+    template. ConfigError for a chat model whose tokenizer has lost its template."""
     config = FormatConfig.model_validate(rows.settings)
     if config.task == "chat":
         return _chat(config, folder)

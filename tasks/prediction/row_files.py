@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 class RowFile:
-    """An opened data file of rows to predict. Iterate over it to read the rows.
+    """An opened data file with rows to predict. Iterate over the object to read the rows.
 
     path: the file, whose ending says its format; columns: the columns that the file must have; optional: further
     columns that are read if the file has them. Attributes: name: the file's name, for errors; count: the number of

@@ -39,12 +39,12 @@ Resampled = Callable[["Ints | slice"], float]
 
 
 class Comparison(NamedTuple):
-    """The result of comparing a challenger (a new model) with the champion (the present one).
+    """The result of comparing a challenger (a new model) with the champion (the model that the recipe's users get).
 
     metric: the metric's name; champion, challenger: the metric of each model on all rows; difference: between the two,
     positive when the challenger is better; low, high: ends of the two-sided bootstrap interval of the difference; rows:
-    the number of frozen rows compared; is_better: whether `low` exceeds `promote.margin` and there are at least
-    LEAST_ROWS rows."""
+    the number of frozen rows (fixed test rows) compared; is_better: whether `low` exceeds `promote.margin` and there
+    are at least 30 rows."""
 
     metric: str
     champion: float
@@ -60,8 +60,9 @@ class Comparison(NamedTuple):
 
 
 def metric_of(config: PromoteConfig, task: str) -> str:
-    """Return the name of the metric by which models of a task are compared: `promote.metric`, by default the first of
-    METRICS. ConfigError when `promote.metric` is no metric of this task."""
+    """Return the name of the metric by which models of a task are compared: `promote.metric`, by default f1_weighted
+    for `classification` and bits_per_byte for `causal_lm`. ConfigError when `promote.metric` is no metric of this
+    task."""
     metrics = METRICS[task]
     if config.metric is not None and config.metric not in metrics:
         raise ConfigError(
@@ -75,10 +76,11 @@ LEAST_ROWS = 30
 
 
 def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) -> Comparison:
-    """Compare two models by their scores on the same frozen rows: the difference of a metric and its bootstrap
-    interval.
+    """Compare two models by their scores on the same frozen rows (fixed test rows): the difference of a metric and its
+    bootstrap interval.
 
-    champion, challenger: each model's `scores.parquet` (see `score_rows`); task: `classification` or `causal_lm`;
+    champion, challenger: the `scores.parquet` that the stage `score_rows` wrote for the present model and for the new
+    one; task: `classification` or `causal_lm`;
     config: the recipe's section `promote` (metric, resamples, seed, confidence, margin).
 
     The models may have made different numbers of examples of a row, as two chat templates do: rows are drawn, and each model

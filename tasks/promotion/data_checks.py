@@ -37,7 +37,7 @@ BATCH = 1 << 14
 
 
 class CheckConfig(StageConfig):
-    """A check of the data that `trnflow retrain` makes before training."""
+    """A check of the data that `trnflow retrain` makes before training: an entry of the recipe's section `checks`."""
 
     what: What
     """What is measured. `rows`: the share of the training rows that is gone since the champion was trained; 0 if there are
@@ -66,21 +66,22 @@ class CheckConfig(StageConfig):
 
     @property
     def most(self) -> float:
-        """The largest value that passes: `limit`, or the default of LIMITS for this check."""
+        """The largest value that passes: `limit`, or its default for this kind of check."""
         return LIMITS[self.what] if self.limit is None else self.limit
 
 
 class Rows(NamedTuple):
-    """An artifact of `load_data`. folder: the folder with its files `<split>.parquet`; meta: its metadata."""
+    """Data as the stage `load_data` wrote it. folder: the folder of the artifact's files `<split>.parquet`; meta: the
+    artifact's metadata."""
 
     folder: Path
     meta: Meta
 
 
 class Measured(NamedTuple):
-    """The value that a check measured. value: in the unit of `limit`, or None if the check can't be applied; why: the
-    value in words, or why there is none; by_chance: whether chance explains the value (only for the check `lengths`),
-    so that the check passes."""
+    """The value that a check of the data measured. value: in the unit of `limit`, or None if the check can't be
+    applied; why: the value in words, or why there is none; by_chance: whether chance explains the value (only for the
+    check `lengths`), so that the check passes."""
 
     value: float | None
     why: str
@@ -92,9 +93,11 @@ def measure(check: CheckConfig, now: Rows, raw: Rows, before: Rows | None) -> Me
 
     Args:
         check: The check's settings.
-        now: The present data, without the training rows that are among the frozen rows.
-        raw: The present data with those rows.
-        before: The data of the champion; None if there is no champion, or if the store has lost its data.
+        now: The present data, without the training rows whose text is among the frozen rows (the fixed test rows on
+            which the recipe's models are compared).
+        raw: The present data, including these training rows.
+        before: The data on which the champion (the model that the recipe's users get) was trained; None if there is no
+            champion, or if the store has lost its data.
 
     Raises:
         ConfigError: The data has no column of the name `check.column`, or one that is no text.

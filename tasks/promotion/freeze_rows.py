@@ -31,14 +31,18 @@ BATCH = 4096
 
 
 class FreezeConfig(StageConfig):
-    """Settings of the stage `freeze_rows`: there are none."""
+    """Settings of the stage `freeze_rows`, which copies the test rows on which models are compared: there are none."""
 
 
 @stage(kind="frozen")
 def freeze_rows(config: FreezeConfig, rows: Input, out: Workdir) -> Meta:
-    """Write `test.parquet`: the columns of load_data's test split, the label as text, and `row_id: string`.
+    """Copy the test rows as the frozen rows, on which models of the recipe are compared from then on. Write
+    `test.parquet`: the columns of load_data's test split, the label as text, and `row_id: string`.
 
-    Returns metadata: split, rows (their number), columns, text, labels (names, or null), nested.
+    rows: the artifact of load_data.
+
+    Returns metadata: split, rows (their number), columns, text, labels (names, or null), nested (names of the nested
+    columns).
 
     Raises:
         DataError: the data has no test split, or has a column named `row_id`.

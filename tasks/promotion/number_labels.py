@@ -12,7 +12,7 @@ from tasks.stage import Workdir, stage
 
 
 class NumberLabelsConfig(StageConfig):
-    """Settings of the stage `number_labels`."""
+    """Settings of the stage `number_labels`, which writes the frozen rows with a model's label ids."""
 
     labels: tuple[str, ...] | None
     """The model's labels by id; null for a language model."""
@@ -20,8 +20,9 @@ class NumberLabelsConfig(StageConfig):
 
 @stage(kind="rows")
 def number_labels(config: NumberLabelsConfig, frozen: Input, out: Workdir) -> Meta:
-    """Write `test.parquet` as load_data writes it: the columns of the frozen rows without `row_id`, with `label:
-    int64`. Without labels in the config, the column `label` is not changed.
+    """Write the frozen rows (the fixed test rows on which models are compared) as load_data writes a split, so that a
+    model can read them: `test.parquet` with their columns without `row_id`, and `label: int64`, the class's id in the
+    model. Without labels in the config, the column `label` is not changed.
 
     frozen: the artifact of freeze_rows.
 

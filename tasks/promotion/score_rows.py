@@ -33,7 +33,7 @@ LOGITS = 1 << 29
 
 
 class ScoreConfig(StageConfig):
-    """Settings of the stage `score_rows`."""
+    """Settings of the stage `score_rows`, which runs a model on the frozen test rows."""
 
     window: Tokens
     """The most tokens that a language model reads at once: the longest length that it was trained on."""
@@ -51,13 +51,15 @@ class Window(NamedTuple):
 
 
 def environ(config: ScoreConfig) -> dict[str, str]:
-    """Return the environment variables of the scoring process."""
+    """Return the environment variables of the process that runs the stage `score_rows`: no requests to the Hugging Face
+    hub, and threads that wait without using a core."""
     return EAGER
 
 
 @stage(kind="scores", environ=environ)
 def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input, out: Workdir) -> Meta:
-    """Write `scores.parquet`, one row for each example of the split, in order.
+    """Run a model on the frozen rows (the fixed test rows on which models are compared) and write `scores.parquet`, one
+    row for each example (a text made from a frozen row), in order.
 
     Columns of both tasks: `row: int64`, the number of the example, and `frozen_row: int64`, the number of the frozen row that
     it was made from (several turns of one conversation may be examples of their own). Of a classifier: `label` and

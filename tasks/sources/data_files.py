@@ -27,8 +27,8 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 class DataFile(NamedTuple):
-    """A data file of a source. name: its path relative to the source, with `/`; path: its path on this machine, or in the
-    remote file system."""
+    """A data file of a source (the place that `data.source` in a recipe names). name: its path relative to the source,
+    with `/`; path: its path on this machine, or in the remote file system."""
 
     name: str
     path: str
@@ -78,8 +78,9 @@ def split_of(name: str) -> str | None:
 
 
 def format_of(name: str) -> str | None:
-    """Return the format of a file, one of the values of FORMATS, by its extension. An extension of a compression at the
-    end is ignored (`.csv.gz` is csv). None if the extension does not belong to a data format. name: the file's path."""
+    """Return the format of a file, `parquet`, `csv`, `tsv`, `jsonl`, `arrow` or `txt`, by its extension. An extension
+    of a compression at the end is ignored (`.csv.gz` is csv). None if the extension does not belong to a data format.
+    name: the file's path."""
     stem, _, suffix = name.lower().rpartition(".")
     if f".{suffix}" in COMPRESSED:
         stem, _, suffix = stem.rpartition(".")
@@ -87,8 +88,8 @@ def format_of(name: str) -> str | None:
 
 
 def visible_files(found: Iterable[tuple[str, str]]) -> list[DataFile]:
-    """Make DataFiles of (name, path) pairs, without hidden files and files in hidden folders, sorted by name in natural
-    order: part-2 before part-10."""
+    """Return a DataFile for each (name, path) pair, without hidden files and files in hidden folders, sorted by name in
+    natural order: part-2 before part-10."""
     files = [DataFile(name, path) for name, path in found if not name.startswith(".") and "/." not in name]
     return sorted(files, key=lambda file: (_natural(file.name), file.path))
 

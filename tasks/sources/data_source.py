@@ -37,8 +37,12 @@ def resolve_source(
         settings: the recipe's settings for finding the files and their formats.
         resolver: the caches of this machine, and whether the network may be asked.
 
-    Returns a Source whose identity, the JSON that becomes part of stage keys, is {"files": [{"split", "format",
-    "digest"}, ...]}, or for a hub dataset {"hub": repository, "name", "commit", "splits"}.
+    Returns a Source whose identity, the JSON that becomes part of stage keys (the hashes by which stages' earlier
+    results are found), is {"files": [{"split", "format", "digest"}, ...]}, or for a hub dataset {"hub": repository,
+    "name", "commit", "splits"}.
+
+    Raises ConfigError when there is no data or no train split, DataError when a file can't be read, MissingDependency
+    when the package for a URL's file system is not installed.
     """
     path = local_path(source)
     if path is None:

@@ -128,13 +128,13 @@ def _check_not_quantised(fields: Meta, source: str | None) -> None:
 
 def model_folder(source: Source) -> Path | None:
     """Return the folder with a model's config.json and weights; None for a model that is trained from scratch. Files of
-    a hub model are downloaded to the hub client's cache if they are not there. source: from `model_source`."""
+    a hub model are downloaded to the hub client's cache if they are not there. source: what `model_source` returned."""
     return _folder(source.location["model"], ("config.json", GENERATION, *WEIGHT_PATTERNS))
 
 
 def generation_config(source: Source) -> Meta | None:
     """Return the content of the model's `generation_config.json`, the default settings of text generation; None if the
-    model has no such file. The file of a hub model is downloaded if needed. source: from `model_source`.
+    model has no such file. The file of a hub model is downloaded if needed. source: what `model_source` returned.
 
     Raises ModelError when the file is no JSON object."""
     if source.identity.get("generation") is None:
@@ -145,7 +145,7 @@ def generation_config(source: Source) -> Meta | None:
 
 def tokenizer_folder(source: Source) -> Path | None:
     """Return the folder with the tokenizer's files, downloaded from the hub if needed; None if the recipe names neither
-    a tokenizer nor a pretrained model, and so trains a tokenizer. source: from `model_source`."""
+    a tokenizer nor a pretrained model, and so trains a tokenizer. source: what `model_source` returned."""
     return _folder(source.location["tokenizer"], TOKENIZER_FILES)
 
 

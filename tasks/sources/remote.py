@@ -28,7 +28,8 @@ _NETWORK = "check the URL, the network and the credentials in the environment"
 
 def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Source:
     """Resolve the dataset at a URL of any fsspec file system to the digests of its files, which are downloaded to the
-    download cache. Offline, the digests found last time are returned, and nothing is downloaded.
+    download cache (`cache/data` in the folder of local state). Offline, the digests found last time are returned, and
+    nothing is downloaded.
 
     settings: the recipe's settings for finding the files and their formats; resolver: the caches of this machine, and
     whether the network may be asked. Raises DataError (missing, unreachable), MissingDependency (the file system's

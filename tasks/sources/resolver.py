@@ -26,9 +26,9 @@ class Resolver:
     this machine, the answers that are remembered for offline use, and the folders to which relative paths are joined.
 
     Args:
-        home: the folder of the project's local state, `.trnflow`.
+        home: the folder of the project's local state, TRNFLOW_HOME or `.trnflow`.
         offline: never ask the network.
-        memo: the hash cache.
+        memo: the hash cache, which remembers the digests of files that have not changed.
         folders: {dotted setting: folder to which a relative path in its value is joined}; for all other settings the
             working directory is used.
     """
@@ -48,21 +48,22 @@ class Resolver:
         return self._folders.get(setting) or Path.cwd()
 
     def downloads(self) -> DownloadCache:
-        """Return the cache of downloaded and unpacked files, `<home>/cache/data`. The folder is created if it does not
-        exist."""
+        """Return the cache of downloaded and unpacked files, `<home>/cache/data` (the home is the folder of local
+        state). The folder is created if it does not exist."""
         make_home(self.home)
         folder = self.home / "cache" / "data"
         folder.mkdir(parents=True, exist_ok=True)
         return DownloadCache(folder, self.memo)
 
     def lookup_name(self, text: str) -> str:
-        """Return the HMAC of a text such as a URL, 64 hexadecimal digits. Files and databases in the home use the HMAC
-        as a name for a cached look-up in place of the text, which may contain credentials."""
+        """Return the HMAC of a text such as a URL, 64 hexadecimal digits, under a secret of the home (the folder of
+        local state). Files and databases in the home use the HMAC as a name for a cached look-up in place of the text,
+        which may contain credentials."""
         return lookup_name(self.home, text)
 
     def remembered(self, name: str, ask: Callable[[], Json]) -> tuple[Json, str]:
-        """Ask the network a question, save the answer in `<home>/resolved.json` and return it; offline, return the
-        answer that was saved last, without asking.
+        """Ask the network a question, save the answer in `<home>/resolved.json` (the home is the folder of local state)
+        and return it; offline, return the answer that was saved last, without asking.
 
         name: identifies the question, such as `hub/datasets/dair-ai/emotion@main`; ask: asks the network and returns
         the answer, a JSON value. Returns (answer, note); the note is "last resolution" if the answer was a saved one,

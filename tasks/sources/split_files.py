@@ -37,13 +37,14 @@ class FileSettings(NamedTuple):
     folders: Mapping[str, Path] = MappingProxyType({})
 
     def local(self, source: str) -> Path:
-        """Return the text of `data.source` as a path on this machine: `~` is replaced by the user's home, and a
-        relative path is joined to `folder`."""
+        """Return `source`, the text of `data.source`, as a path on this machine: `~` is replaced by the user's home,
+        and a relative path is joined to the attribute `folder`."""
         return self.folder / Path(source).expanduser()
 
 
 class SplitFile(NamedTuple):
-    """A data file with the split that it belongs to and its format (a value of `FORMATS`)."""
+    """A data file with the split that it belongs to and its format (`parquet`, `csv`, `tsv`, `jsonl`, `arrow` or
+    `txt`)."""
 
     split: str
     format: str
@@ -51,7 +52,7 @@ class SplitFile(NamedTuple):
 
     def entry(self, digest: str) -> Meta:
         """Return the file as a JSON object {"split", "format", "digest", "name"}, from which `files_source` makes a
-        Source. digest: `sha256:<hex>` of the file's bytes."""
+        Source (the exact bytes of a run's data). digest: `sha256:<hex>` of the file's bytes."""
         return {"split": self.split, "format": self.format, "digest": digest, "name": self.file.name}
 
 
@@ -84,8 +85,9 @@ def choose_files(source: str, found: list[DataFile], settings: FileSettings) -> 
 
 
 def files_source(entries: list[Meta], locations: list[Meta], note: str) -> Source:
-    """Make the `Source` of a list of data files. Its identity, which becomes part of stage keys, holds splits, formats
-    and digests, but no names or paths; these are in its location.
+    """Make the `Source` (exact bytes from outside the store) of a list of data files. Its identity, which becomes part
+    of stage keys (the hashes by which stages' earlier results are found), holds splits, formats and digests, but no
+    names or paths; these are in its location, which is not part of keys.
 
     Args:
         entries: the JSON object from `SplitFile.entry` for each file.

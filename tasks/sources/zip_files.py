@@ -42,7 +42,8 @@ def unzipped(
         source: the text of `data.source`, for errors.
         found: all files of the source.
         local: returns a zip's path on this machine; may download the zip.
-        resolver: has the download cache and the hash cache.
+        resolver: has the download cache (`cache/data` in the folder of local state) and the hash cache, by which
+            unchanged zips are not read again.
 
     Returns (the data files, sorted by name in natural order; {path of an unpacked file: path of its zip}). The name of
     an unpacked file is its name in the zip, after the zip's name if the source has several files. Returns `found` and

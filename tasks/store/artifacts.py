@@ -27,7 +27,8 @@ from tasks.store.pull import ReportBytes, pull_all
 
 
 class Seen(NamedTuple):
-    """The state of an artifact's blobs on disk, found without reading bytes (see `Artifacts.seen`).
+    """The state on disk of an artifact's blobs (its files, named by the digests of their bytes), found without reading
+    bytes (see `Artifacts.seen`).
 
     missing: the first file whose blob is gone or has another size, None when there is none; changed: files whose blobs have
     another inode or other times than when this machine verified their bytes. The look ends at a missing file, so
@@ -39,7 +40,8 @@ class Seen(NamedTuple):
 
 
 class Artifacts:
-    """The artifacts of a store, without the records that name them (see `Store`).
+    """The artifacts (lists of files, which stages made) of a store, without the records that say which stage made them
+    for which key (see `Store`).
 
     Args:
         root: a folder or an fsspec URL.
@@ -66,10 +68,12 @@ class Artifacts:
         return self.backend.local is not None
 
     def ingest(self, folder: Path, kind: str, meta: Meta, *, cache: bool = True) -> Artifact:
-        """Make an artifact of all files below `folder` and return it: write the files and the manifest to the store.
+        """Make an artifact of all files below `folder` and return it: write the files and the manifest (the list of the
+        files) to the store.
 
         The files are moved into the store, or copied if the store is on another filesystem or remote. A file whose
-        bytes the store has already is not written again. No record is written: the artifact is no stage's result yet.
+        bytes the store has already is not written again. The artifact is no stage's result yet: `Store.publish` makes
+        it one.
 
         kind: what the artifact is, such as `tokens`; meta: its metadata; cache: with a remote store, whether the files
         then move to this machine's cache, for stages that read them next.
@@ -89,7 +93,8 @@ class Artifacts:
 
     def artifact(self, digest: str) -> Artifact:
         """Read the manifest (the list of files) with this digest and return the artifact; the files themselves are not
-        looked at. BlobLost when the manifest is missing or damaged; a damaged manifest is moved to quarantine."""
+        looked at. BlobLost when the manifest is missing or damaged; a damaged manifest is moved to the store's folder
+        `quarantine`."""
         name = blob_name(digest)
         try:
             document, files = checked_manifest(self.backend.read(name), digest)
@@ -103,19 +108,21 @@ class Artifacts:
         return Artifact(digest, document["kind"], document["meta"], files)
 
     def link(self, digest: str) -> str:
-        """Return the URL of the blob with this digest, whether or not the blob exists. For a local store it is a
-        `file://` URL."""
+        """Return the URL of the blob (a file of the store that is named by the digest of its bytes) with this digest,
+        whether or not the blob exists. For a local store it is a `file://` URL."""
         root = self.backend.local.as_uri() if self.backend.local else self.root
         return f"{root}/{blob_name(digest)}"
 
     def missing(self, artifact: Artifact) -> File | None:
-        """Return the first file of the artifact whose blob is gone or has another size, or None. Always None for a remote
-        store (see `seen`)."""
+        """Return the first file of the artifact whose blob (the file in the store, named by the digest of its bytes) is
+        gone or has another size, or None. No bytes are read. Always None for a remote store, whose blobs are verified
+        when they are fetched."""
         return self.seen(artifact).missing
 
     def seen(self, artifact: Artifact) -> Seen:
-        """Look for missing and changed blobs of an artifact without reading bytes: compare their sizes with the
-        manifest, and their stamps with those recorded at verification.
+        """Look for missing and changed blobs of an artifact (its files in the store) without reading bytes: compare
+        their sizes with the manifest (the artifact's list of files), and their stamps (inode, size and times) with
+        those recorded at verification.
 
         Only blobs of a local store are compared. Blobs of a remote store are verified when they are fetched.
         """
@@ -134,10 +141,11 @@ class Artifacts:
         return Seen(None, changed)
 
     def recheck(self, files: Iterable[File]) -> list[File]:
-        """Hash the blobs of these files in a local store. Return the files whose blobs are missing or damaged.
+        """Hash the blobs of these files (the bytes that a local store has for them). Return the files whose blobs are
+        missing or damaged.
 
-        Damaged blobs are moved to the store's folder `quarantine`. The stamps of the other blobs are recorded in the
-        hash cache, so that these blobs count as verified.
+        Damaged blobs are moved to the store's folder `quarantine`. The stamps (inode, size and times) of the other
+        blobs are recorded in the hash cache, so that these blobs count as verified.
         """
         by_digest = {file.digest: file for file in files}
         with storage_errors(self.root, "blobs", "reading"):
@@ -151,7 +159,8 @@ class Artifacts:
         return [file for digest, file in by_digest.items() if not sound[digest]]
 
     def checkout(self, artifact: Artifact, folder: Path, report: ReportBytes = lambda done, total: None) -> Path:
-        """Lay out the artifact below `folder` as symbolic links to read-only blobs with verified bytes; return `folder`.
+        """Lay out the artifact below `folder` as symbolic links to read-only blobs (the store's files, named by the
+        digests of their bytes), which are verified; return `folder`.
 
         The folder is created if it is missing. Blobs of a remote store are downloaded to this machine's cache first.
 
@@ -159,7 +168,7 @@ class Artifacts:
         already.
 
         Raises:
-            BlobLost: a blob is missing or corrupt; a corrupt blob is moved to quarantine.
+            BlobLost: a blob is missing or corrupt; a corrupt blob is moved to the store's folder `quarantine`.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for blob, target in self._pulled(artifact, folder, report):
@@ -167,12 +176,14 @@ class Artifacts:
         return folder
 
     def copy_out(self, artifact: Artifact, folder: Path, *, cache: bool = True) -> None:
-        """Copy the artifact's files into `folder`, where the user may change them. Their bytes are verified.
+        """Copy the artifact's files into `folder`, where the user may change them. Their bytes are checked against
+        their digests.
 
         cache: whether files that are downloaded from a remote store for this copy also stay in this machine's cache.
 
         Raises:
-            BlobLost: a blob is missing or corrupt; a corrupt blob is moved to quarantine.
+            BlobLost: a file's bytes are missing or corrupt in the store; corrupt ones are moved to the store's folder
+                `quarantine`.
         """
         if cache or self.is_local:
             for blob, target in self._pulled(artifact, folder, lambda done, total: None):
@@ -197,10 +208,12 @@ class Artifacts:
                 shutil.copyfile(folder / first[file.digest].path, place)
 
     def changed(self, artifact: Artifact) -> File | None:
-        """Return the first file of an artifact, laid out by `checkout`, whose blob no longer has its digest or is gone;
-        None when there is none. Used to find a stage that wrote to its inputs.
+        """Return the first file of an artifact, laid out by `checkout`, whose blob (the file on this machine to which
+        the symbolic link points) no longer has its digest or is gone; None when there is none. Used to find a stage
+        that wrote to its inputs.
 
-        Costs one stat for each file. A blob is read and hashed only if its stamp differs from that at verification.
+        Costs one stat for each file. A blob is read and hashed only if its stamp (inode, size and times) differs from
+        that at verification.
         """
         return next(
             (file for file in artifact.files if not self._is_unchanged(self._local_blob(file.digest), file)), None

@@ -25,7 +25,8 @@ transfer."""
 
 
 def count_nothing(size: int) -> None:
-    """Ignore the number of bytes: the default of `count` for callers of `Backend.fetch` that do not count bytes."""
+    """Do nothing with a number of copied bytes: the default of `count` for callers of `Backend.fetch` that do not count
+    bytes."""
 
 
 class Entry(NamedTuple):
@@ -45,11 +46,13 @@ class Backend(Protocol):
     local: Path | None
 
     def read(self, name: str) -> bytes:
-        """Return a file's bytes. FileNotFoundError when there is no such file."""
+        """Return the bytes of the store's file `name` (a path relative to the store's root). FileNotFoundError when
+        there is no such file."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create a file with these bytes and return True; return False, and change nothing, if there is a file of this
-        name. Of several simultaneous writers one succeeds; readers never see an incomplete file."""
+        """Create the file `name` of the store with these bytes and return True; return False, and change nothing, if
+        there is a file of this name. Of several simultaneous writers one succeeds; readers never see an incomplete
+        file."""
 
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """Write a file with these bytes, replacing an older file of this name. Readers never see an incomplete file.
@@ -65,32 +68,34 @@ class Backend(Protocol):
 
     def fetch(self, name: str, path: Path, count: CountBytes = count_nothing) -> None:
         """Copy a file of the store to `path` on this machine. count: called, in the course of the copy, with the number
-        of bytes since its last call."""
+        of bytes copied since its last call."""
 
     def names(self, prefix: str) -> list[str]:
         """Return the names of all files below a folder, at any depth, sorted; [] if there is no such folder. Files that
-        are still being written are left out. prefix: the folder, relative to the root."""
+        are still being written are left out. prefix: the folder, relative to the store's root."""
 
     def entries(self, prefix: str) -> list[Entry]:
-        """Return all files below a folder, at any depth, with size and time; [] if there is no such folder. Files that
-        are being written, and unfinished files of killed writers, are included: see `layout.is_unfinished`."""
+        """Return all files of the store below the folder `prefix`, at any depth, with size and time of the last write;
+        [] if there is no such folder. Files that are being written, and unfinished files of killed writers, are
+        included: see `layout.is_unfinished`."""
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the names of the folders directly below a folder, without its path, sorted; [] if there is no such
-        folder."""
+        """Return the names of the folders directly below the folder `prefix` of the store, without its path, sorted; []
+        if there is no such folder."""
 
     def remove_empty(self, prefix: str, *, unfinished: bool = False) -> None:
-        """Remove a folder if it is empty. unfinished: also remove a folder that contains only unfinished files of
-        killed writers, and these files."""
+        """Remove the folder `prefix` of the store if it is empty. unfinished: also remove a folder that contains only
+        unfinished files of killed writers, and these files."""
 
     def move(self, name: str, to: str) -> None:
         """Rename a file of the store from `name` to `to`. A file that has the new name already is replaced."""
 
     def remove(self, prefix: str) -> None:
-        """Remove a file, or a folder with everything below it. Do nothing if there is none."""
+        """Remove the file `prefix` of the store, or the folder of this name with everything below it. Do nothing if
+        there is neither."""
 
     def sync(self) -> None:
-        """Wait until everything written so far is on disk and would survive a power cut."""
+        """Wait until everything written to the store so far is on disk and would survive a power cut."""
 
 
 @contextlib.contextmanager

@@ -103,7 +103,8 @@ class Store(Artifacts):
 
     def record(self, stage: str, key: str) -> Meta | None:
         """Return the record of a stage's key: the document that names the artifact that the stage made. None when there
-        is no record. A damaged record is moved to quarantine, and None is returned. The artifact is not checked."""
+        is no record. A damaged record is moved to the store's folder `quarantine`, and None is returned. The artifact
+        is not checked."""
         name = record_name(stage, key)
         try:
             return checked_record(name, self.backend.read(name))
@@ -114,11 +115,12 @@ class Store(Artifacts):
             return None
 
     def records(self, stage: str, newest: int | None = None) -> list[Meta]:
-        """Return the records of a stage, newest first by their field `created`.
+        """Return the records of a stage (documents that each name the artifact that the stage made for a key), newest
+        first by their field `created`.
 
         newest: the number of records to return, those whose files were written last; None for all. Damaged records are
-        moved to quarantine and left out. Costs one listing, and one read for each record; the records of a remote store
-        are read in parallel."""
+        moved to the store's folder `quarantine` and left out. Costs one listing, and one read for each record; the
+        records of a remote store are read in parallel."""
         listed = [entry for entry in self.backend.entries(f"records/{stage}") if not is_unfinished(entry.name)]
         listed.sort(key=lambda entry: entry.time, reverse=True)
         keys = [document_name(entry.name) for entry in listed[:newest]]
@@ -126,7 +128,8 @@ class Store(Artifacts):
         return sorted((record for record in found if record), key=lambda record: str(record["created"]), reverse=True)
 
     def publish(self, record: Meta, *, replace: bool = False) -> Meta:
-        """Write a record, which makes a stage's result visible. Return the record that the key has afterwards.
+        """Write a record (the document that names the artifact that a stage made for a key). This makes the stage's
+        result visible to all runs. Return the record that the key has afterwards.
 
         When the key has a record already, the earlier record stays and is returned. With `replace` the earlier record
         is moved to the trash, and `record` takes its place.
@@ -146,8 +149,9 @@ class Store(Artifacts):
         return self.record(record["stage"], record["key"]) or record
 
     def retract(self, stage: str, key: str) -> None:
-        """Move the record of a stage's key to quarantine, because its artifact is damaged. The key then has no result,
-        so the next run makes the artifact again. The artifact's files stay."""
+        """Move the record of a stage's key (the document that names the artifact that the stage made) to the store's
+        folder `quarantine`, because its artifact is damaged. The key then has no result, so the next run makes the
+        artifact again. The artifact's files stay."""
         self._quarantine(record_name(stage, key))
 
     def write_attempt(self, key: str, attempt: str, document: Meta) -> None:
@@ -156,7 +160,8 @@ class Store(Artifacts):
         self.backend.replace(f"attempts/{key}/{attempt}.json", _pretty(document))
 
     def attempt(self, key: str, attempt: str) -> Meta:
-        """Return the journal that `write_attempt` wrote; {} when there is none or when it is damaged."""
+        """Return the journal of an attempt (one try to make the result of a key), as `write_attempt` wrote it; {} when
+        there is none or when it is damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_object(self.backend.read(f"attempts/{key}/{attempt}.json"))
         return {}
@@ -173,24 +178,25 @@ class Store(Artifacts):
             self.secure([stage for stage in document.get("stages", []) if stage.get("artifact")])
 
     def secure(self, held: list[Meta], artifact: Artifact | None = None) -> None:
-        """Move the records and files that a document names back from the trash, if garbage collection moved them there
-        just before the document was written.
+        """Move back from the trash the records (documents that name a stage's artifact) and files that a new document
+        names, if garbage collection moved them to the trash just before the document was written.
 
-        held: the records that the document names, each as {"stage", "key"}; artifact: an artifact that the document
+        held: the records that the new document names, each as {"stage", "key"}; artifact: an artifact that the document
         names. Costs about one request for each record and file. BlobLost when a record or file is neither in place nor
         in the trash.
         """
         secure(self.backend, held, artifact)
 
     def run(self, run: str) -> Meta | None:
-        """Return the document that `write_run` wrote for a run id, or None when there is none or when it is damaged."""
+        """Return the document of a run (recipe, stages, keys, attempts and outcome) by the run's id, as `write_run`
+        wrote it, or None when there is none or when it is damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_object(self.backend.read(f"runs/{run}.json"))
         return None
 
     def partial(self, key: str) -> PartialState:
-        """Return access to the training states that are saved under a key, from which an interrupted training resumes.
-        No state need exist yet. Makes no request."""
+        """Return access to the training states that are saved under the stage key of a training, from which an
+        interrupted training resumes. No state need exist yet. Makes no request."""
         return PartialState(self.backend, self.home / "cache" / "partial" / key[:16], key)
 
     def waiter(self, key: str, *, run: str, attempt: str, ttl: float, patient: bool = False) -> Waiter:
@@ -198,12 +204,14 @@ class Store(Artifacts):
         lease is taken by the waiter's method `take`, not by this call.
 
         run, attempt: the ids that the lease will name; ttl: seconds without a heartbeat after which others may take
-        over the lease; patient: see `Waiter`."""
+        over the lease; patient: whether a holder without heartbeats keeps its lease, up to a day, while its process
+        runs on this machine (used for the lease of a device)."""
         return Waiter(self.backend, key, run=run, attempt=attempt, ttl=ttl, patient=patient)
 
     def sweep_leases(self) -> None:
-        """Remove the leases that have certainly ended, such as those of killed runs. Costs one listing when the store
-        has no leases. Errors of the store are ignored, since leases also expire by themselves."""
+        """Remove the leases (rights to make a key's result, which one run has at a time) that have certainly ended,
+        such as those of killed runs. Costs one listing when the store has no leases. Errors of the store are ignored,
+        since leases also expire by themselves."""
         with contextlib.suppress(StoreError, FileNotFoundError):
             sweep_leases(self.backend)
 

@@ -22,15 +22,16 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def blob_name(digest: str) -> str:
-    """Return the name of the file of a blob: `sha256:abcd...` -> `blobs/sha256/ab/abcd...`. StoreError when `digest` has
-    another form."""
+    """Return the path, relative to the store's root, of a blob (a file that is named by the digest of its bytes):
+    `sha256:abcd...` -> `blobs/sha256/ab/abcd...`. StoreError when `digest` has another form."""
     if not _DIGEST.fullmatch(digest):
         raise StoreError(f"{digest!r} is no digest", "digests are written sha256:<64 hexadecimal digits>")
     return f"blobs/sha256/{digest[7:9]}/{digest[7:]}"
 
 
 def record_name(stage: str, key: str) -> str:
-    """Return the name of the file of a record: `records/<stage>/<key>.json`."""
+    """Return the path, relative to the store's root, of a record (the document that names the artifact that a stage
+    made for a key): `records/<stage>/<key>.json`."""
     return f"records/{stage}/{key}.json"
 
 
@@ -53,8 +54,8 @@ def is_unfinished(name: str) -> bool:
 
 
 def read_manifest(data: bytes, digest: str) -> Meta | None:
-    """Parse a manifest and return its document {"kind", "meta", "files": [[path, size, digest], ...]}. None when the
-    bytes have another digest or are no valid manifest (see `checked_manifest`)."""
+    """Parse a manifest (an artifact's list of files) and return its document {"kind", "meta", "files": [[path, size,
+    digest], ...]}. None when the bytes have another digest or are no valid manifest (see `checked_manifest`)."""
     try:
         return checked_manifest(data, digest)[0]
     except ValueError:
@@ -62,7 +63,8 @@ def read_manifest(data: bytes, digest: str) -> Meta | None:
 
 
 def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
-    """Parse and check a manifest; return its document and its files. digest: the digest that the bytes should have.
+    """Parse and check a manifest (an artifact's list of files); return its document and its files. digest: the digest
+    that the bytes should have.
 
     Raises:
         ValueError: the bytes have another digest or are not a manifest; or a path leads out of the artifact's folder,
@@ -102,7 +104,8 @@ def read_object(data: bytes) -> Meta:
 
 
 def checked_record(name: str, data: bytes) -> Meta:
-    """Parse and check a record, and return its document. The artifact that the record names is not looked at.
+    """Parse and check a record (the document that names the artifact that a stage made for a key), and return it. The
+    artifact that the record names is not looked at.
 
     name: the name of the record's file. ValueError when the record is malformed, lacks a field, or does not belong to
     the stage and key in `name`."""

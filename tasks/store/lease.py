@@ -57,7 +57,8 @@ class LeaseLost(Exception):
 
 @dataclass(frozen=True)
 class Holder:
-    """A lease as it is written in the store: which run makes the result of a key.
+    """A lease as it is written in the store: which run makes the result of a key (the hash that identifies a stage's
+    result).
 
     Attributes:
         fence: the fencing number, from 1 on; of several leases of a key the one with the highest number is valid.
@@ -82,14 +83,15 @@ class Holder:
 
     @property
     def is_over(self) -> bool:
-        """Whether the lease has certainly ended: the processes of its run and its stage are dead, or its last heartbeat
-        is a day old. False if unknown."""
+        """Whether the lease (the right to make a key's result) has certainly ended: the processes of its run and its
+        stage are dead, or its last heartbeat is a day old. False if unknown."""
         return (self.process.is_dead() and not lives_on(self.attempt)) or self._is_forgotten()
 
     @property
     def seems_silent(self) -> bool:
-        """Whether the last heartbeat, or else the start of the lease, is more than `ttl` seconds ago, by this machine's
-        clock and that of the holder. The clocks may differ, so this is no proof that the holder is dead."""
+        """Whether the last heartbeat, or else the start of the lease (the right to make a key's result), is more than
+        `ttl` seconds ago, by this machine's clock and that of the holder. The clocks may differ, so this is no proof
+        that the holder is dead."""
         return self._silent_for(self.ttl)
 
     def _is_forgotten(self) -> bool:
@@ -107,8 +109,8 @@ class Holder:
 
 
 class Waiter:
-    """A run that needs the lease of a key: the right to make the key's result. Call `take` again and again until it
-    returns the lease; `take_watching` does this.
+    """A run that needs the lease of a key: the right to make the result that the key identifies. Call `take` again and
+    again until it returns the lease; `take_watching` does this.
 
     run, attempt: the ids that the lease will name; ttl: seconds without a heartbeat after which others may take over
     the lease. holder: the lease of another run that `take` found last, or None. patient: whether a holder without
@@ -129,8 +131,8 @@ class Waiter:
         self._unchanged_since = 0.0
 
     def take(self) -> Lease | None:
-        """Try once to take the lease, by creating its file in the store. Return the lease, or None while another run
-        has it. A lease that was found in the store is put into `holder`."""
+        """Try once to take the lease (the right to make a key's result), by creating its file in the store. Return the
+        lease, or None while another run has it. A lease that was found in the store is put into `holder`."""
         newest = newest_holder(self._backend, self._key)
         if newest is not None and not self._is_over(newest):
             return None
@@ -149,12 +151,12 @@ class Waiter:
     def take_watching(
         self, *, wait: bool = False, tell: Callable[[Holder], None] = lambda holder: None
     ) -> Lease | None:
-        """Take the lease and return it; wait for it if needed. Return None if a living run has the lease and `wait` is
-        false.
+        """Take the lease (the right to make a key's result) and return it; wait for it if needed. Return None if a
+        living run has the lease and `wait` is false.
 
-        A holder whose last heartbeat is older than its ttl is always watched for that time, and its lease is then taken
-        over if no heartbeat came (but see `patient`): a killed process of another machine or container leaves its lease
-        behind.
+        A holder whose last heartbeat is older than its ttl (time to live, in seconds) is always watched for that time,
+        and its lease is then taken over if no heartbeat came (unless the waiter is `patient` and the holder's process
+        runs on this machine): a killed process of another machine or container leaves its lease behind.
 
         Args:
             wait: Whether to wait, without a time limit, for a living holder, too.
@@ -183,8 +185,8 @@ class Waiter:
 
 
 class Lease:
-    """A lease that this process holds: the right to make a key's result. Used in a `with` statement, it writes
-    heartbeats to the store, in a thread, until the statement ends; then the lease is released."""
+    """A lease that this process holds: the right to make a key's result, which one run has at a time. Used in a `with`
+    statement, it writes heartbeats to the store, in a thread, until the statement ends; then the lease is released."""
 
     def __init__(self, backend: Backend, key: str, mine: Holder) -> None:
         self._backend = backend
@@ -205,23 +207,25 @@ class Lease:
 
     @property
     def attempt(self) -> str:
-        """The id of the attempt (one try to run a stage) for which the lease was taken."""
+        """The id of the attempt (one try to run a stage) for which this lease, the right to make a key's result, was
+        taken."""
         return self._mine.attempt
 
     def tell(self, **progress: Json) -> None:
-        """Set the progress that the following heartbeats write to the store, where `trnflow status` reads it. Makes no
-        request. progress: figures by name, as JSON; they replace those of the last call."""
+        """Set the stage's progress that the following heartbeats of this lease write to the store, where `trnflow
+        status` reads it. Makes no request. progress: figures by name, as JSON; they replace those of the last call."""
         self._said = progress
 
     def heed(self) -> None:
         """Raise LeaseLost if an earlier `check`, such as the one before each heartbeat, found that another run took
-        over the lease. Makes no request, so a takeover since that check goes unnoticed."""
+        over this lease (the right to make a key's result). Makes no request, so a takeover since that check goes
+        unnoticed."""
         if self._lost:
             raise LeaseLost(self._lost)
 
     def check(self) -> None:
-        """Ask the store whether this lease is the newest of its key; raise LeaseLost when it is not. Costs two or three
-        requests."""
+        """Ask the store whether this lease (the right to make a key's result) is the newest of its key; raise LeaseLost
+        when it is not, since another run then makes the result. Costs two or three requests."""
         newest = newest_holder(self._backend, self._key)
         if newest is None or newest.token != self._mine.token:
             who = newest or "another run"
@@ -229,8 +233,8 @@ class Lease:
         self.heed()
 
     def release(self) -> None:
-        """Give up the lease: stop the heartbeats, and remove the lease's files and those of older leases of the key. If
-        another run took over the lease, remove only this lease's heartbeat.
+        """Give up the lease, the right to make a key's result: stop the heartbeats, and remove the lease's files and
+        those of older leases of the key. If another run took over the lease, remove only this lease's heartbeat.
 
         The file of this lease is removed last, so that a paused holder of an older lease still finds a newer lease when
         it checks.
@@ -269,8 +273,8 @@ class Lease:
 
 
 def newest_holder(backend: Backend, key: str) -> Holder | None:
-    """Return the lease of a key with the highest fencing number, with its last heartbeat; None when the key has no
-    lease. The lease may have ended: see `Holder.is_over`."""
+    """Return the lease of a key (which run makes the key's result) with the highest fencing number, the newest, with
+    its last heartbeat; None when the key has no lease. The lease may have ended: see `Holder.is_over`."""
     names = backend.names(_folder(key))
     for fence in sorted(_fences(names), reverse=True):
         holder = _holder(backend, key, fence)
@@ -282,11 +286,11 @@ def newest_holder(backend: Backend, key: str) -> Holder | None:
 
 
 def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str, Holder, Meta]]:
-    """Yield (key, newest lease, progress) of every key that a run is making now, as far as processes and clocks show.
-    progress: what the run passed to `Lease.tell` before its last heartbeat, {} if nothing. Costs one listing, and up to
-    four requests for each key.
+    """Yield (key, newest lease, progress) of every key whose result a run is making now, as far as processes and clocks
+    show. progress: what the run passed to `Lease.tell` before its last heartbeat, {} if nothing. Costs one listing, and
+    up to four requests for each key.
 
-    silent: whether to yield also leases without a heartbeat for their ttl, whose holders may be dead."""
+    silent: whether to yield also leases without a heartbeat for their ttl (time to live), whose holders may be dead."""
     for key in backend.folders("leases"):
         holder = newest_holder(backend, key)
         if holder is not None and not holder.is_over and (silent or not holder.seems_silent):
@@ -295,8 +299,9 @@ def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str
 
 
 def sweep_leases(backend: Backend) -> int:
-    """Remove the leases that have certainly ended (`Holder.is_over`) from a store, such as those of killed processes.
-    Return the number of keys whose leases were removed. Costs one listing when the store has no leases.
+    """Remove the leases (rights to make a key's result, which one run has at a time) that have certainly ended
+    (`Holder.is_over`) from a store, such as those of killed processes. Return the number of keys whose leases were
+    removed. Costs one listing when the store has no leases.
 
     Each lease is taken over before it is removed, so that a lease in use is never removed.
     """

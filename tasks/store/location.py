@@ -18,8 +18,8 @@ def default_root(home: Path) -> str:
 
 
 def open_backend(root: str) -> Backend:
-    """Return the file operations on the store at `root`: a local folder (`path`, `file://path`) or any fsspec URL
-    (`s3://bucket/prefix`, `memory://name`).
+    """Return the backend (an object with the file operations) of the store at `root`: a local folder (`path`,
+    `file://path`) or any fsspec URL (`s3://bucket/prefix`, `memory://name`).
 
     fsspec is imported only for URLs.
     """

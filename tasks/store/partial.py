@@ -36,8 +36,8 @@ def partial_state(root: str, home: str | Path, key: str) -> PartialState:
 
 
 class PartialState:
-    """The saved training states of one key in a store, one folder for each saved step. Implements
-    `tasks.stage.Partial`."""
+    """The saved training states of one key in a store, from which an interrupted training resumes: one folder for each
+    saved step. Implements `tasks.stage.Partial`."""
 
     def __init__(self, backend: Backend, cache: Path, key: str) -> None:
         self._backend = backend
@@ -45,13 +45,15 @@ class PartialState:
         self._prefix = f"partial/{key}"
 
     def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
-        """Return (step, folder) of the newest complete and undamaged step, None when there is none. Training resumes from
-        that step.
+        """Return (step, folder) of the newest saved training state that is complete and undamaged, None when there is
+        none. Training resumes from this state. step: the training step at which it was saved.
 
-        The folder is the one in the store, or for a remote store a downloaded copy. Steps after `upto` and incomplete
-        steps are deleted, so no other process may write states of this key at the same time.
+        The folder is the one in the store, or for a remote store a downloaded copy. States of steps after `upto`, and
+        states that were not saved completely, are deleted, so no other process may write states of this key at the same
+        time.
 
-        warn: called with a message for each damaged step; upto: the last step that may be returned, None for any.
+        warn: called with a message for each damaged state, which is moved to quarantine; upto: the last step that may
+        be returned, None for any.
         """
         self._sweep()
         for step in self.steps():
@@ -64,9 +66,9 @@ class PartialState:
         return None
 
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
-        """Return the folder of a step if the step is complete and its files have the digests in COMMIT, else None. For
-        a remote store the folder is a downloaded copy. A damaged step is moved to quarantine, and `warn` is called with
-        a message."""
+        """Return the folder of the training state saved at a step if the state is complete and its files have the
+        digests in its file COMMIT, else None. For a remote store the folder is a downloaded copy. A damaged state is
+        moved to the store's folder `quarantine`, and `warn` is called with a message."""
         if step not in self.steps():
             return None
         local = self._backend.local
@@ -81,10 +83,11 @@ class PartialState:
         return None
 
     def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
-        """Move the files below `folder` into the store as the complete state at `step`. Afterwards `folder` is gone.
+        """Move the files below `folder` into the store as the complete training state at `step`, from which an
+        interrupted training can resume. Afterwards `folder` is gone.
 
-        If the step is complete already, `folder` is only deleted. If writing fails, nothing of the step stays in the
-        store, and the error is raised.
+        If the state of this step is complete already, `folder` is only deleted. If writing fails, nothing of the state
+        stays in the store, and the error is raised.
 
         digests: {path below `folder`: `sha256:<hex>`} of files whose digests are known already; other files are
         hashed."""
@@ -153,8 +156,9 @@ class PartialState:
         shutil.rmtree(folder)
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
-        """Remove all complete steps but the newest `keep` ones and those in `protect`. With `keep` 0 everything saved
-        under the key is removed, also steps in `protect`, incomplete steps and the local cache."""
+        """Remove from the store all complete training states but those of the newest `keep` steps and of the steps in
+        `protect`. With `keep` 0 everything saved under the key is removed, also the states of steps in `protect`,
+        incomplete states and the local cache."""
         steps = self.steps()
         old = [step for step in steps[:-keep] if step not in protect] if keep else steps
         for step in old:

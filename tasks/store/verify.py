@@ -37,9 +37,10 @@ class Problem:
     """A damaged file of a store.
 
     Attributes:
-        what: `corrupt` (a blob whose bytes have another digest, or a malformed document), `unusable` (a record or root
-            whose artifact can't be read, a record whose artifact is of a wrong kind, or a root whose run is missing),
-            or `missing` (a blob that was in the trash and was brought back).
+        what: `corrupt` (a blob whose bytes have another digest, or a malformed document), `unusable` (a record, the
+            document that names a stage's artifact, or a root, such as a pin or a champion, whose artifact can't be
+            read, a record whose artifact is of a wrong kind, or a root whose run is missing), or `missing` (a blob that
+            was in the trash and was brought back).
         name: the name of the file in the store; for a file of this machine's cache, its path.
         detail: what is wrong, as text for the user.
         repaired: whether the file was moved to quarantine, brought back or, in the cache, removed.
@@ -72,11 +73,11 @@ class Verified:
 
     @property
     def ok(self) -> bool:
-        """Whether the store has no problem, or all its problems are repaired."""
+        """Whether no problem (a damaged or missing file) was found in the store, or all problems were repaired."""
         return all(problem.repaired for problem in self.problems)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the result as `trnflow verify --json` prints it."""
+        """Return the result of verifying a store as the JSON object that `trnflow verify --json` prints."""
         return {
             "ok": self.ok,
             "checked": self.checked,
@@ -89,11 +90,13 @@ class Verified:
 def verify(
     backend: Backend, *, repair: bool = False, cache: Path | None = None, kinds: Mapping[str, str] | None = None
 ) -> Verified:
-    """Check all blobs, records, attempts, runs and roots of a store, and return the problems that were found. Without
+    """Check all blobs (files named by the digests of their bytes) and all documents (records of stages' results,
+    attempts, runs, and roots such as pins and champions) of a store, and return the problems that were found. Without
     `repair`, change nothing.
 
     Args:
-        repair: move damaged files to quarantine (but never roots), and bring back missing blobs from the trash.
+        repair: move damaged files to the store's folder `quarantine` (but never roots), and bring back missing blobs
+            from the trash.
         cache: the folder with this machine's copies of a remote store's blobs, which are then checked too, and removed
             if they are damaged and `repair` is true.
         kinds: {stage: kind of its artifacts}; artifacts of other stages may be of any kind.

@@ -16,8 +16,8 @@ PLACES = ("--cache_dir", "--xla_dump_to")
 
 
 def flags_around(names: tuple[str, ...] = FLAGS) -> dict[str, list[str]]:
-    """Return {environment variable: its compiler flags in canonical form} from the environment of this process.
-    Variables without flags are left out.
+    """Return {environment variable: its compiler flags, sorted by name, without flags that only name folders} from the
+    environment of this process. Variables without flags are left out.
 
     names: the variables to read."""
     given = {name: canonical_flags(os.environ.get(name, "")) for name in names}
@@ -31,8 +31,8 @@ def flags_added(name: str, flags: Sequence[str]) -> dict[str, str]:
 
 
 def check_flags(flags: Sequence[str]) -> None:
-    """Check compiler flags from a recipe. Raises ValueError for a text that does not begin with "-", and for a flag in
-    PLACES: flags that only name folders."""
+    """Check compiler flags from a recipe. Raises ValueError for a text that does not begin with "-", and for
+    `--cache_dir` and `--xla_dump_to`, which only name folders."""
     for flag in flags:
         if not flag.startswith("-"):
             raise ValueError(f"{flag!r} is no flag: write one as --name=value")
@@ -42,8 +42,8 @@ def check_flags(flags: Sequence[str]) -> None:
 
 def canonical_flags(text: str) -> list[str]:
     """Split the text of an environment variable into flags with their values, such as ["--opt=1", "--level 2"]. They
-    are sorted by name; flags of one name keep their order. The flags in PLACES, which only name folders, are left
-    out."""
+    are sorted by name; flags of one name keep their order. `--cache_dir` and `--xla_dump_to`, which only name folders,
+    are left out."""
     flags: list[str] = []
     for word in shlex.split(text):
         if word.startswith("-") or not flags:

@@ -20,7 +20,8 @@ _RESERVED = re.compile(r"[@/:?#]")
 
 
 def fill_address(text: str, setting: str) -> str:
-    """Return an address with each `${NAME}` replaced by the value of that environment variable, as by `redaction.fill`.
+    """Return the address of a database or server with each `${NAME}` replaced by the value of that environment
+    variable. These values count as secrets from now on: `redaction.scrub` hides them.
 
     text: the address as a setting has it; setting: the setting's dotted name, for errors. Raises ConfigError for a
     variable that is not set, and for a password in a database's address with an `@`, `/`, `:`, `?` or `#` that is not
@@ -36,14 +37,15 @@ def fill_address(text: str, setting: str) -> str:
 
 
 def is_database(uri: str) -> bool:
-    """Return whether an address is that of a database of one of DIALECTS, such as `postgresql+psycopg2://host/mlflow`,
-    and not that of an MLflow server or a folder. Only the scheme is looked at."""
+    """Return whether an address is that of an SQLite, PostgreSQL, MySQL or MS SQL database, such as
+    `postgresql+psycopg2://host/mlflow`, and not that of an MLflow server or a folder. Only the scheme is looked at."""
     return uri.partition("://")[0].partition("+")[0] in DIALECTS
 
 
 def missing_driver(error: BaseException) -> str:
     """Return the `pip install` command that installs the database driver whose absence caused an error. Empty if the
-    error has another cause, or if no extra of trnflow (see EXTRAS) installs the missing module."""
+    error has another cause, or if no extra of trnflow (a set of optional dependencies) installs the missing module;
+    psycopg2 is the only one that has an extra."""
     modules = (cause.name or "" for cause in _causes(error) if isinstance(cause, ImportError))
     extras = (EXTRAS.get(module.partition(".")[0]) for module in modules)
     return next((f"pip install 'trnflow[{extra}]'" for extra in extras if extra), "")

@@ -37,8 +37,8 @@ class LogLines:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        """Add a text to the unfinished message. If the text ends with a newline, write the message as a JSON object.
-        Returns the length of `text`."""
+        """Add a text to the unfinished message, which is not written yet. If the text ends with a newline, write the
+        message as a JSON object. Returns the length of `text`."""
         with self._lock:
             self._unfinished += text
             if self._unfinished.endswith("\n"):
@@ -46,8 +46,9 @@ class LogLines:
         return len(text)
 
     def end_line(self) -> None:
-        """Write the text that was taken since the last object as the message of an object; do nothing if it is blank.
-        Of a line that was overwritten with carriage returns (a progress bar), only the last state is written."""
+        """Write the text that was passed to `write` since the last JSON object as the message of a new JSON object; do
+        nothing if it is blank. Of a line that was overwritten with carriage returns (a progress bar), only the last
+        state is written."""
         with self._lock:
             lines, self._unfinished = self._unfinished.replace("\r\n", "\n").split("\n"), ""
             message = "\n".join(line.rpartition("\r")[2] for line in lines).strip()  # as a terminal shows it

@@ -23,5 +23,6 @@ times faster (on two cores a 2-layer BERT in 0.4 s instead of 1.2, a 5-layer Lla
 
 def model_environ() -> dict[str, str]:
     """Return the environment variables of the processes of the stages consolidate, export_neuron (to StableHLO) and
-    evaluate_model: EAGER, ENVIRON, and as many threads of torch and numpy as this process may use cores."""
+    evaluate_model: the Hugging Face hub is offline, idle threads wait without using a core, XLA compiles for the CPU
+    without optimization, and torch and numpy use as many threads as this process may use cores."""
     return {**EAGER, **ENVIRON, **dict.fromkeys(THREAD_VARIABLES, str(cores()))}

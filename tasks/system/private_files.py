@@ -40,7 +40,8 @@ def is_private(home: Path) -> bool:
 
 def lookup_name(home: Path, text: str) -> str:
     """Return the name under which the result of looking up `text`, such as a URL, is cached: the HMAC-SHA256 of `text`
-    under the home's secret, 64 hexadecimal digits. The first call creates the home and its secret."""
+    under the secret of the home (the folder of local state), 64 hexadecimal digits. The first call creates the home and
+    its secret."""
     return hmac.new(_secret(home), text.encode(), hashlib.sha256).hexdigest()
 
 

@@ -44,8 +44,8 @@ class Process(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """The process as text that can be part of a file name: its five attributes, joined by `_`. `read_tag` turns the
-        text back into a Process."""
+        """The process as text that can be part of a file name: its five attributes, joined by `_`. The function
+        `read_tag` turns the text back into a Process."""
         return "_".join(str(part).replace("/", "-") for part in self)
 
     def is_dead(self) -> bool:
@@ -85,8 +85,8 @@ def read_tag(tag: str) -> Process | None:
 
 def lives_on(attempt: str) -> bool:
     """Return whether any process of an attempt (one try to run a stage) still runs on this machine: a process in whose
-    environment TRNFLOW_ATTEMPT or TRNFLOW_STARTER has the value `attempt`. Reads the environment of every process of
-    this user (10 ms).
+    environment TRNFLOW_ATTEMPT or TRNFLOW_STARTER has the value `attempt` (these variables are set when a stage's
+    process is started). Reads the environment of every process of this user (10 ms).
 
     attempt: the attempt's id; or the `Process.tag` of a process, to ask about all stages that the process started."""
     marks = {f"{name}={attempt}".encode() for name in (ATTEMPT, STARTER)}

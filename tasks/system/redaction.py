@@ -159,7 +159,7 @@ def learn(settings: Any) -> None:
 
 def know(secret: str, shown: str = MASK) -> None:
     """Remember a secret, each of its lines, and the URL-decoded forms of these, in this process, so that `scrub`
-    replaces them by `shown`. Ignored: texts shorter than LEAST characters, and texts that consist of `${NAME}` only."""
+    replaces them by `shown`. Ignored: texts shorter than 6 characters, and texts that consist of `${NAME}` only."""
     for part in {secret, *secret.splitlines()}:
         for form in {part, unquote(part), unquote_plus(part)}:
             if len(form) >= LEAST and form not in _known and not _ONLY_REFERENCES.fullmatch(form):
@@ -176,7 +176,8 @@ def scrub(text: str) -> str:
 
 def substitutions() -> list[list[str]]:
     """Return the replacements that `scrub` makes, as [[regular expression, replacement], ...], for a process that can't
-    import this module (`tasks.launch.guard`). [] if this process knows no secret."""
+    import this module: the guard (`tasks.launch.guard`, which ends a stage's processes when the flow dies, and hides
+    secrets in their output). [] if this process knows no secret."""
     known = [[pattern.pattern, shown] for pattern, shown in _longest_first()]
     return [*known, *map(list, _SHAPES)] if known else []
 

@@ -28,7 +28,7 @@ _abandoned: list[Thread] = []
 class ThreadPool:
     """A pool of at most `count` daemon threads, started as needed, to be used in a `with` statement. At the end of the
     statement the pool waits for all submitted work. If an exception (such as Ctrl-C) leaves the statement, work that
-    has not begun is cancelled, and threads that do not end within PATIENCE seconds are left running.
+    has not begun is cancelled, and threads that do not end within one second are left running.
 
     name: the name of the threads; on_start: a function that each thread calls first."""
 
@@ -87,13 +87,14 @@ class ThreadPool:
 
 def call_in_thread(function: Callable[[], Value]) -> Value:
     """Call a function in a new thread, wait, and return the function's value or raise its exception. Ctrl-C is raised
-    within PATIENCE seconds, even while the function is in a library that ignores signals; a thread that has not ended
-    by then is left running."""
+    within one second, even while the function is in a library that ignores signals; a thread that has not ended by then
+    is left running."""
     with ThreadPool(1, "call") as pool:
         return pool.submit(function).result()
 
 
 def abandoned() -> bool:
-    """Return whether a thread that any pool of this process left running still runs. A process with such a thread
-    should not exit normally: it may crash when the thread returns from its library while the interpreter shuts down."""
+    """Return whether a thread that any pool of this process left running, because it did not end in time after an
+    exception such as Ctrl-C, still runs. A process with such a thread should not exit normally: it may crash when the
+    thread returns from its library while the interpreter shuts down."""
     return any(thread.is_alive() for thread in _abandoned)

@@ -28,7 +28,8 @@ LOCAL_PAGE = "http://127.0.0.1:5000"
 
 
 class Tracker(Spool):
-    """Record one run in MLflow: write its events to a spool and start the process that uploads them.
+    """Record one run in MLflow: write the run's events to a spool (a file on disk) and start the process that uploads
+    them to MLflow.
 
     Used as a context manager, it ends the run in MLflow when an exception leaves the context: as KILLED after an
     interruption, else as FAILED. If this process dies, MLflow shows the run as KILLED.
@@ -73,8 +74,8 @@ class Tracker(Spool):
     def finish(self, status: str, wait_seconds: float = 20.0) -> str | None:
         """End the run in MLflow and wait at most `wait_seconds` for the upload, which continues after that time.
 
-        status: FINISHED, FAILED or KILLED. Returns: None, or a message for the user when MLflow does not have all events
-        yet.
+        status: FINISHED, FAILED or KILLED. Returns: a message for the user if events could not be written to disk, or
+        if the last try to upload them failed; else None, also if the upload still goes on.
         """
         self.run_ended(status)
         deadline = time.monotonic() + wait_seconds
@@ -126,7 +127,8 @@ def absolute_uri(uri: str) -> str:
 
 
 def recorded_uri(address: str, written: str | None) -> str:
-    """Return the text that spools contain as the address of an MLflow server, without secrets.
+    """Return the text that is recorded as the address of an MLflow server in spools (the files in which events wait for
+    their upload), without secrets.
 
     address: the server's address; written: the address as the recipe has it, with `${NAME}` for secret parts, which is
     returned if it has such parts."""

@@ -15,17 +15,18 @@ from tasks.system.whole_file import write_whole
 
 def note_experiment(home: Path, uri: str, name: str, number: str) -> None:
     """Write the id of an MLflow experiment to a file in `<home>/tracking/experiments/`, from which `runs_page` reads
-    it. A failed write is ignored.
+    the id. A failed write is ignored.
 
-    home: the folder of local state (TRNFLOW_HOME); uri: the server's address without secrets, as spools contain it;
+    home: the folder of local state (TRNFLOW_HOME); uri: the MLflow server's address without secrets;
     name, number: the experiment's name and id."""
     with contextlib.suppress(OSError):  # a full disk costs the link, not the upload
         write_whole(_file(home, uri, name), number)
 
 
 def runs_page(base: str, home: Path, uri: str, name: str) -> str:
-    """Return the address of the page with the runs of an experiment, or of the page with all experiments as long as no run
-    was uploaded from this home. base: the address of MLflow's page; home, uri, name: as for `note_experiment`."""
+    """Return the address of MLflow's page with the runs of an experiment, or of the page with all experiments as long
+    as no run was uploaded from this home. base: the address of MLflow's page; home: the folder of local state
+    (TRNFLOW_HOME); uri: the MLflow server's address without secrets; name: the experiment's name."""
     file = _file(home, uri, name)
     page = f"{base.rstrip('/')}/#/experiments"
     if not file.exists():

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 
 def lengths_figure(lengths: dict[str, dict[str, int]]) -> Figure:
-    """Draw how long the rows of each split are: a bar chart of the share of rows by their number of tokens.
+    """Draw how long the rows of each split are, and return the figure: a bar chart of the share of rows by their number
+    of tokens.
 
     lengths: {split: {"<upper bound of the tokens>": number of rows}}.
     """

@@ -42,7 +42,7 @@ class MlflowRuns:
 
     Args:
         client: the client of the MLflow server.
-        files: the run's spool, with its plots.
+        files: the run's spool (the files in which its events and plots wait for the upload).
         state: the ids of the MLflow runs, and all else that a restarted upload needs. `state` is changed in place, and
             the caller saves it.
     """
@@ -61,7 +61,8 @@ class MlflowRuns:
         }
 
     def apply(self, events: Iterable[Meta]) -> None:
-        """Send events to MLflow in their order, metrics in batches. events: as `SpoolFiles.read` returns them."""
+        """Send events of the run to MLflow in their order, metrics in batches. events: as `SpoolFiles.read` returns
+        them."""
         curves: dict[str, list[Any]] = {}
         for event in events:
             if event["event"] == "metrics":

@@ -42,15 +42,17 @@ def registered_name(recipe: str) -> str:
 
 
 def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta) -> None:
-    """Register a recipe's champion in MLflow's model registry, and the challenger if there is one, and set their
-    aliases. Calling it again with the same event has no further effect.
+    """Register a recipe's champion (the model that the recipe's users get) in MLflow's model registry, and the
+    challenger (the new model that was compared with it) if there is one, and give them the aliases `champion` and
+    `challenger`. Calling this function again with the same event has no further effect.
 
     Args:
         client: the client of the MLflow server.
         experiment, run: ids in MLflow; models that are new in MLflow belong to this experiment and name this run as
             their source.
-        event: recipe, task, number (of the champion's file), series (names the champions of one store), created (when the file
-            was made), champion (digest), challenger (digest or null).
+        event: recipe, task, number (of the champion's file in the store; it grows with each new champion), series (a
+            text that is the same for all champions of the recipe in one store), created (when the file was made),
+            champion (digest), challenger (digest or null).
     """
     import mlflow
 

@@ -33,8 +33,8 @@ READ_BYTES = 1 << 20
 
 
 class Spool:
-    """Write the events of one run to its spool, for a later upload to MLflow. While the spool is open, its lock shows
-    that the run is alive.
+    """Write the events of one run to its spool (a file on disk), from which another process uploads them to MLflow.
+    While the spool is open, its lock shows that the run is alive.
 
     lost: the number of events and plots that could not be written, such as on a full disk. A failed write raises no error,
     so that it never ends a run.
@@ -58,7 +58,7 @@ class Spool:
         uri: str,
         artifacts: str | None = None,
     ) -> None:
-        """Write the first event of the run.
+        """Write the first event of the run, from which the upload makes the run in MLflow.
 
         Args:
             recipe: the recipe's name.
@@ -75,7 +75,7 @@ class Spool:
         )  # fmt: skip
 
     def dataset(self, name: str, digest: str, note: str = "", context: str = "") -> None:
-        """Write that the run used a data set.
+        """Write the event that the run used a data set, which MLflow lists among the run's data sets.
 
         Args:
             digest: the digest of the data, or of the artifact made of it.
@@ -85,13 +85,13 @@ class Spool:
         self.append("dataset", name=name, digest=digest, note=note, context=context)
 
     def stage_started(self, stage: str, key: str, settings: Meta | None = None) -> None:
-        """Write that a stage begins. key: the stage's key, the hash of its settings, inputs and code; settings: the
-        settings of this stage, shown as parameters of its nested run in MLflow."""
+        """Write the event that a stage begins. key: the stage's key, the hash of its settings, inputs and code;
+        settings: the settings of this stage, shown as parameters of its nested run in MLflow."""
         self.append("stage_started", stage=stage, key=key, settings=redact(settings or {}))
 
     def metrics(self, stage: str, step: int, values: dict[str, float], at: float | None = None) -> None:
-        """Write the values of a stage's metrics at a step. values: {metric: value}; at: the time in seconds since 1970,
-        None for now."""
+        """Write the event with the values of a stage's metrics at a step of training. values: {metric: value}; at: the
+        time in seconds since 1970, None for now."""
         self.append("metrics", stage=stage, step=step, values=values, **({} if at is None else {"time": at}))
 
     def stage_ended(
@@ -107,7 +107,7 @@ class Spool:
         plots: tuple[Path, ...] = (),
         lengths: Meta | None = None,
     ) -> None:
-        """Write how a stage ended.
+        """Write the event that a stage ended, with its results.
 
         Args:
             action: `ran`, or `hit` when a cached result was used.
@@ -137,13 +137,15 @@ class Spool:
         series: str,
         created: str,
     ) -> None:
-        """Write which model is the recipe's champion, for MLflow's model registry.
+        """Write the event which says what model is the recipe's champion (the model that its users get), for MLflow's
+        model registry.
 
         Args:
             task: `classification` or `causal_lm`.
             number: the n of the champion's file `roots/champions/<recipe>/<n>.json` in the store; it grows with each
                 new champion.
-            champion, challenger: digests of the models; None for the challenger if no other model was compared.
+            champion, challenger: digests of the champion, and of the new model that was compared with it; None for the
+                challenger if no other model was compared.
             comparison: champion and challenger (their values of the metric), difference, low and high (the ends of its
                 interval), recorded in the parent run in MLflow; empty if no other model was compared.
             series: a text that is the same for all champions of a recipe in one store, and different in each store.
@@ -156,7 +158,7 @@ class Spool:
         )  # fmt: skip
 
     def run_ended(self, status: str) -> None:
-        """Write the last event of the run and close the spool. status: FINISHED, FAILED or KILLED."""
+        """Write the last event of the run, its end, and close the spool. status: FINISHED, FAILED or KILLED."""
         self.append("run_ended", status=status)
         self.close()
 
@@ -196,7 +198,8 @@ class Spool:
 
 @dataclass(frozen=True)
 class SpoolFiles:
-    """The files of one run's spool, as the uploading process uses them. home: the folder of local state (TRNFLOW_HOME);
+    """The files of one run's spool (where the run's events and plots wait for the upload to MLflow), as the uploading
+    process uses them. home: the folder of local state (TRNFLOW_HOME);
     run: the run's id."""
 
     home: Path
@@ -214,7 +217,7 @@ class SpoolFiles:
 
     @property
     def state(self) -> Path:
-        """The file that records how many bytes of the events are uploaded, and the ids of the MLflow runs."""
+        """The file that records how many bytes of the file of events are uploaded, and the ids of the MLflow runs."""
         return self.folder / f"{self.run}.state.json"
 
     @property
@@ -252,7 +255,8 @@ class SpoolFiles:
                 Path(handle.name).unlink(missing_ok=True)
 
     def read(self, offset: int) -> tuple[list[Meta], int]:
-        """Read events from byte `offset` on, about 1 MiB of whole lines. Return the events and the offset after them."""
+        """Read events from byte `offset` of the file of events on, about 1 MiB of whole lines. Return the events and
+        the offset in bytes after them."""
         with self.events.open("rb") as handle:
             handle.seek(offset)
             chunk = handle.read(READ_BYTES)
@@ -262,8 +266,8 @@ class SpoolFiles:
         return [event for line in whole.splitlines() if (event := parsed(line))], offset + len(whole)
 
     def append_killed(self) -> None:
-        """Write the last event of a run that was killed: the end of the run with the status KILLED. It is written on a new
-        line, since the run may have left an incomplete one."""
+        """Add the last event of a run that was killed to the file of events: the end of the run with the status KILLED.
+        It is written on a new line, since the run may have left an incomplete one."""
         with self.events.open("ab") as handle:
             handle.write(b"\n" + json.dumps({"event": "run_ended", "time": time.time(), "status": "KILLED"}).encode())
             handle.write(b"\n")
@@ -284,8 +288,8 @@ class SpoolFiles:
         aside.replace(self.state)
 
     def remove(self) -> None:
-        """Remove all files of the spool once they are uploaded. The file of events is removed last: without it the spool
-        does not exist."""
+        """Remove all files of the spool; called once they are uploaded. The file of events is removed last: without it
+        the spool does not exist."""
         shutil.rmtree(self.plots, ignore_errors=True)
         for file in (self.state, self.warning, self.events):
             file.unlink(missing_ok=True)

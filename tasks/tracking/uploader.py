@@ -34,8 +34,9 @@ RECORDED_ADDRESS = "TRNFLOW_TRACKING_RECORDED"
 
 
 def follow_run(home: str, run: str) -> None:
-    """Run the uploader: upload the spool of `run` until that run ends, then all spools that other runs left. This is the
-    entry point of the uploading process. home: the folder of local state (TRNFLOW_HOME), which has the spools."""
+    """Run the uploader: send the spool of `run` (the file in which its events wait) to MLflow until that run ends, then
+    all spools that other runs left. This is the entry point of the uploading process. home: the folder of local state
+    (TRNFLOW_HOME), which has the spools."""
     os.nice(5)
     learn(os.environ.get(ADDRESS, ""))
     scrub_logs()
@@ -53,8 +54,8 @@ def follow_run(home: str, run: str) -> None:
 
 
 def upload_left(home: Path, first: str = "") -> int:
-    """Upload the spools of all runs that have ended or died, and remove each spool that was uploaded completely; return
-    the number of these.
+    """Upload to MLflow the spools (files of events) of all runs that have ended or died, and remove each spool that was
+    uploaded completely; return the number of these.
 
     home: the folder of local state; first: the id of the run to begin with. After a failure, other spools for the same
     server are left for a later upload.

@@ -25,11 +25,13 @@ if TYPE_CHECKING:  # keeps the code that reads checkpoints out of precompile's k
 def make_engine(
     config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None = None, world: World = ALONE
 ) -> Engine:
-    """Return the engine that `config.engine` names, with the model placed on its devices.
+    """Return the engine that `config.engine` names, with the model placed on its devices. An engine holds the model and
+    computes the training steps: native by PyTorch, xla by torch_xla's compiled graphs.
 
     Args:
         built: the model.
-        registry: records each graph that the engine traces, and checks it against the list of the stage precompile.
+        registry: records each graph that the engine traces, and checks it against the list of graphs that the stage
+            precompile made.
         stored: reads the checkpoint to resume from, which may have been written on another mesh (number of replicas
             and of tensor parallel devices); None: start with the values in `built`.
         world: the processes that train together.
@@ -48,12 +50,13 @@ def make_engine(
 
 @contextmanager
 def join_ranks(config: TrainConfig) -> Iterator[World]:
-    """Join the process group of this training, yield this process's `World`, and leave the group at the end of the
-    context.
+    """Join the process group of this training, yield this process's `World` (its number, and methods that exchange
+    small values with the other processes), and leave the group at the end of the context.
 
-    A rank is one of the processes that train together. If `config` asks for one process only, `ALONE` is yielded and
-    no group is made. Raise ModelError when another number of processes was started than `config` asks for, and
-    ProcessFailed when a rank does not join, or later does not answer, within `train.collective_timeout_seconds`."""
+    A rank is one of the processes that train together. If `config` asks for one process only, the `World` of a single
+    process is yielded and no group is made. Raise ModelError when another number of processes was started than `config`
+    asks for, and ProcessFailed when a rank does not join, or later does not answer, within
+    `train.collective_timeout_seconds`."""
     if ranks(config) == 1:
         yield ALONE
         return

@@ -38,20 +38,20 @@ class TrainConfig(
 
     @property
     def share(self) -> int:
-        """The number of rows that one replica trains on in each update. A replica is one copy of the model, on
-        `tensor_parallel_size` devices."""
+        """The number of rows that one replica trains on in each update of the weights. A replica is one copy of the
+        model, on `tensor_parallel_size` devices."""
         return self.global_batch // self.data_parallel
 
     @property
     def replica_batch(self) -> int:
-        """The number of rows in one forward pass of one replica. `micro_batch: auto` must be resolved first
-        (`with_micro_batch`)."""
+        """The number of rows in one forward pass of one replica (a copy of the model, on `tensor_parallel_size`
+        devices). `micro_batch: auto` must be replaced by a number first (`with_micro_batch`)."""
         assert self.micro_batch != "auto", "precompile decides what auto is"
         return self.micro_batch or self.share
 
     @property
     def micro_rows(self) -> int:
-        """The number of rows in one forward pass, over all replicas."""
+        """The number of rows in one forward pass, over all replicas (data parallel copies of the model)."""
         return self.replica_batch * self.data_parallel
 
     @property
@@ -66,8 +66,8 @@ class TrainConfig(
 
     @property
     def shape_unit(self) -> tuple[int, int] | None:
-        """(rows, positions): padding may be trimmed from a batch as long as its shape stays a multiple of this
-        shape. None if compiled graphs need batches of one fixed shape: then nothing is trimmed.
+        """(rows, positions): padding is trimmed from a batch only so far that its numbers of rows and of positions stay
+        multiples of these two. None if compiled graphs need batches of one fixed shape: then nothing is trimmed.
 
         On cuda the number of positions is a multiple of 8, because tensor cores process positions in groups of
         eight."""
@@ -129,8 +129,9 @@ def check_model(config: TrainConfig, model: Source) -> None:
     head need pretrained weights or a warm start, and the number of tensor parallel devices must divide the number of
     heads.
 
-    The check uses only `model.identity` (the content of the config file, and the digests of the weights), so it runs
-    before any stage. A field that the config file leaves to its default is checked when the model is built."""
+    model: where the model comes from (`Source`). The check uses only `model.identity` (the content of the config file,
+    and the digests of the weights), so it runs before any stage. A field that the config file leaves to its default is
+    checked when the model is built."""
     known = model.identity["config"]
     if config.method != "full" and model.identity["weights"] is None and config.warm_start_from is None:
         raise ModelError(

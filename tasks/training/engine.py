@@ -25,8 +25,8 @@ class Engine(Protocol):
     Every rank (one of the processes that train together) must make the same calls in the same order."""
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Handle:
-        """Enqueue one update of the weights, without waiting for the device. Return a handle of [mean loss, gradient
-        norm, 1 if both are finite else 0].
+        """Enqueue one update of the weights, without waiting for the device. Return a handle (a tensor on the device,
+        which `fetch` reads) of [mean loss, gradient norm, 1 if both are finite else 0].
 
         Args:
             batch: the rows of all replicas (data parallel copies of the model); each process computes its share.
@@ -36,8 +36,9 @@ class Engine(Protocol):
         An update whose loss or gradient norm is not finite changes nothing."""
 
     def evaluate(self, batch: Batch) -> Handle:
-        """Enqueue a forward pass without dropout over the rows of all replicas. The weights do not change. Return a
-        handle of [summed loss, number of correctly predicted targets]."""
+        """Enqueue a forward pass without dropout over `batch`, the rows of all replicas (data parallel copies of the
+        model). The weights do not change. Return a handle (a tensor on the device, which `fetch` reads) of [summed
+        loss, number of correctly predicted targets]."""
 
     def fetch(self, handles: Sequence[Handle]) -> list[list[float]]:
         """Wait for the device and return the numbers of each handle that `train` or `evaluate` returned."""

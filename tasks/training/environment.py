@@ -10,7 +10,8 @@ from tasks.training.config import TrainConfig, ranks
 
 
 def compiler(config: TrainConfig) -> Meta:
-    """Return the facts on which a graph depends besides settings and shapes, for the keys of precompile and train:
+    """Return the facts on which a compiled graph depends besides settings and shapes, as a part of the cache keys (the
+    hashes under which results are cached) of the stages precompile and train:
     {"device": the kind of device, "versions": names of the packages that trace and compile, whose versions the cache
     key then contains, "flags": {environment variable: flags of XLA's or Neuron's compiler}, {} for engine native}."""
     packages = ["torch", "transformers"]
@@ -24,8 +25,10 @@ def compiler(config: TrainConfig) -> Meta:
 
 
 def accelerator(config: TrainConfig) -> Meta:
-    """Return the part `accel` of the key of train: what the last bits of the weights depend on besides settings and inputs,
-    which is the XLA or Neuron compiler with its flags, and the number of processor threads."""
+    """Return the part `accel` of the cache key (the hash under which the result is cached) of the stage train. It names
+    the things on which the last bits of the weights depend besides settings and inputs: the kind of device, the
+    versions of torch, transformers and the compiler, the compiler's flags (as `compiler` returns them), and the number
+    of CPU threads."""
     return {**compiler(config), "threads": config.resolved_threads}
 
 

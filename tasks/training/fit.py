@@ -43,9 +43,11 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
     trained weights, the model's config and the tokenizer to `out.path`.
 
     Args:
-        model: the model's source; with a warm start, as `starting_from` returned it.
-        packed: the packed rows, the artifact of `pack_chunks`.
-        graphs: precompile's artifact: the list of graphs that training may run, and the compiled graphs that it has.
+        model: where the model comes from; with a warm start (training begins with the weights of a model in the
+            store), as `starting_from` returned it.
+        packed: the packed rows (token rows of a few lengths, each with one or several documents), the artifact of the
+            stage `pack_chunks`.
+        graphs: the artifact of the stage `precompile`: the list of graphs that training may run, and compiled graphs.
 
     Return the metadata of the artifact. Raise Interrupted when a signal stops the training."""
     check_device(config)
@@ -114,7 +116,7 @@ def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, o
 
 def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
     """Return the schedule, which says which rows each update trains on. The order of the rows follows from the seed,
-    and is the same for every engine and mesh.
+    and is the same for every engine and mesh (number and arrangement of devices).
 
     packed: the metadata of the packed rows; train: their train split. With `train.group_by_length` each batch gets
     rows with about as many tokens, unless several documents were packed into a row (strategy "bfd" or "concat")."""
@@ -123,7 +125,8 @@ def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
 
 
 def newest_state(out: Workdir) -> tuple[int, Path] | None:
-    """Return (step, folder) of the checkpoint to resume from, or None to start from the beginning.
+    """Return (step, folder) of the checkpoint in `out.partial` (the state that an interrupted stage has saved) to
+    resume from, or None to start from the beginning.
 
     A checkpoint contains the number of the step with the best evaluation so far. The checkpoint of that best step
     must exist, too, because its weights may become the result of training. If the best step's checkpoint is missing

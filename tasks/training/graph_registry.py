@@ -22,7 +22,8 @@ Key = tuple[str, int]
 
 @dataclass
 class GraphRegistry:
-    """The graphs that this process has traced and compiled, and the list of graphs that precompile allows."""
+    """The graphs that this process has traced and compiled, and the list of graphs that the stage precompile made
+    before training. Training may run no other graphs, unless `allow_unlisted` is set."""
 
     expected: dict[Key, str] | None = None
     """The hash of each graph that precompile listed; None while precompile itself lists them."""
@@ -47,17 +48,18 @@ class GraphRegistry:
 
     @classmethod
     def from_artifact(cls, graphs: Input, *, allow_unlisted: bool) -> GraphRegistry:
-        """Return a registry that allows the graphs listed in precompile's artifact `graphs`. allow_unlisted: whether
-        another graph is a warning instead of an error."""
+        """Return a registry that allows the graphs listed in `graphs`, the artifact of the stage precompile.
+        allow_unlisted: whether a graph that is not listed is a warning instead of an error."""
         document = read_json(graphs.path / "graphs.json")
         return cls({(graph["name"], graph["length"]): graph["hash"] for graph in document["graphs"]}, allow_unlisted)
 
     def register(self, name: str, length: int, digest: str, inputs: list[Meta]) -> None:
-        """Record a graph that this process has traced and not yet run. Raise CompileError unless precompile listed
-        it with this hash.
+        """Record a graph that this process has traced and not yet run. Raise CompileError unless the stage precompile
+        listed the graph with this hash.
 
         Args:
-            name, length: the graph's name and length, as the module describes them.
+            name: "train", "accumulate", "update" or "eval".
+            length: of the rows in tokens; 0 for a graph that is the same for every length.
             digest: the graph's hash.
             inputs: {"shape", "dtype"} of each input.
 
@@ -81,9 +83,9 @@ class GraphRegistry:
     def executing(self, name: str, length: int, *, first: bool, compiles: Callable[[], int]) -> Iterator[None]:
         """Count the compilations while a graph executes in this context.
 
-        first: whether this is the graph's first execution; compiles: returns the number of graphs that this process
-        has compiled so far. Raise CompileError when anything is compiled outside a graph's first execution, for
-        example while saving; with `allow_unlisted` such a compilation is no error."""
+        name, length: the graph, as in `register`; first: whether this is the graph's first execution; compiles: returns
+        the number of graphs that this process has compiled so far. Raise CompileError when anything is compiled outside
+        a graph's first execution, for example while saving; with `allow_unlisted` such a compilation is no error."""
         before, start = compiles(), time.perf_counter()
         if self.counted not in (None, before):
             self._defect("something beside the steps was compiled")

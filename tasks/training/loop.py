@@ -44,7 +44,7 @@ class Progress:
     """The state of a training that a checkpoint holds besides tensors.
 
     Attributes:
-        step: the number of updates done, which also gives the position in the data.
+        step: the number of updates of the weights done so far, which also gives the position in the data.
         loss: the sum of the losses of all updates.
         before: metrics of the evaluation before the first step.
         after: metrics of the newest evaluation.
@@ -61,8 +61,8 @@ class Progress:
 
     @classmethod
     def of(cls, state: Meta) -> Progress:
-        """Return the progress that is stored in a checkpoint. state: the JSON in the checkpoint's index,
-        `Reader.state`."""
+        """Return the progress of the training that is stored in a checkpoint. state: the JSON in the checkpoint's
+        index, `Reader.state`."""
         return cls(**{**state, "best": Best(**state["best"])})
 
 
@@ -115,8 +115,8 @@ class Run:
         self.report()
 
     def steps(self, batches: Iterator[Batch], stopped: list[int]) -> None:
-        """Run the steps on `batches`, up to the last step or early stopping. After each step, log, evaluate and save
-        if that is due. Raise Interrupted, after saving, when a signal was caught."""
+        """Run the training steps on `batches`, up to the last step or early stopping. After each step, log, evaluate
+        and save a checkpoint where each of these is due. Raise Interrupted, after saving, when a signal was caught."""
         at, config = self.progress, self.config
         while at.step < self.total and not at.best.exhausted(config):
             self.step(batches)
@@ -142,8 +142,9 @@ class Run:
         return epoch or often or at.step == self.total
 
     def is_new_best(self) -> bool:
-        """Evaluate on the validation split, put the metrics into `progress`, and return, on every rank alike,
-        whether this evaluation is the best so far; False when the recipe does not keep the best weights."""
+        """Evaluate on the validation split, put the metrics into `progress`, and return, equal on every rank (process
+        that trains), whether this evaluation is the best so far; False when the recipe does not keep the best
+        weights."""
         at = self.progress
         at.after = self.evaluate()
         if not self.config.keeps_best:
@@ -171,8 +172,8 @@ class Run:
         self.out.progress(at.step, self.total, "steps", **self.shown)
 
     def log(self) -> None:
-        """Wait for the device, and report the newest loss and gradient norm, the learning rate, and the speed since
-        the last log. Raise the error of the thread that writes checkpoints if it has failed."""
+        """Wait for the device, and report, as metrics of the run, the newest loss and gradient norm, the learning rate,
+        and the speed since the last log. Raise the error of the thread that writes checkpoints if it has failed."""
         self.read_losses()
         self.saver.check()
         lr = scalars(self.config, self.progress.step - 1, self.total, 1).lr
@@ -210,7 +211,8 @@ class Run:
         return found
 
     def save(self) -> None:
-        """Copy the training state to the host; a thread writes it to a checkpoint while training goes on."""
+        """Copy the training state from the device to the host, and return; a thread writes the copy to a checkpoint
+        while training goes on."""
         self.read_losses()
         with self.meters.pause():
             at = self.progress
@@ -243,7 +245,8 @@ class Run:
         )
 
     def measured(self, meter: Meter) -> dict[str, float]:
-        """Return the speed of the steps that `meter` counted, and the memory and compilations of the whole process.
+        """Return metrics: the speed of the steps that `meter` counted, and the memory and compilations of the whole
+        process.
 
         Unknown figures are left out: `mfu` (share of the peak FLOPs) when the device's peak is not known, and the
         device's memory when the engine does not report it."""
@@ -259,9 +262,10 @@ class Run:
         }
 
     def summary(self) -> Meta:
-        """Return the metrics for the artifact's metadata: `train_loss`, the mean over all updates; the evaluation
-        before the first step, with `_before` at the end of each name; and the last evaluation, or the best one if
-        its weights are the result. They contain no times and do not depend on `log_every`."""
+        """Return the metrics of the training for the metadata of the artifact (the stored result): `train_loss`, the
+        mean over all updates; the evaluation before the first step, with `_before` at the end of each name; and the
+        last evaluation, or the best one if its weights are the result. They contain no times and do not depend on
+        `log_every`."""
         at = self.progress
         before = {f"{name}_before": value for name, value in at.before.items()}
         found = at.best.metrics if self.config.keeps_best and at.best.metrics else at.after
@@ -269,7 +273,7 @@ class Run:
 
     def report(self) -> None:
         """Report the figures of the whole training (seconds, speed, memory, compilations, checkpoints), and warn of
-        graphs that precompile did not list."""
+        compiled graphs that are not in the list that the stage precompile made."""
         for text in self.registry.unlisted:
             self.out.warn(text)
         meter = self.meters.whole

@@ -37,8 +37,8 @@ class Meter:
     elsewhere: float = 0.0
 
     def count(self, batch: Batch, flops: int) -> None:
-        """Count a step that trained on `batch`. flops: the floating-point operations of its forward and backward
-        pass."""
+        """Add a step that trained on `batch` to the counts of rows, targets and tokens. flops: the floating-point
+        operations of the step's forward and backward pass."""
         self.steps += 1
         self.samples += batch.samples
         self.supervised += batch.supervised
@@ -48,7 +48,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """The seconds of training since `start`, without the time in `elsewhere`."""
+        """The seconds of training since `start`, without the time spent evaluating, saving and compiling."""
         return max(time.perf_counter() - self.start - self.elsewhere, 1e-9)
 
     def rates(self) -> dict[str, float]:
@@ -64,7 +64,7 @@ class Meter:
 
 
 class Meters:
-    """Two meters: `whole` for all steps of this process, `lap` for the steps since the last log."""
+    """Two meters of training speed: `whole` counts all steps of this process, `lap` the steps since the last log."""
 
     def __init__(self) -> None:
         self.whole, self.lap = Meter(), Meter()

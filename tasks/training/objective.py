@@ -50,9 +50,10 @@ def correct(logits: Tensor, targets: Tensor) -> Tensor:
 def class_weights(config: TrainConfig, packed: Meta, train: Split | None) -> tuple[float, ...] | None:
     """Return the weight of each class in the loss, in the order of the labels, or None when all classes count alike.
 
-    packed: the metadata of the packed rows; train: the split in which "balanced" counts the classes (a class without
-    rows has weight 1), or None when only graphs are traced, which do not depend on the weights. Raise ConfigError
-    for the task causal_lm and for unknown labels."""
+    The weights are set in `train.class_weights`. packed: the metadata of the packed rows; train: the training rows, in
+    which the value "balanced" counts the classes (a class without rows has weight 1), or None when only graphs are
+    traced, which do not depend on the weights. Raise ConfigError for weights with the task causal_lm, and for unknown
+    labels."""
     wanted, labels = config.class_weights, packed["labels"]
     if wanted is None:
         return None

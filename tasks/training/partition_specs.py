@@ -37,7 +37,8 @@ VOCABULARY = ("embedding_rowwise", "colwise_gather_output", "colwise_rep")
 
 
 class Mesh(NamedTuple):
-    """The number of devices along each axis of the mesh. The device with number `d * model + m` is at position (d, m).
+    """The number of devices along each axis of the mesh, the grid of devices that train together. The device with
+    number `d * model + m` is at position (d, m).
 
     data: replicas, each with its own rows; model: devices that share one replica (tensor parallelism)."""
 
@@ -46,11 +47,12 @@ class Mesh(NamedTuple):
 
 
 def parameter_specs(shapes: Mapping[str, Shape], tp_plan: Mapping[str, str], mesh: Mesh, model: str) -> dict[str, Spec]:
-    """Return the partition spec of each parameter, by name.
+    """Return the partition spec of each parameter, by name: for each dimension the mesh axis ("data" or "model") over
+    which the dimension is split, or None.
 
     Args:
         shapes: {parameter name: its whole shape}.
-        tp_plan: {module pattern: style}.
+        tp_plan: the model's tensor parallel plan, {module pattern: style}; a style such as "colwise" says how to split.
         model: the name of the model's class, for error messages.
 
     With one device along "model" nothing is split. Raise ModelError when the plan is empty, a style is unknown, or the
@@ -90,14 +92,15 @@ def check_heads(fields: Mapping[str, Any], size: int) -> None:
 
 
 def covers(pattern: str, module: str) -> bool:
-    """Return whether a plan's `pattern` matches the module name `module`. "*" stands for one part of the name, between
-    dots."""
+    """Return whether `pattern`, of a tensor parallel plan, matches the module name `module`. "*" stands for one part of
+    the name, between dots."""
     wanted, parts = pattern.split("."), module.split(".")
     return len(wanted) == len(parts) and all(w in ("*", p) for w, p in zip(wanted, parts, strict=True))
 
 
 def state_spec(shape: Shape, spec: Spec, mesh: Mesh, zero1: bool) -> Spec:
-    """Return the partition spec of a parameter's optimizer state.
+    """Return the partition spec of a parameter's optimizer state: for each dimension the mesh axis ("data" or "model")
+    over which the dimension is split, or None.
 
     shape, spec: the parameter's shape and partition spec. With `zero1` the first dimension that is not split, and that
     the number of replicas divides, is also split over "data"."""

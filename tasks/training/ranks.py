@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """The processes that train together, as one of them sees them. Every rank must make the same calls of the methods
-    that send messages."""
+    """The processes (ranks) that train together, as one of them sees them: this rank's number, the mesh, and methods
+    that exchange small values. Every rank must make the same calls of these methods, in the same order."""
 
     rank: int = 0
     """This process's number."""
@@ -35,16 +35,17 @@ class World:
 
     @property
     def data(self) -> int:
-        """This rank's index along "data": which share of each batch it computes."""
+        """This rank's index along the mesh axis "data": which share of each batch this process computes."""
         return self.rank // self.mesh.model
 
     @property
     def model(self) -> int:
-        """This rank's index along "model": which part of each split layer it holds."""
+        """This rank's index along the mesh axis "model": which part of each split layer this process holds."""
         return self.rank % self.mesh.model
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's `value` on every rank. The value is pickled."""
+        """Return the `value` of rank 0 (the first of the processes that train together) on every rank. The value is
+        sent pickled."""
         if self.groups is None:
             return value
         import torch.distributed as dist
@@ -54,8 +55,8 @@ class World:
         return values[0]
 
     def broadcast_flag(self, value: bool) -> bool:
-        """Return rank 0's `value`, a bool, on every rank. This is so much cheaper than `broadcast` that it can be
-        called in every step."""
+        """Return the `value` of rank 0 (the first process), a bool, on every rank. This is so much cheaper than
+        `broadcast` that it can be called in every step."""
         if self.groups is None:
             return value
         import torch
@@ -66,11 +67,13 @@ class World:
         return bool(flag)
 
     def on_first(self, function: Callable[[], T]) -> T:
-        """Call `function` on rank 0 alone and return its value on every rank. The others wait for it."""
+        """Call `function` in rank 0 (the first process) alone and return its value on every rank. The other ranks wait
+        for the value."""
         return self.broadcast(function() if self.rank == 0 else None)  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T] | None:
-        """Return the `value` of every rank, in order of ranks, on rank 0; None on the others. The values are pickled."""
+        """Return the `value` of every rank (process that trains), in order of ranks, on rank 0; None on the others. The
+        values are sent pickled."""
         if self.groups is None:
             return [value]
         import torch.distributed as dist

@@ -15,7 +15,7 @@ HIGHER_IS_BETTER = ("eval_accuracy",)
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far.
+    """The best evaluation of a training so far, by `train.best_metric`.
 
     Attributes:
         step: the step after which this evaluation was made, 0 when there is none.
@@ -28,7 +28,7 @@ class Best:
     stale: int = 0
 
     def after(self, config: TrainConfig, step: int, metrics: dict[str, float]) -> Best:
-        """Return the best evaluation, now that an evaluation after `step` gave `metrics`.
+        """Return the new `Best` (this object stays unchanged) after an evaluation at step `step` that gave `metrics`.
 
         That evaluation is the new best if `best_metric` is finite and better by more than `early_stopping_threshold`."""
         name = config.best_metric

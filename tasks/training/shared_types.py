@@ -25,7 +25,8 @@ class TensorSlice(NamedTuple):
     """A part of one tensor of a checkpoint, as one device writes it.
 
     Attributes:
-        name: the tensor's name, with its prefix (`PARAMETER`, `FIRST`, `SECOND`, `ROW` or `COLUMN`).
+        name: the tensor's name, with its prefix: "parameter/", or for the optimizer's state "first/", "second/"
+            (moments), "row/" or "column/" (Adafactor).
         device: the number, from 0, of the device that writes the part.
         start: the first index of the part in each dimension.
         whole: the shape of the whole tensor.
@@ -79,5 +80,6 @@ class Built:
         return dict(self.model.named_parameters())
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters that are trained, by name, in the order of `parameters`."""
+        """Return the parameters that are trained (not frozen), by name, in the order of the model's
+        `named_parameters`."""
         return {name: parameter for name, parameter in self.parameters().items() if name not in self.frozen}

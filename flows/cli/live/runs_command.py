@@ -42,10 +42,13 @@ def runs(options: Namespace) -> int:
 def listed(store: Store) -> list[Meta]:
     """Return the runs in progress and the past runs, newest first.
 
-    Each is {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics, stage, step, of, unit, eta}; the fields up
-    to `metrics` are as in `flows.cli.history_commands.brief`. The outcome of a run in progress is "running"; `stage` to
-    `eta` are as in `flows.cli.live.status_command.running`, its `seconds` count from the time in its id, and `ended`,
-    `hit`, `ran` and `skip` are None. A past run has None from `stage` on.
+    Each is {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics, stage, step, of, unit, eta}; `outcome` is
+    running, completed, failed or cancelled; `hit`, `ran` and `skip` count the stages that were taken from the store,
+    ran, and were left out; `metrics` are those of all stages, by name.
+
+    Of a run in progress, `stage` is the stage that runs now, `step` of `of` units (named `unit`) are done, `eta` is the
+    seconds left, `seconds` count from the time in the run's id, `ended`, `hit`, `ran` and `skip` are None, and
+    `metrics` is empty. Of a past run, `stage` to `eta` are None.
     """
     now = running(store)  # first: a run that ends meanwhile is then on record
     past = run_ids(store)

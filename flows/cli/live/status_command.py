@@ -44,8 +44,9 @@ def running(store: Store) -> list[Meta]:
     """Return the stages that run now, oldest first, each as {run, recipe, stage, step, of, unit, eta, host, pid, since}.
 
     `step` of `of` units of work are done, `unit` is their name (such as `steps`), `eta` the seconds left. These four
-    are None if the stage has reported no progress; they are from the last heartbeat of the stage's lease, which is
-    written every third of `store.lease_ttl_seconds`. `since` is the time at which the stage's lease was taken.
+    are None if the stage has reported no progress. They are from the last heartbeat of the stage's lease (the file in
+    the store by which a process says that it makes the stage's result); a heartbeat is written every third of
+    `store.lease_ttl_seconds`. `since` is the time at which the lease was taken.
     """
     found = []
     for holder, attempt, progress in leases_of_stages(store):
@@ -62,9 +63,10 @@ def running(store: Store) -> list[Meta]:
 def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Holder, Meta, Meta]]:
     """Yield (lease, journal, progress) of each stage that runs now.
 
-    The lease names the run and the process, the journal is the store's document of the attempt (stage, recipe, start),
-    the progress is that of the last heartbeat. silent: yield also leases without recent heartbeats, whose processes may
-    be dead."""
+    The lease is the entry in the store by which a process says that it makes a stage's result; it names the run and the
+    process. The journal is the store's document of the attempt, this try to run the stage (stage, recipe, start). The
+    progress (step, of, unit, eta) is that of the lease's last heartbeat. silent: yield also leases without recent
+    heartbeats, whose processes may be dead."""
     for key, holder, progress in live_leases(store.backend, silent=silent):
         attempt = store.attempt(key, holder.attempt)
         if (
@@ -75,7 +77,7 @@ def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Ho
 
 def counted(one: Meta) -> str:
     """Return the progress of a stage as text, such as `40/500 steps`; empty when the stage has reported none. one: an
-    entry of `running`."""
+    entry of the list that `running` returns, with `step`, `of` and `unit`."""
     return "" if one["step"] is None else f"{one['step']}/{one['of']} {one['unit']}"
 
 

@@ -57,7 +57,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.Argu
 def freeze(options: Namespace) -> int:
     """Keep the test rows of a recipe's present data in the store; models are then compared on these rows (frozen rows).
 
-    Print how many rows there are; return exit code 0. Runs `load_data` if it is not cached."""
+    Print how many rows there are; return exit code 0. Runs the stage `load_data` if it is not cached."""
     from flows.champions.freeze import freeze as freeze_test_rows
 
     recipe, store = open_recipe(options.recipe, options.overrides)
@@ -70,7 +70,8 @@ def freeze(options: Namespace) -> int:
 
 
 def promote(options: Namespace) -> int:
-    """Compare a model with the recipe's champion on the frozen rows, and make it the champion if it is surely better.
+    """Compare a model with the recipe's champion (the model that its users should get) on the frozen rows (the test
+    rows kept for this purpose), and make it the champion if it is surely better.
 
     The model is that of the recipe's present settings, or the one that RUN or DIGEST names. The first model that is
     promoted needs no comparison, and the present test rows are frozen if there are no frozen rows. The champion is also
@@ -106,7 +107,8 @@ def promote(options: Namespace) -> int:
 
 
 def rollback(options: Namespace) -> int:
-    """Make the model that the present champion replaced the champion of the recipe again, in the store and for MLflow.
+    """Undo a promotion: make the earlier model, which the present champion replaced, the recipe's champion again (the
+    model that its users should get), in the store and in MLflow's model registry.
 
     Print the champion; return exit code 0. ConfigError when there is no earlier champion."""
     from flows.champions.mirror import mirror
@@ -122,8 +124,9 @@ def rollback(options: Namespace) -> int:
 
 
 def champions(options: Namespace) -> int:
-    """Print the champion of each recipe in the store, or of a named recipe the present and all earlier champions,
-    newest first; return exit code 0. A note says which recipes' frozen rows are old."""
+    """Print the champion (the model that users should get) of each recipe in the store, or of a named recipe the
+    present and all earlier champions, newest first; return exit code 0. A note says which recipes' frozen rows (the
+    test rows on which models are compared) are old."""
     from flows.champions.frozen_rows import old_frozen
     from tasks.store.garbage.numbered_roots import CHAMPIONS, names_of, numbered
 

@@ -27,8 +27,9 @@ CHAMPION = "@champion"
 class NamedModel(NamedTuple):
     """An artifact that a user named, and the store that holds it.
 
-    record: (stage, key) of the store's record of the artifact, if the user named a recipe; None if the user named a
-    champion, a run or a digest."""
+    record: (stage, key) of the store's record which says that this stage made the artifact under this key (the hash of
+    all that decides it), if the user named a recipe; None if the user named a champion (the model that a recipe's users
+    should get), a run or a digest."""
 
     store: Store
     artifact: Artifact
@@ -37,8 +38,9 @@ class NamedModel(NamedTuple):
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
         """Yield a temporary folder with the artifact's files, as links to verified read-only files; remove the folder
-        when the context ends. BlobLost when a file is missing or damaged. The recipe's record of the artifact is then
-        moved to quarantine, so that the next run makes the artifact again."""
+        when the context ends. BlobLost when a file is missing or damaged. If the user named a recipe, the record which
+        says that a stage made the artifact is then moved to quarantine, so that the next run makes the artifact
+        again."""
         self.store.home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.store.home) as folder:
             try:
@@ -56,7 +58,8 @@ def named_model(options: Namespace, stages: tuple[str, ...]) -> NamedModel:
     The text is one of:
 
     - a recipe: the artifact that the first of `stages` made with the recipe's present settings;
-    - `RECIPE@champion`: the recipe's champion, or the newest artifact that the first of `stages` made from it;
+    - `RECIPE@champion`: the recipe's champion (the model that its users should get), or the newest artifact that the
+      first of `stages` made from it;
     - a run (its id, the beginning of one, `last` or `last~N`): the artifact of the first of `stages` in that run;
     - a digest, or its beginning: an artifact of any of `stages`.
 
@@ -105,8 +108,8 @@ def _of_recipe(options: Namespace, stage: str) -> NamedModel:
 
 
 def made_by(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Outcome, Artifact]:
-    """Return the artifact that a stage made with a recipe's present data and settings, and the stage's outcome, which
-    has its key. Runs no stage.
+    """Return the artifact that a stage made with a recipe's present data and settings, and the stage's outcome, whose
+    `key` is the hash of all that decides the artifact. Runs no stage.
 
     If `trnflow run` made no such artifact, that of a `trnflow retrain` is taken, which drops the frozen rows (test rows
     kept to compare models) from training. ConfigError when there is neither."""

@@ -42,8 +42,9 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def retrain(options: Namespace) -> int:
-    """Train a recipe again if its data, code or settings changed since the newest judged model, and make the new model
-    the champion if it is surely better on the frozen rows (test rows kept to compare models).
+    """Train a recipe again if its data, code or settings changed since the newest model that a retrain compared with
+    the champion (the model that the recipe's users should get), and make the new model the champion if it is surely
+    better on the frozen rows (test rows kept to compare models).
 
     Print how the retraining ended. Return exit code 0 (promoted; kept: the champion stays; or unchanged), 1 (stopped by
     a check of the data), or that of the error. With --dry-run, train nothing and print what would be done."""

@@ -42,11 +42,12 @@ def check_installed() -> None:
 
 
 def serve(model: Model, predict: Predict, title: str, port: int | None, show: Callable[[str], None]) -> None:
-    """Serve a page on which a user can try a model, until KeyboardInterrupt.
+    """Serve a page in the browser on which a user can try a model, on 127.0.0.1 alone, until KeyboardInterrupt.
 
     Args:
         model: The model; says which columns the page asks for, and whether it is a chat.
-        predict: Yields a prediction for each row (`tasks.prediction.predict.predictor`).
+        predict: Called with pairs (the row's name in errors, the row); yields a prediction for each row. Made by
+            `tasks.prediction.predict.predictor`.
         title: The page's title.
         port: The port to listen on; None for the first free port from 7860 to 7959.
         show: Called with the page's address when the server answers.

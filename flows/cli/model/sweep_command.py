@@ -39,7 +39,8 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def run_sweep(options: Namespace) -> int:
-    """Run the trials of a sweep that have not ended yet, then the whole pipeline with the best settings (the winner).
+    """Run the trials of a sweep (trainings of a recipe with varied settings) that have not ended yet, then the whole
+    pipeline with the settings of the best trial (the winner).
 
     Print a table of the trials. Return exit code 0, or that of the error if the winner's run failed."""
     from flows.sweeps.plan import read_plan

@@ -46,9 +46,10 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 def watch(options: Namespace) -> int:
     """Look at the recipe's data every `--every` seconds until Ctrl-C, or once with --once.
 
-    When the data changed since the newest retrain, send the event `trnflow.data.changed` to Prefect's server or, with
-    --retrain, retrain the recipe here. Print a line when a look finds another state of the data than the look before.
-    Return exit code 0. An error ends the command at the first look or with --once; later errors are printed.
+    When the data differs from that of the newest retrain, and has stayed the same for half of `--every`, send the event
+    `trnflow.data.changed` to Prefect's server, if one is configured or runs, which then retrains the recipe. With
+    --retrain, retrain the recipe here instead. Print a line when a look finds another state of the data than the look
+    before. Return exit code 0. An error ends the command at the first look or with --once; later errors are printed.
     """
     settings.load(options.recipe, options.overrides)
     printed, is_first = "", True

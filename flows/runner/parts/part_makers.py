@@ -18,9 +18,10 @@ class PartMaker(Protocol):
     """
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make and publish the parts, and yield for each part what `flows.runner.parts.worker_process.make_part_apart`
-        returns: the digest of its artifact, and its events. The results are in the order of `jobs`; later parts are
-        made while a result is awaited.
+        """Make the parts (pieces of a stage's work), put them on record in the store, and yield for each part what
+        `flows.runner.parts.worker_process.make_part_apart` returns: {"artifact": the digest on record, "made": the
+        digest of the result made now, "said": the part's events}. The results are in the order of `jobs`; later parts
+        are made while a result is awaited.
 
         Args:
             jobs: Descriptions of parts, made by `flows.runner.parts.worker_process.part_job`.
@@ -28,7 +29,8 @@ class PartMaker(Protocol):
 
 
 def refuse_task_runners(config: TaskRunnerConfig) -> None:
-    """Raise ConfigError if the recipe asks for one of Prefect's task runners but the run does not use Prefect."""
+    """Raise ConfigError if the recipe asks for one of Prefect's task runners (`task_runner.kind` is not `threads`).
+    Called for a run that does not use Prefect."""
     if config.kind != "threads":
         raise ConfigError(
             f"task_runner.kind: {config.kind} is one of Prefect's task runners, and this run is without Prefect",

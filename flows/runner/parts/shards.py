@@ -39,12 +39,13 @@ JOURNAL_SECONDS = 5.0
 
 @dataclass
 class Shards:
-    """Runs one stage that works in parts: `run` takes or makes the parts and puts them together.
+    """Runs one stage that works in parts (pieces of its work with results of their own): `run` takes each part from the
+    store or makes it, and puts the parts together.
 
     Attributes:
         job: The job of the whole stage.
-        journal: The journal of the stage's attempt, a JSON document in the store. It lists the parts, which protects
-            them from garbage collection.
+        journal: The journal of the attempt (this try to run the stage), a JSON document in the store. It lists the
+            parts, which protects them from garbage collection.
         work: The folder of the attempt, for parts and output.
         maker: Makes and publishes parts in other processes. None: the stage's own process makes the parts, and they are
             published (put on record in the store for later runs) only if the stage has `keep_parts`.
@@ -203,11 +204,11 @@ class Shards:
 
 
 def listed(store: Store, journal: Meta) -> Meta:
-    """Return the field of a stage's record that names the parts from which the artifact was made: {"shards": [{"stage",
-    "key"}, ...]}, or {} if the journal lists no parts. Parts that garbage collection has moved to the trash in the
-    meantime are moved back.
+    """Return the field of a stage's record that names the parts (results of pieces of the stage's work, kept in the
+    store) from which the artifact was made: {"shards": [{"stage", "key"}, ...]}, or {} if the journal lists no parts.
+    Parts that garbage collection has moved to the trash in the meantime are moved back.
 
-    journal: the journal of the attempt that made the artifact.
+    journal: the store's document about the attempt (try to run the stage) that made the artifact.
     """
     shards = [{"stage": shard["stage"], "key": shard["key"]} for shard in journal.get("shards", [])]
     with contextlib.suppress(BlobLost):  # a part that can't be moved back is made again by the next run that needs it

@@ -42,7 +42,8 @@ _laying_out = threading.Lock()
 def part_job(
     store: Store, job: Job, document: Meta, arguments: Meta, shared: str, work: Path, *, replace: bool, created: str
 ) -> Meta:
-    """Return the description of one part of a stage as JSON, which `make_part_apart` takes in a worker.
+    """Return the description of one part (piece of the work) of a stage as JSON, which `make_part_apart` takes in a
+    worker.
 
     Args:
         store: The store that passes inputs and results.
@@ -50,8 +51,9 @@ def part_job(
         document: The key document of the part: the JSON of all that decides its result.
         arguments: The arguments that identify the part (see `tasks.stage.Part`).
         shared: The digest of the artifact of the folder that the stage's `split` wrote for all parts.
-        work: The flow's work folder, whose folder `SHARED` has the same files. Its name contains the process and the
-            boot of the machine, so a worker that finds a folder with this name sees the flow's own folder.
+        work: The work folder of the flow, the process that sends out the parts; its folder `SHARED` has the same files.
+            Its name contains the process and the boot of the machine, so a worker that finds a folder with this name
+            sees the flow's own folder.
         replace: Whether to replace a record that the part's key already has.
         created: The time to put in the part's record, UTC.
     """
@@ -75,7 +77,8 @@ def part_job(
 
 
 def make_part_apart(job: Meta) -> Meta:
-    """Make one part of a stage and publish it, so that the store has its files and its record. This runs in a worker.
+    """Make one part (piece of the work) of a stage and publish the result, so that the store has its files and its
+    record. This runs in a worker.
 
     job: made by `part_job`.
 
@@ -108,14 +111,16 @@ def make_part_apart(job: Meta) -> Meta:
 
 
 def handed_over(work: Path, document: Meta) -> Path:
-    """Return the folder to which a worker on the flow's machine moves the files of the part with this key document, for
-    the flow to take. work: the flow's work folder."""
+    """Return the folder to which a worker moves the files of a finished part (piece of a stage's work), if it runs on
+    the machine of the flow, the process that sent out the part. The flow takes them from there. work: the flow's work
+    folder; document: the part's key document, the JSON of everything that decides its result."""
     return work / "handed" / key_of(document)
 
 
 def publish_part(store: Store, document: Meta, artifact: Artifact, attempt: str, created: str, *, replace: bool) -> str:
-    """Write the record of a part to the store, under the key of its key document, so that later runs find the part.
-    Return the artifact's digest in the record that the key has afterwards.
+    """Write the record of a part (piece of a stage's work) to the store, under the hash of its key document (the JSON
+    of everything that decides its result), so that later runs find the part. Return the artifact's digest in the record
+    that the key has afterwards.
 
     The returned digest differs from the artifact's if another run has published a different result first. attempt: the
     id of the attempt that made the part; created: UTC; replace: whether to replace an existing record.
@@ -126,7 +131,8 @@ def publish_part(store: Store, document: Meta, artifact: Artifact, attempt: str,
 
 
 def part_kind(stage: Stage) -> str:
-    """Return the `kind` of the artifacts of a stage's parts: that of the stage and `.shard`, such as `tokens.shard`."""
+    """Return the kind of the artifacts of a stage's parts (pieces of its work): that of the stage and `.shard`, such as
+    `tokens.shard`."""
     return f"{stage.kind}{SHARD}"
 
 

@@ -29,7 +29,7 @@ def forecast(store: Store, records: list[Meta], known: Meta) -> Forecast:
     of several the newest. Results whose attempt has no record of its seconds are passed over.
 
     store: the store of the attempts' journals; records: the records of the stage's past results, newest first; known:
-    the tables of the stage's key document that are known already, such as {"params": ...}. Only these are compared.
+    the entries of the stage's key document that are known already, such as {"params": ...}. Only these are compared.
     """
     for record in sorted(records, key=lambda record: _distance(record["document"], known)):
         attempt = store.attempt(record["key"], record["attempt"])
@@ -48,7 +48,8 @@ def dollars(seconds: float, price_per_hour: float) -> float:
 
 
 def total(outcomes: Iterable[Outcome], price_per_hour: float) -> Meta:
-    """Return the sums over all stages that would run or may run: {"seconds", "bytes", "dollars", "unknown"}.
+    """Return the sums over all planned stages that would run or may run (those with another action than `hit` and
+    `skip`): {"seconds", "bytes", "dollars", "unknown"}.
 
     unknown: the names of the stages whose seconds can't be predicted; they count as 0 seconds. price_per_hour: USD.
     """

@@ -40,7 +40,8 @@ class MemoryReport:
         why: the reason why `memory` is unknown, as text for the user; empty if it is known.
         limit: the memory of a device in bytes; None when unknown.
         memory: the memory that training needs on each device; None when it is unknown.
-        exact: whether the rows that will be trained on are packed already, so that `memory` is not an estimate.
+        exact: whether the rows that will be trained on exist already (stage pack_chunks has made them), so that
+            `memory` is not an estimate.
         error: the error with which a run would be refused; None when it would not be.
     """
 
@@ -78,7 +79,7 @@ class Rows(NamedTuple):
     Attributes:
         meta: the metadata of the artifact of pack_chunks, real or expected: the entries named in ROW_FIELDS, on which
             the memory of training depends.
-        packed: whether the rows are packed already.
+        packed: whether the store has the rows already, made by stage pack_chunks.
         sure: whether the real rows will be at least as long and the vocabulary at least as large, so that training
             certainly does not fit if these rows do not fit.
     """
@@ -92,11 +93,12 @@ Trace = Callable[[TrainConfig, Source, Meta, int | None], Traced]
 
 
 def report_memory(recipe: Recipe, planner: Planner, trace: Trace | None = None) -> MemoryReport:
-    """Return a report of how much memory training needs, from a past result of precompile or from the cache.
+    """Return a report of how much memory training needs, from a past result of precompile (the stage that measures the
+    memory), from the cache of earlier measurements, or measured by `trace`.
 
     planner: a planner that has planned the recipe's pipeline; trace: a function that measures the memory in a child
     process, which takes seconds. It is called when there is no earlier measurement, and its result is cached. If
-    `trace` is None, the report then has no memory and says why.
+    `trace` is None and there is no earlier measurement, the report has no memory and says why.
     """
     config, limit = recipe.training, known_memory(recipe.training)
     graphs = planner.outcomes["precompile"].artifact
@@ -124,7 +126,8 @@ def refuse_what_cannot_fit(
 
     Does nothing if the trained model is in the store already, if `train.allow_overcommit` is set, if the device's
     memory or the length of the rows is unknown, or if the rows are packed already (the stage precompile, which runs
-    next, then makes the same check). Traces one training pass, which takes seconds, unless the measurement is cached.
+    next, then makes the same check). Traces one training pass (its operations on shapes, without computing them), which
+    takes seconds, unless the measurement is cached.
 
     planner: a planner that has planned the recipe's pipeline; environ, preload: the environment variables, and the
     modules imported in advance, of the process that the trace is forked from.
@@ -140,8 +143,9 @@ def refuse_what_cannot_fit(
 
 
 def expected_rows(recipe: Recipe, planner: Planner) -> Rows:
-    """Return the `Rows` that training is measured with: the metadata of pack_chunks' artifact if the store
-    has it, else metadata with the row length and vocabulary size that follow from the recipe's settings."""
+    """Return the `Rows` that training is measured with: the metadata of the artifact of pack_chunks (the stage that
+    makes the training rows) if the store has it, else metadata with the row length and vocabulary size that follow from
+    the recipe's settings."""
     packed, tokens = (planner.outcomes[name].artifact for name in ("pack_chunks", "tokenize_text"))
     if packed is not None:
         return Rows({name: packed.meta.get(name) for name in ROW_FIELDS}, packed=True, sure=True)

@@ -35,8 +35,10 @@ class Planner(Inputs):
 
     Attributes:
         calls: {stage name: the stage's call}, in the pipeline's order.
-        outcomes: {stage name: what a run would do}, with the action `hit`, `run`, `maybe` or `skip`, in the same order.
-        documents: {stage name: key document} of the stages whose key is known.
+        outcomes: {stage name: what a run would do}, with the action `hit` (the artifact is in the store), `run`,
+            `maybe` (not known yet) or `skip` (not needed), in the same order.
+        documents: {stage name: key document} of the stages whose inputs are known. A key document is the JSON of
+            everything that decides a stage's result.
     """
 
     def __init__(self, store: Store, resolver: Resolver) -> None:

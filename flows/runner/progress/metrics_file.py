@@ -29,8 +29,8 @@ class Curve:
         self._begun = time.monotonic()
 
     def priced(self, event: Meta) -> Meta:
-        """Return a copy of an event that reports metrics or figures, with the stage's cost so far added as `dollars`
-        (USD).
+        """Return a copy of a stage's event that reports metrics (values of a step, such as the loss) or figures (such
+        as samples_per_second), with the stage's cost so far added as `dollars` (USD).
 
         Other events, and all events if the hardware has no price, are returned unchanged.
         """

@@ -24,7 +24,7 @@ HEALTH_SECONDS = 10.0
 
 
 class Page:
-    """Add Prefect artifacts (tables and links) to the page that Prefect shows of a run.
+    """Adds Prefect artifacts (tables and links) to the page that Prefect shows of a run.
 
     If Prefect's server does not answer, the run goes on: no more artifacts are sent, and `lost` is True.
     """
@@ -35,7 +35,8 @@ class Page:
     def show(self, create: Callable[..., Any], *, is_vital: bool = True, **arguments: Any) -> Any:
         """Call `create`, one of Prefect's functions that create an artifact, with these arguments, if the server answers.
 
-        Return what it returns, or None. An error is logged as a warning, not raised. is_vital: see `answers`.
+        Return the result of `create`, or None. An error is logged as a warning, not raised. is_vital: whether no more
+        artifacts are sent after this one if the server does not answer or fails.
         """
         if not self.answers(is_vital=is_vital):
             return None
@@ -47,8 +48,8 @@ class Page:
             return None
 
     def answers(self, *, is_vital: bool = True) -> bool:
-        """Ask the server whether it is ready, its database too, and return the answer. After the first failure of a vital
-        question, return False without asking.
+        """Ask Prefect's server whether it is ready, its database too, and return the answer. After the first failure of
+        a vital question, return False without asking.
 
         is_vital: Whether no more artifacts are sent after this if the server does not answer. False for updates of the
             progress, since another update follows.
@@ -77,7 +78,8 @@ def _is_of_server(error: Exception) -> bool:
 
 
 def describe(outcome: Outcome, artifact: Artifact, manifest: str) -> str:
-    """Return a Markdown table about a stage's artifact in the store: action, key, digest, size, metrics and figures.
+    """Return a Markdown table about a stage's artifact in the store: action (`ran`, or `hit`: found in the store), key
+    (the hash of all that decides the artifact), digest, size, metrics and figures.
 
     manifest: the URL of the artifact's manifest (the list of its files). The table shows the URL as text, because
     browsers open no `file://` or `s3://` link.
@@ -92,7 +94,8 @@ def describe(outcome: Outcome, artifact: Artifact, manifest: str) -> str:
 
 
 def run_table(result: Result) -> str:
-    """Return the stages of a run as a Markdown table: action, seconds and key figures."""
+    """Return the stages of a run as a Markdown table: action (such as `ran`, or `hit`: found in the store), seconds and
+    key figures."""
     rows = [
         f"| {o.stage} | {o.action} | {report.seconds(o.seconds)} | {report.highlights(o)} |" for o in result.outcomes
     ]

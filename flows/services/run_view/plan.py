@@ -26,13 +26,14 @@ NAME_LENGTH = 80
 
 
 class PlanPage(Listener):
-    """A listener that shows a run's plan and progress on Prefect's page; nothing if every stage is cached or skipped.
+    """A listener of a run's events that shows the run's plan and progress on Prefect's page; nothing if every stage is
+    cached or skipped.
 
-    The progress is the share of the run's expected seconds that has passed. A stage that never ran before is expected
-    to take the mean of the other stages.
+    The progress is the share of the run's expected seconds that has passed. A stage whose seconds are unknown is
+    expected to take the mean of the other stages.
 
     Args:
-        page: The page of the run.
+        page: Adds tables to the run's page in Prefect.
         price_per_hour: Price of the hardware in USD; 0 leaves out the costs.
     """
 
@@ -87,8 +88,8 @@ class PlanPage(Listener):
 
 
 class RunName(Listener):
-    """A listener that gives Prefect's flow run a name of the recipe and a text: when a retraining begins, the reason,
-    such as `demo: the data changed`; later what `say` is called with."""
+    """A listener of a run's events that renames Prefect's flow run to the recipe's name and a text: when a retraining
+    begins, the reason, such as `demo: the data changed`; later the text that `say` is called with."""
 
     def __init__(self, page: Page, recipe: str) -> None:
         self.page, self._recipe = page, recipe
@@ -97,13 +98,13 @@ class RunName(Listener):
         self.say(why.partition(" (")[0].replace(f" of {self._recipe}", ""))
 
     def say(self, text: str) -> None:
-        """Rename the flow run to `RECIPE: TEXT`, cut to NAME_LENGTH characters, with secrets hidden."""
+        """Rename Prefect's flow run to `RECIPE: TEXT`, cut to 80 characters, with secrets hidden."""
         self.page.show(_rename, name=scrub(f"{self._recipe}: {text}")[:NAME_LENGTH])
 
 
 def plan_rows(outcomes: list[Outcome], price_per_hour: float) -> list[Meta]:
-    """Return the rows of a plan's table, one for each stage: action (such as run or hit), expected seconds and dollars,
-    and the reason. price_per_hour: in USD; 0 leaves out the column of dollars."""
+    """Return the rows of a plan's table, one for each stage: action (such as `run`, or `hit`: found in the store),
+    expected seconds and dollars, and the reason. price_per_hour: in USD; 0 leaves out the column of dollars."""
     rows = []
     for outcome in outcomes:
         costs = outcome.action not in ANYWAY

@@ -22,10 +22,12 @@ from tasks.system.redaction import raisable
 
 
 class PrefectRunner(Runner):
-    """A `Runner` that runs each stage as a Prefect task run; a cached stage's task run ends in the state `Cached`.
+    """A `Runner` (which runs the stages of a pipeline against a store) that runs each stage as a Prefect task run; a
+    cached stage's task run ends in the state `Cached`.
 
     Each task run waits for the task runs of the stages whose artifacts its stage reads, so that Prefect draws the real
-    dependencies. page: where each stage's artifact is shown as a table; the other arguments are as for `Runner`.
+    dependencies. page: adds a table about each stage's artifact to the run's page in Prefect; the other arguments are
+    passed on to `Runner`.
     """
 
     def __init__(self, *arguments: Any, page: Page, **settings: Any) -> None:
@@ -71,8 +73,8 @@ class PrefectRunner(Runner):
 
 
 class PrefectLog(Listener):
-    """A listener that writes the messages of each stage (warnings, information, lines of progress, its end) to the log
-    of the stage's Prefect task run."""
+    """A listener of a run's events that writes the messages of each stage (warnings, information, lines of progress,
+    its end) to the log of the stage's Prefect task run."""
 
     def __init__(self) -> None:
         self._log: Log | None = None

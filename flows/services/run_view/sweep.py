@@ -21,7 +21,8 @@ COUNTED = ("completed", "pruned", "failed")
 
 
 class SweepPage:
-    """Show a sweep on the page of its Prefect flow run: a log line for each trial that ends, and a table of all trials.
+    """Shows a sweep (trials of a recipe with varied settings) on the page of its Prefect flow run: a log line for each
+    trial that ends, and a table of all trials.
 
     Create the object in the flow's thread. Trials that run at the same time call its methods from threads that have no
     flow run in their context, so each call runs in a copy of the context in which the object was created.
@@ -37,8 +38,8 @@ class SweepPage:
         self._context.copy().run(lambda: get_run_logger().info(scrub(line)))
 
     def show(self, content: Meta) -> None:
-        """Create the table of the trials on the first call, replace its rows on later ones. content: the content of the
-        sweep's file sweep.json."""
+        """Create the table of the trials on Prefect's page on the first call, replace its rows on later calls. content:
+        the content of the sweep's file sweep.json, which lists the trials and the best one; secrets are hidden."""
         self._context.copy().run(self._show, scrub_all(hide(content)))
 
     def _show(self, content: Meta) -> None:
@@ -51,7 +52,7 @@ class SweepPage:
 
 def trial_rows(content: Meta) -> list[Meta]:
     """Return the rows of a sweep's table: for each trial its number, state, metric, settings, run and error. content:
-    the content of the sweep's file sweep.json."""
+    the content of the sweep's file sweep.json, which lists the trials."""
     names = list(dict.fromkeys(name for trial in content["trials"] for name in trial["settings"]))
     return [
         {
@@ -68,7 +69,7 @@ def trial_rows(content: Meta) -> list[Meta]:
 
 def sweep_summary(content: Meta) -> str:
     """Return one line that says how many trials have ended and which is the best. content: the content of the sweep's
-    file sweep.json."""
+    file sweep.json, which lists the trials."""
     ended = sum(trial["state"] in COUNTED for trial in content["trials"])
     best = content["best"]
     found = f"; the best is trial {best['number']}: {content['metric']} {report.number(best['value'])}" if best else ""

@@ -36,16 +36,18 @@ before the answer."""
 class Made(NamedTuple):
     """The training examples made from one row, and notes about the row.
 
-    examples: from `templated`, lists of text parts (`Example`); from the functions of `row_makers`, rows of the stage's
-    output (dicts with `text` and `label`, or with `parts`). notes: any of REWRITTEN, OUTSIDE and UNLIKE_PROMPT, which
-    the stage counts and reports."""
+    examples: from `templated`, lists of text parts (`Example`: pieces of a text, each with a flag that says whether it
+    is trained on); from the functions of `row_makers`, rows of the stage's output (dicts with `text` and `label`, or
+    with `parts`). notes: any of "rewritten" (the template changes earlier turns), "outside" (the row has more assistant
+    turns than `{% generation %}` blocks) and "unlike_prompt" (the prompt at inference ends in words that the training
+    text lacks), which the stage counts and reports."""
 
     examples: list[Any]
     notes: tuple[str, ...] = ()
 
 
 class Turn(NamedTuple):
-    """One turn of the assistant in a rendered conversation.
+    """One answer of the assistant in a conversation that a chat template has turned into text.
 
     Attributes:
         through: the rendered text from the conversation's start to this turn's end.
@@ -61,16 +63,17 @@ class Turn(NamedTuple):
 def templated(
     given: Conversation, template: ChatTemplate, where: str, *, last: bool, special: re.Pattern[str] | None = None
 ) -> Made:
-    """Render a conversation through a chat template into training examples. A conversation in which the assistant says
-    nothing gives no example.
+    """Render a conversation through a chat template into training examples: lists of text parts (pieces of the text,
+    each with a flag that says whether it is trained on). A conversation in which the assistant says nothing gives no
+    example.
 
     Args:
         given: the conversation.
         template: the chat template.
         where: the row's name for errors, such as "split train row 7".
         last: train on the assistant's last turn only, not on all of its turns.
-        special: the pattern from `special_pattern`, whose matches in messages become parts marked `plain`; None marks
-            nothing.
+        special: the pattern from `special_pattern`, whose matches (special tokens that somebody wrote) in messages
+            become parts marked `plain`, which the tokenizer reads as ordinary text; None marks nothing.
 
     Raises DataError for a conversation that the template refuses or leaves words out of, ConfigError for a template in
     which turns can't be told apart.
@@ -109,9 +112,11 @@ def prompted(
     given: Conversation, template: ChatTemplate, where: str, special: re.Pattern[str] | None = None
 ) -> Example:
     """Render a conversation through a chat template as the prompt of a model: up to where the assistant's next answer
-    begins. Returns the text's parts, none of which is trained on. given, template, where, special: as for `templated`.
+    begins. Returns the text's parts (pieces of the text, one after another), none of which is trained on.
 
-    Raises DataError for a conversation that the template refuses."""
+    given: the conversation; template: the chat template; where: the row's name for errors; special: the pattern from
+    `special_pattern`, whose matches in messages become parts that the tokenizer reads as ordinary text; None marks
+    nothing. Raises DataError for a conversation that the template refuses."""
     with rendering(where, "the chat template refuses the messages", "repair the row"):
         spelled = stand_ins_for(given, special)
         writing = _Writing(replace_spelled(given, spelled), template, where)

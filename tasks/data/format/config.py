@@ -84,6 +84,7 @@ class FormatConfig(StageConfig):
 
 
 def is_framed(config: FormatConfig) -> bool:
-    """Return whether a chat template writes the texts, and with them the special tokens, bos and eos included. The
-    tokenizer then adds neither."""
+    """Return whether a chat template writes the texts, and with them all special tokens, such as bos and eos. The
+    tokenizer then adds neither bos nor eos. True for task `chat`, unless `chat_template` is `sections` (plain
+    headings)."""
     return config.task == "chat" and config.chat_template != "sections"

@@ -38,8 +38,8 @@ class Conversation(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The names of the columns that hold a conversation and its tools, documents and template variables; None for a
-    column that is not used."""
+    """The names of the columns that hold a conversation and its tools, documents and template variables (further values
+    for the chat template); None for a column that is not used."""
 
     messages: str
     tools: str | None = None
@@ -48,7 +48,8 @@ class Columns(NamedTuple):
 
 
 def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
-    """Read the conversation in a row: messages, tools, documents and template variables.
+    """Read the conversation in a row: messages, tools, documents and template variables (further values for the chat
+    template).
 
     columns: the names of the row's columns that hold them, as objects or as JSON text; where: the row's name for
     errors. Raises DataError for broken JSON, messages of a wrong shape, or tools, documents or arguments of a wrong

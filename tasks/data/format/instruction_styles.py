@@ -6,14 +6,15 @@ from __future__ import annotations
 
 
 def dolly(instruction: str, context: str) -> str:
-    """Return the prompt in the wording of Dolly's tutorial. context: text that the instruction refers to; "" where there
-    is none."""
+    """Return the prompt of an instruction, that is the text before the answer, in the wording of Dolly's tutorial.
+    context: text that the instruction refers to; "" where there is none."""
     given = [f"### Context\n{context}"] if context else []
     return "\n\n".join([f"### Instruction\n{instruction}", *given, "### Answer\n"])
 
 
 def alpaca(instruction: str, context: str) -> str:
-    """Return the prompt in the wording of Alpaca. context: text that the instruction refers to; "" where there is none."""
+    """Return the prompt of an instruction, that is the text before the answer, in the wording of the Alpaca data set.
+    context: text that the instruction refers to; "" where there is none."""
     given = [f"### Input:\n{context}"] if context else []
     paired = ", paired with an input that provides further context" if context else ""
     opening = (

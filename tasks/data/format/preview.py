@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """A piece of a decoded row in which all tokens are trained on (`train` is True) or none is (`train` is False)."""
+    """A piece of a decoded row (a tokenised text turned back into text) in which all tokens are trained on (`train` is
+    True) or none is (`train` is False)."""
 
     text: str
     train: bool
 
 
 class Row(NamedTuple):
-    """A decoded row.
+    """A tokenised row of the data, decoded into text for people to check.
 
     Attributes:
         number: its number in the split, from 1.
         tokens: the number of its tokens.
         supervised: the number of tokens that are trained on.
-        spans: its text, in order.
+        spans: its text, in order, as pieces that are trained on as a whole or not at all.
         label: the label's name, or None for a language model's row.
     """
 
@@ -41,8 +42,8 @@ class Row(NamedTuple):
 
 
 def preview(tokens: Input, split: str, count: int) -> list[Row]:
-    """Decode the first `count` rows of a split (all rows if it has fewer) and return them for printing. tokens: the
-    artifact of `tokenize_text`.
+    """Decode the first `count` tokenised rows of a split (all rows if it has fewer) and return them for printing.
+    tokens: the artifact (output folder and metadata) of the stage `tokenize_text`.
 
     Raises ConfigError for a split that the artifact does not have."""
     import numpy as np

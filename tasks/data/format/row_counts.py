@@ -25,15 +25,15 @@ WARNINGS = {
 @dataclass
 class Tally:
     """Counts of source rows and of the training examples that `format_prompts` made from them, for one part of the
-    stage's work or a whole split.
+    stage's work (up to 32,768 rows of a split) or a whole split.
 
     Attributes:
         read: number of source rows.
         made: number of training examples written.
         empty: number of rows that gave no example, such as rows without an answer or text. They are dropped.
         apart: number of examples made from rows that gave one example for each turn.
-        noted: {kind: (number of rows, name of the first such row)}. A kind is BAD or a note of
-            `tasks.data.format.chat`.
+        noted: {kind: (number of rows, name of the first such row)}. A kind is "bad" (the row can't be rendered and is
+            dropped) or one of `tasks.data.format.chat`'s notes "rewritten", "outside" and "unlike_prompt".
     """
 
     read: int = 0
@@ -43,25 +43,27 @@ class Tally:
     noted: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def note(self, what: str, first: str, rows: int = 1) -> None:
-        """Count `rows` more rows of the kind `what` (BAD or a note of `tasks.data.format.chat`). first: the name of the
-        first of them, used only if the kind has none yet."""
+        """Add `rows` to the number of rows of the kind `what`: "bad" (rows that can't be rendered) or a note such as
+        "rewritten" (the chat template changes earlier turns). first: the name of the first of these rows, used only if
+        the kind has none yet."""
         count, known = self.noted.get(what, (0, first))
         self.noted[what] = (count + rows, known)
 
     def add(self, other: Meta) -> None:
-        """Add the counts of another part or split to this one's. other: the value that the other's `Tally.meta()`
-        returned."""
+        """Add the counts of another part of the rows, or of another split, to this object's counts, in place. other:
+        the value that the other object's `Tally.meta()` returned."""
         for name in ("read", "made", "empty", "apart"):
             setattr(self, name, getattr(self, name) + other[name])
         for what, (rows, first) in other["noted"].items():
             self.note(what, first, rows)
 
     def rows(self, what: str) -> int:
-        """Return the number of rows of the kind `what`: BAD or a note of `tasks.data.format.chat`."""
+        """Return the number of rows counted under the kind `what`: "bad" (rows that can't be rendered) or a note such
+        as "rewritten" (the chat template changes earlier turns); 0 if none was counted."""
         return self.noted.get(what, (0, ""))[0]
 
     def meta(self) -> Meta:
-        """Return the counts as a JSON object, the form in which `add` reads them."""
+        """Return the counts of rows and examples as a JSON object, the form in which `add` reads them."""
         return asdict(self)
 
 
@@ -69,8 +71,8 @@ def report(splits: dict[str, Tally], out: Workdir) -> Meta:
     """Print how many rows were dropped or formatted in an unusual way, with the name of the first such row. splits:
     {split: its counts}; out: prints the messages.
 
-    Returns metadata for the artifact: `dropped` {reason: rows} and, where rows were dropped or became several examples,
-    `metrics` with the counts."""
+    Returns metadata for the artifact of `format_prompts`: `dropped` {reason: rows} and, where rows were dropped or
+    became several examples, `metrics` with the counts."""
     total = Tally()
     for tally in splits.values():
         total.add(tally.meta())

@@ -19,7 +19,8 @@ VERSION = 1
 
 
 class RowFormat(NamedTuple):
-    """How a row becomes the input of a model.
+    """How a row of data becomes the input of a model, so that rows are formatted in the same way for predictions after
+    training. Read from the file `trnflow.json` in the model's folder.
 
     task: `classification` or `causal_lm`; settings: the recipe's section `format`; text: the columns of `data.text`;
     columns: all columns that the rows had in training; nested: the columns that hold lists or objects; max_length: the
@@ -34,8 +35,9 @@ class RowFormat(NamedTuple):
 
 
 def row_format(texts: Meta, tokens: Meta) -> Meta:
-    """Return the content of `trnflow.json` for a model; the caller writes the file. texts, tokens: the metadata of the
-    artifacts of `format_prompts` and `tokenize_text` that the model was trained on."""
+    """Return the content of `trnflow.json`, the file in a model's folder that says how rows of data become its inputs;
+    the caller writes the file. texts, tokens: the metadata of the artifacts of `format_prompts` and `tokenize_text`
+    that the model was trained on."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -46,7 +48,8 @@ def row_format(texts: Meta, tokens: Meta) -> Meta:
 
 
 def read_row_format(folder: Path) -> RowFormat:
-    """Read `trnflow.json` in a model's folder. Raises ModelError if the file is missing or of another version."""
+    """Read `trnflow.json` in a model's folder, which says how rows of data become the model's inputs. Raises ModelError
+    if the file is missing or of another version."""
     file = folder / FILE
     document = read_json(file) if file.is_file() else {}
     if (document.get("format"), document.get("version")) != (FORMAT, VERSION):

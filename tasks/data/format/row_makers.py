@@ -30,11 +30,13 @@ with `text` and `label`, or with `parts`. A `RowMaker` makes at most one example
 
 
 def maker_of(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> Maker:
-    """Return the function that makes examples from a row, as `format.task` says.
+    """Return the function that makes training examples (a text with a label, or with flags for what is trained on) from
+    a row, as the setting `format.task` says.
 
     meta: the metadata of the rows' artifact (`load_data`); chat: the chat template, from `chat_document`, or None where
-    none is used; limit: gives the context in which each row's templates are rendered. Raises ConfigError for a setting
-    that does not fit the rows, DataError for classification with one class only."""
+    none is used; limit: a function that takes a row's name and returns the context, such as a time limit, in which the
+    row's templates are rendered. Raises ConfigError for a setting that does not fit the rows, DataError for
+    classification with one class only."""
     if config.task == "chat":
         return _chat(config, meta, chat, limit)
     make = MAKERS[config.task](config, meta, limit)
@@ -86,11 +88,11 @@ def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> R
 
 def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> tuple[Text, list[str]]:
     """Return (a function that renders a template of the recipe over a row's columns, the names of the columns that the
-    template uses). The function parses the JSON text of nested columns first.
+    template uses). The function parses the JSON text of nested columns (lists and objects) first.
 
     setting: `prompt_template` or `response_template`, the setting of `config` that holds the template; meta: a dict
     with `columns`, the names of the rows' columns, and perhaps `nested`, those of columns with lists or objects; limit:
-    gives the context in which a row is rendered."""
+    a function that takes a row's name and returns the context, such as a time limit, in which the row is rendered."""
     template = RowTemplate(f"format.{setting}", getattr(config, setting), meta["columns"], limit)
     nested = meta.get("nested", ())
 
@@ -103,8 +105,8 @@ def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -
 
 def instruction_prompt(config: FormatConfig, meta: Meta) -> Text:
     """Return a function that writes the prompt of an instruction row, that is the text before the answer, in the
-    wording of `format.style`. meta: a dict with `columns`, the names of the rows' columns. Raises ConfigError if the
-    rows lack the column `format.instruction`."""
+    wording of the data set that `format.style` names (`dolly` or `alpaca`). meta: a dict with `columns`, the names of
+    the rows' columns. Raises ConfigError if the rows lack the column `format.instruction`."""
     _present("format.instruction", config.instruction, meta)
     instruction, context = _column(config.instruction), _column(config.context)
     words = STYLES[config.style]
@@ -133,7 +135,8 @@ def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> 
 
 def chat_templates_of(config: FormatConfig, chat: Meta, limit: Limit = no_limit) -> dict[str, ChatTemplate]:
     """Return the parsed chat templates by name: `template` and, if the tokenizer has another one for conversations with
-    tools, `tools`. chat: from `chat_document`; limit: gives the context in which each row is rendered."""
+    tools, `tools`. chat: from `chat_document`; limit: a function that takes a row's name and returns the context, such
+    as a time limit, in which the row is rendered."""
     return {
         name: ChatTemplate(
             chat["name"],

@@ -32,7 +32,8 @@ _STEPS, _MARKED = "steps left", "with marks"
 
 
 class Limited(ImmutableSandboxedEnvironment):
-    """A sandboxed Jinja environment that counts the calls and loop passes of each rendering."""
+    """A sandboxed Jinja environment, whose templates can't reach Python's internals, that counts the calls and loop
+    passes of each rendering. More than 250,000 of them end the rendering with an error."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -41,14 +42,14 @@ class Limited(ImmutableSandboxedEnvironment):
         self.filters[_STEPS] = _take_step
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # keywords are the template's
-        """Make a call that the template asks for, after counting it against STEPS. Jinja calls this method for each call
-        in a template."""
+        """Make a call that the template asks for, after counting it against the limit of calls and loop passes of one
+        rendering. Jinja calls this method for each call in a template."""
         _take_step(__context)
         return super().call(__context, __obj, *args, **kwargs)
 
     def counted(self, tree: nodes.Template) -> nodes.Template:
-        """Insert into a parsed template's tree, in place, a filter that counts each loop pass against STEPS. Returns the
-        same tree."""
+        """Insert into a parsed template's tree, in place, a filter that counts each loop pass against the limit of
+        calls and loop passes of one rendering. Returns the same tree."""
         for loop in tree.find_all(nodes.For):
             step = nodes.Filter(nodes.Const(None), _STEPS, [], [], None, None)
             loop.body.insert(0, nodes.ExprStmt(step).set_lineno(loop.lineno))
@@ -71,14 +72,16 @@ class Generation(Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Turn the tag into a call of `mark` with its contents. Jinja calls this method where a template has the tag."""
+        """Turn the tag `{% generation %}` into a call of the method `mark` with the tag's contents. Jinja calls this
+        method where a template has the tag."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("mark", [nodes.ContextReference()]), [], [], body).set_lineno(line)
 
     def mark(self, context: Context, caller: Callable[[], str]) -> str:
-        """Return the text inside the tag, between the characters MARKS if `render` was called with `marked`. The marks
-        stay around the text even when the template passes it through macros and variables."""
+        """Return the text inside the tag `{% generation %}`. If `render` was called with `marked`, the text stands
+        between the two private-use characters MARKS, which stay around the text even when the template passes it
+        through macros and variables."""
         text = caller()
         return f"{BEGIN}{text}{END}" if context.parent[_MARKED] else text
 
@@ -94,10 +97,11 @@ def chat_environment(date: str) -> Limited:
 
 
 def render(template: Any, variables: dict[str, Any], *, marked: bool = False) -> str:
-    """Render a template of a `Limited` environment and return the text. marked: put the characters MARKS around the
-    text of `{% generation %}` blocks.
+    """Render a template of a `Limited` environment and return the text. marked: put the private-use characters MARKS
+    around the text of `{% generation %}` blocks, so that the caller can find this text.
 
-    Raises TemplateRuntimeError when the rendering exceeds STEPS or OUTPUT. Exceptions of the template pass through."""
+    Raises TemplateRuntimeError when the rendering makes too many calls and loop passes (STEPS) or writes too many
+    characters (OUTPUT). Exceptions of the template pass through."""
     pieces, size = [], 0
     for piece in template.generate({**variables, _STEPS: [STEPS], _MARKED: marked}):
         size += len(piece)

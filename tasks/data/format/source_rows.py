@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def write_source_rows(texts: Path, split: str, found: list[Ints], rows: int) -> None:
-    """Write the row of each example of a split to `<split>.source_row.npy`. Write nothing if every row gave one
-    example, in order.
+    """Write the row of the data from which each training example of a split was made to `<split>.source_row.npy`. Write
+    nothing if every row gave one example, in order.
 
-    texts: the folder of the artifact; found: the row of each example, counted from 0, as one array or several that
-    follow each other; rows: the number of rows of the split."""
+    texts: the folder of the artifact (the output of `format_prompts`); found: the row of each example, counted from 0,
+    as one array or several that follow each other; rows: the number of rows of the split."""
     import numpy as np
 
     ends = np.cumsum([len(piece) for piece in found])
@@ -32,8 +32,8 @@ def write_source_rows(texts: Path, split: str, found: list[Ints], rows: int) -> 
 
 
 def read_source_rows(texts: Path, split: str, examples: int) -> Ints:
-    """Return the number of the row that each example of a split was made from, int32 [examples], counted from 0.
-    Without the file `<split>.source_row.npy` these are 0, 1, 2, ...
+    """Return the number of the row of data that each training example of a split was made from, int32 [examples],
+    counted from 0. Without the file `<split>.source_row.npy` every row gave one example, and the result is 0, 1, 2, ...
 
     texts: the folder of an artifact of `format_prompts`; examples: the number of the split's examples."""
     import numpy as np

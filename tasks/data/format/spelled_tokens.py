@@ -18,18 +18,20 @@ are `sandbox.MARKS`."""
 
 
 def special_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a compiled pattern that finds special tokens in messages; where several begin at one place, the longest.
+    """Return a compiled pattern that finds special tokens, such as `</s>`, in messages; where several begin at one
+    place, the longest.
 
-    names: the texts of the tokenizer's special tokens. The pattern also finds the internal characters
-    `sandbox.MARKS`."""
+    names: the texts of the tokenizer's special tokens. The pattern also finds two private-use characters with which
+    this project marks text inside templates (`sandbox.MARKS`)."""
     from tasks.data.format.sandbox import MARKS
 
     return re.compile("|".join(re.escape(name) for name in sorted((*names, *MARKS), key=len, reverse=True)))
 
 
 def stand_ins_for(given: Conversation, special: re.Pattern[str] | None) -> dict[str, str]:
-    """Return {special token that occurs in the conversation: a private-use character that does not occur in it}.
-    special: from `special_pattern`; None finds no tokens."""
+    """Choose a stand-in for each special token, such as `</s>`, that is spelled in a conversation: returns {token: a
+    private-use character of Unicode that does not occur in the conversation}. special: the pattern from
+    `special_pattern`; None finds no tokens."""
     texts: list[str] = []
     _add_strings(given, texts)
     written = "\0".join(texts)
@@ -53,8 +55,9 @@ def _add_strings(value: Any, to: list[str]) -> None:
 
 
 def replace_spelled(given: Conversation, stand_ins: dict[str, str]) -> Conversation:
-    """Return the conversation with each special token replaced by its private-use character, in all its texts but the
-    roles. stand_ins: from `stand_ins_for`."""
+    """Return a copy of the conversation in which each special token that somebody wrote is replaced by the private-use
+    character that stands for it, in all texts but the roles of messages. stand_ins: {token: character}, from
+    `stand_ins_for`."""
     if not stand_ins:
         return given
     found = re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
@@ -71,10 +74,11 @@ def replace_spelled(given: Conversation, stand_ins: dict[str, str]) -> Conversat
 
 
 def split_spelled(parts: list[Row], names: dict[str, str]) -> Iterator[Row]:
-    """Yield the parts of a rendered text with each private-use character replaced by the special token that it stands
-    for. Each such token becomes a part of its own with `plain` True; in all other parts `plain` is False.
+    """Yield the parts (pieces) of a rendered text with each private-use character replaced by the special token that it
+    stands for. Each such token becomes a part of its own with `plain` True, which the tokenizer reads as ordinary text;
+    in all other parts `plain` is False.
 
-    parts: dicts with `text` and `train`; names: {character: token}."""
+    parts: dicts with `text` and `train` (whether the piece is trained on); names: {character: token}."""
     for part in parts:
         texts = re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]]
         for text in filter(None, texts):

@@ -19,7 +19,8 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 def no_limit(where: str) -> AbstractContextManager[None]:
-    """Return a context that limits nothing: a `Limit` for renderings that need no time limit."""
+    """Return a context that limits nothing, for rendering templates without a time limit. where: the row's name, not
+    used."""
     return nullcontext()
 
 
@@ -30,7 +31,8 @@ class RowTemplate:
         setting: the dotted setting that holds the template, for errors.
         source: the template's text.
         columns: the columns that the rows have.
-        limit: gives the context in which each row is rendered.
+        limit: a function that takes a row's name and returns the context, such as a time limit, in which the row is
+            rendered.
 
     Raises ConfigError for a syntax error.
     """
@@ -77,11 +79,12 @@ class RowTemplate:
 class ChatTemplate:
     """A chat template, rendered with the same variables as transformers' `apply_chat_template`.
 
-    setting: the dotted setting that the template comes from, for errors; source: its Jinja text; special: {role, such as
-    `eos_token`: text} of the tokenizer's special tokens; date: today's date for the template, YYYY-MM-DD; arguments:
-    `format.template_arguments`; limit: gives the context in which each row is rendered. Attributes: `generation`,
-    whether the template has `{% generation %}` blocks; `names`, the variables that the template uses. Raises
-    ConfigError for a syntax error."""
+    setting: the dotted setting that the template comes from, for errors; source: its Jinja text; special: {role, such
+    as `eos_token`: text} of the tokenizer's special tokens; date: today's date for the template, YYYY-MM-DD; arguments:
+    `format.template_arguments`; limit: a function that takes a row's name and returns the context, such as a time
+    limit, in which the row is rendered. Attributes: `generation`, whether the template has `{% generation %}` blocks,
+    which enclose the text to train on; `names`, the variables that the template uses. Raises ConfigError for a syntax
+    error."""
 
     def __init__(
         self, setting: str, source: str, special: dict[str, str], *, date: str, arguments: Row, limit: Limit = no_limit
@@ -104,7 +107,7 @@ class ChatTemplate:
             given: the template's variables, such as `messages`, `tools` and `documents`.
             where: names the row in errors.
             add_generation_prompt: end the text with the beginning of an assistant's answer.
-            marked: put the characters `sandbox.MARKS` around the assistant's text.
+            marked: put the private-use characters `sandbox.MARKS` around the text of `{% generation %}` blocks.
 
         Raises the template's own exceptions; use `rendering` to turn them into errors that name the row.
         """

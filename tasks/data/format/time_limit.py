@@ -39,11 +39,13 @@ Function = Callable[[Meta, Limit], Meta]
 
 
 def call_limited(function: str, arguments: Meta) -> Meta:
-    """Call a function in a new process, with a limit on the time of each rendering, and return the function's result.
+    """Call a function in a new process, with a limit of 5 s of processor time on each rendering of a template, and
+    return the function's result.
 
-    function: "module:name" of a function that takes (arguments, limit) and returns a JSON object, where limit is the
-    `Limit` to use for each rendering; arguments: a JSON object. Raises the function's own TrnflowError, ConfigError
-    when a rendering took too long, Interrupted on Ctrl-C, ProcessFailed when the process ended otherwise."""
+    function: "module:name" of a function that takes (arguments, limit) and returns a JSON object, where limit(row's
+    name) returns the context in which to render one row; arguments: a JSON object. Raises the function's own
+    TrnflowError, ConfigError when a rendering took too long, Interrupted on Ctrl-C, ProcessFailed when the process
+    ended otherwise."""
     with TemporaryFile() as place, _started(function, place.fileno()) as process:
         place.truncate(PLACE)
         try:
@@ -74,8 +76,8 @@ def serve(function: str, place: str) -> None:
     """Run the new process that `call_limited` starts: read arguments as JSON from stdin, call the function, write its
     result or error as JSON to stdout.
 
-    function: "module:name"; place: the descriptor of the file to which the name of the row being rendered is
-    written."""
+    function: "module:name" of the function to call; place: the number of an open file descriptor; the name of the row
+    being rendered is written to this file, for the parent's error message."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     module, _, name = function.partition(":")
@@ -94,9 +96,9 @@ def serve(function: str, place: str) -> None:
 
 
 class Timer:
-    """A `Limit` that ends the process when one rendering takes more than SECONDS of processor time. Calling a Timer
-    returns the Timer itself as the context. place: memory shared with the parent process, to which the row's name is
-    written."""
+    """A limit on the time of rendering templates: `with timer(row's name):` lets the kernel end this process when the
+    block takes more than SECONDS of processor time. place: memory shared with the parent process, to which the row's
+    name is written."""
 
     def __init__(self, place: mmap) -> None:
         self._place, self._row, self._renderings, self._caller = place, "", 0, os.getppid()

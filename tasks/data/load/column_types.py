@@ -55,7 +55,8 @@ def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 
 
 def to_type(values: pa.Array, kind: pa.DataType, name: str, where: str, before: int) -> pa.Array:
-    """Convert values of a column to the type `kind`, which `plain_type` or `common_type` returned.
+    """Convert values of a column to the Arrow type `kind`, which `plain_type` or `common_type` returned, and return
+    them as a new array.
 
     Args:
         name: the column's name, for errors.

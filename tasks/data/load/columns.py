@@ -25,14 +25,14 @@ Nulls = Literal["error", "drop"]
 
 
 class Columns(NamedTuple):
-    """Which columns to read from a source, and what they are for. A column may have two names: `ours` in the files that
-    `load_data` writes, `theirs` in the source.
+    """Which columns to read from a source (one data set of the recipe), and what they are for. A column may have two
+    names: `ours` in the files that `load_data` writes, `theirs` in the source.
 
     Attributes:
         kept: (ours, theirs) of each column to write, in order.
         text: names (ours) of the columns that hold the text.
         label: name (theirs) of the label's column, or None.
-        rule: the rule that makes labels of that column, or None.
+        rule: the rule, such as `rating >= 4`, that makes labels of that column, or None.
         sibling: name (theirs) of a column that holds the labels' names, or None.
         classes: label names that the source declares, or None.
         named: names (theirs) of the columns that every file must have.
@@ -50,8 +50,8 @@ class Columns(NamedTuple):
 
     @property
     def theirs(self) -> list[str]:
-        """The names in the source of all columns to read, each once: the columns to write, the label's column, and the
-        column with the labels' names."""
+        """The names, as in the source's files, of all columns to read, each once: the columns to write, the label's
+        column, and the column with the labels' names."""
         names = [theirs for _, theirs in self.kept] + [name for name in (self.label, self.sibling) if name]
         return list(dict.fromkeys(names))
 
@@ -59,8 +59,9 @@ class Columns(NamedTuple):
 def choose_columns(
     files: list[Rows], text: tuple[str, ...], label: str | None, columns: Mapping[str, str], labels: tuple[str, ...]
 ) -> Columns:
-    """Find the columns that the settings `data.text`, `data.label` and `data.columns` name in a source's files. If the
-    settings name no column, all columns are read.
+    """Find the columns that the settings `data.text`, `data.label` and `data.columns` name in a source's files, and
+    return which columns to read and under which names to write them. If `data.text` and `data.columns` name no column,
+    all columns are kept. A source is one data set of the recipe.
 
     files: all files of the source; text, label, columns, labels: the settings. Raises ConfigError for a column that no
     file has (the message suggests the nearest name), and for a column that would get two names."""
@@ -83,10 +84,11 @@ def choose_columns(
 
 
 def united(files: list[Rows], columns: Columns) -> pa.Schema:
-    """Return one schema for the files of a split: the columns to write under their names in the artifact, each with a
-    type that holds the values of all files. The label's column is `label`, as text.
+    """Return one Arrow schema for the files of a split: the columns to write, under the names that they get in the
+    output of `load_data`, each with a type that holds the values of all files. The label's column is `label`, as text.
 
-    Raises DataError, with file and row, for a column whose type conflicts with that of an earlier file."""
+    files: the opened files; columns: the columns to read. Raises DataError, with file and row, for a column whose type
+    conflicts with that of an earlier file."""
     import pyarrow as pa
 
     fields = {ours: pa.string() if ours in columns.text else _common(files, theirs) for ours, theirs in columns.kept}

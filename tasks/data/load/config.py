@@ -59,7 +59,8 @@ class SourceConfig(StageConfig):
 
 
 class MixedSource(SourceConfig):
-    """One source of a mixture. Its settings replace those of `data`."""
+    """One source (data set) of a mixture, an entry of the setting `data.mix`. Its settings replace those of `data` for
+    this source."""
 
     weight: Positive | None = None
     """The share of this source in the rows of train, relative to the other weights. Default: all rows of each
@@ -130,17 +131,19 @@ class DataConfig(SourceConfig):
 
     @property
     def weights(self) -> dict[str, float] | None:
-        """The weight of each source of a mixture, by its name in `mix`; None if no source has a weight."""
+        """The weight (share of the rows of train) of each source of a mixture of data sets, by the source's name in the
+        setting `mix`; None if no source has a weight."""
         found = {name: one.weight for name, one in sorted((self.mix or {}).items()) if one.weight is not None}
         return found or None
 
     def sources(self) -> dict[str, SourceConfig]:
-        """Return {name in `mix`: settings of that source}, sorted by name. Without a mixture, the only source has the
-        name "" and the settings of `data`.
+        """Return {name in the setting `mix`: settings of that source (data set)}, sorted by name. Without a mixture,
+        the only source has the name "" and the settings of `data`.
 
         For a mixture, `label` and `labels` of `data` are filled in for a source that lacks them. Every source gets
-        `text = self.texts`; its `columns` maps these names to its own columns, and includes the columns of `data`.
-        Raises ConfigError for a source with another number of text columns than `data`."""
+        `text`, the names of the text columns in the files that `load_data` writes; its `columns` maps these names to
+        its own columns, and includes the columns of `data`. Raises ConfigError for a source with another number of text
+        columns than `data`."""
         return {name: self._filled(name, one) for name, one in sorted(self.mix.items())} if self.mix else {"": self}
 
     def _filled(self, name: str, one: MixedSource) -> SourceConfig:
@@ -158,8 +161,8 @@ class DataConfig(SourceConfig):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The names of the columns that hold the text, as the files that `load_data` writes name them; () if no setting
-        names one."""
+        """The names of the columns that hold the text, as in the files that `load_data` writes; () if no setting names
+        one."""
         mixed = (self.mix or {}).values()
         label = self.label or next((one.label for one in mixed if one.label), None)
         if self.text is None and any(one.text for one in mixed):

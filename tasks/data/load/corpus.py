@@ -42,19 +42,21 @@ _SPLIT_OF_TENTH = {0: "test", 1: "validation"}
 
 
 class Docstring(NamedTuple):
-    """A docstring of the standard library. name: dotted name of its object, from the package on; doc: its text without
-    indentation."""
+    """A docstring of Python's standard library. name: the dotted name of the module, class or function that it
+    describes, from the package on; doc: the docstring's text without indentation."""
 
     name: str
     doc: str
 
 
 def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
-    """Return the `Source` for `builtin:stdlib`: the corpus made from the source files of the running Python. Its
-    identity, which becomes part of the stage's cache key, is `{builtin, view, digest of all files}`.
+    """Return the `Source` for `builtin:stdlib`: the data set made from the docstrings in the source files of the
+    running Python. Its identity, which becomes part of the stage's cache key, is `{builtin, view, digest of all
+    files}`.
 
-    source: `data.source`; view: `data.name`, or None for the first view; resolver: remembers the digest from run to
-    run. Raises ConfigError for an unknown corpus or view."""
+    source: `data.source`; view: which rows to make of the files, `packages` or `questions` (the setting `data.name`);
+    None means `packages`; resolver: keeps the digest in a file, so that the next run hashes the files only if they
+    changed. Raises ConfigError for an unknown corpus or view."""
     if source != SOURCE:
         raise ConfigError(f"data.source: there is no built-in corpus {source}", f"use {SOURCE}")
     view = view or VIEWS[0]
@@ -73,7 +75,7 @@ def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
 
 
 def stdlib_files(root: Path) -> list[tuple[str, str]]:
-    """List (path relative to `root`, stamp) of every source file of the standard library, sorted by path, without
+    """List (path relative to `root`, stamp) of every source file of Python's standard library, sorted by path, without
     tests, tools and installed packages. A stamp is a text of the file's inode, size and times, which changes when the
     file does.
 
@@ -93,7 +95,9 @@ def stdlib_files(root: Path) -> list[tuple[str, str]]:
 
 
 def corpus_splits(view: str) -> dict[str, Rows]:
-    """Return {split: rows} of a view of the corpus. view: `packages` or `questions`.
+    """Make the built-in data set of the docstrings of Python's standard library, and return {split: rows}. view:
+    `packages` (rows for classification: from which package is a docstring?) or `questions` (instructions "What does
+    `x.y` do?" with the docstring as answer).
 
     Raises DataError when this Python was installed without its source files."""
     import pyarrow as pa
@@ -109,8 +113,9 @@ def corpus_splits(view: str) -> dict[str, Rows]:
 
 
 def read_docstrings(root: Path) -> Iterator[Docstring]:
-    """Yield the docstrings of public modules, classes and functions, in the order of the files' paths and of their
-    lines. Docstrings of fewer than FEWEST_WORDS words, and files that this Python can't parse, are skipped.
+    """Yield the docstrings of public modules, classes and functions of Python's standard library, in the order of the
+    files' paths and of their lines. Docstrings of fewer than 3 words, and files that this Python can't parse, are
+    skipped.
 
     root: the folder of the standard library."""
     for path, _ in stdlib_files(root):
@@ -141,7 +146,7 @@ def _is_public(name: str) -> bool:
 
 def anonymous(docstring: Docstring) -> str:
     """Return a docstring as one line without the names of its package, module, class and function, so that the label
-    can't be read from the text."""
+    (the package) can't be read from the text."""
     names = {part.lower() for part in docstring.name.split(".") if len(part) > 1}
     hidden = re.sub(r"\w+", lambda word: " " if word[0].lower() in names else word[0], docstring.doc)
     return " ".join(hidden.split())

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 
 def hub_splits(location: Meta) -> dict[str, list[Rows]]:
-    """Download a hub dataset, unless the hub client's cache has its files, and return {split: its files' rows}.
+    """Download a data set from the Hugging Face hub, unless the hub client's cache has its files, and return {split:
+    its files, opened for reading rows}.
 
-    location: the `Source.location` of the dataset: `hub` (repository), `name` (configuration or null), `commit`, and
-    `splits` ({split: its name at the hub}; {} to find the splits by their names at the hub)."""
+    location: where the data set is, from its `Source`: `hub` (repository), `name` (configuration or null), `commit`,
+    and `splits` ({split: its name at the hub}; {} to find the splits by their names at the hub)."""
     from datasets import disable_progress_bars, load_dataset_builder
 
     disable_progress_bars()  # the stage has a bar of its own

@@ -28,7 +28,7 @@ _INTEGER = re.compile(r"-?\d+")
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule such as `rating >= 4` that makes two labels of a column: 1 where it holds, else 0.
+    """A condition in `data.label`, such as `rating >= 4`, that makes two labels of a column: 1 where it holds, else 0.
 
     Attributes:
         column: the name of the column in the source.
@@ -42,8 +42,8 @@ class Rule:
 
     @property
     def names(self) -> list[str]:
-        """The names of labels 0 and 1 for a recipe that gives none: the opposite of the rule, then the rule, such as
-        ["rating < 4", "rating >= 4"]."""
+        """The names of labels 0 and 1 of a rule such as `rating >= 4`, for a recipe that sets no `data.labels`: the
+        opposite of the rule, then the rule, such as ["rating < 4", "rating >= 4"]."""
         value = f"{self.value:g}" if isinstance(self.value, float) else self.value
         return [f"{self.column} {_OPPOSITE[self.operator]} {value}", f"{self.column} {self.operator} {value}"]
 
@@ -77,7 +77,7 @@ class SeenLabels:
     names: dict[str, str] = field(default_factory=dict)
 
     def add(self, labels: pa.Array, siblings: pa.Array | None, where: str, numbers: NDArray[np.int64]) -> None:
-        """Add the labels of a batch of rows.
+        """Add the labels of a batch of rows to the labels seen so far.
 
         Args:
             labels: the labels as strings.
@@ -85,7 +85,7 @@ class SeenLabels:
             where: the file's name.
             numbers: int64 [rows], the rows' numbers in the file, from 1.
 
-        Raises ConfigError for more than MOST_LABELS labels.
+        Raises ConfigError for more than 10,000 distinct labels.
         """
         import numpy as np
 
@@ -104,7 +104,8 @@ class SeenLabels:
 
 
 def label_texts(values: pa.Array, rule: Rule | None, named: tuple[str, ...], where: str, before: int) -> pa.Array:
-    """Convert a label column to texts. With a rule the texts are "0" and "1".
+    """Convert the values of a label column to texts. With a rule (a condition such as `rating >= 4`) the texts are "1"
+    where the condition holds and "0" elsewhere.
 
     Null, NaN, blank texts and the text "nan" in upper or lower case become null. Only a text "nan" that `named` lists
     stays a label. named: the setting `data.labels`; where: the file's name; before: how many rows of the file precede
@@ -182,7 +183,7 @@ def _as_integers(values: pa.Array, where: str, before: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The set of a source's labels with their ids.
+    """The set of labels of a source (one data set of the recipe) with their ids.
 
     names: the labels' names, ordered by id; ids: {label as it stands in the data: id}."""
 
@@ -204,7 +205,8 @@ class LabelSet:
         return LabelSet(names, {text: names.index(self.names[i]) for text, i in self.ids.items()})
 
     def check(self, seen: SeenLabels) -> None:
-        """Raise DataError, with file and row, if a split has a label that is not in this set. seen: the split's labels."""
+        """Raise DataError, with file and row, if a split has a label that is not in this set. seen: the split's labels,
+        with the place where each first occurs."""
         for label, where in seen.first.items():
             if label not in self.ids:
                 known = ", ".join(self.names[:12])
@@ -217,14 +219,14 @@ class LabelSet:
 def label_set(
     train: SeenLabels, given: tuple[str, ...] | None, classes: list[str] | None, rule: Rule | None
 ) -> LabelSet:
-    """Decide the names and ids of a source's labels. If all labels in train are integers, they are read as ids of the
-    given or declared names, unless those names are integers, too.
+    """Decide the names and ids of the labels of a source (one data set of the recipe). If all labels in train are
+    integers, they are read as ids of the given or declared names, unless those names are integers, too.
 
     Args:
         train: the labels in the source's train split.
         given: `data.labels`, or None.
         classes: the names that the file declares, or None.
-        rule: the rule that made the labels, or None.
+        rule: the rule, such as `rating >= 4`, that made the labels, or None.
     """
     declared = list(given) if given is not None else (rule.names if rule else classes)
     numbers = all(_INTEGER.fullmatch(label) for label in train.first)
@@ -239,10 +241,11 @@ def label_set(
 
 
 def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -> list[str]:
-    """Return the label names of a mixture, ordered by id: `data.labels` if set, else the names that all sources share.
+    """Return the label names of a mixture of sources (data sets), ordered by id: `data.labels` if set, else the names
+    that all sources share.
 
-    sources: {source: its label names}; given: `data.labels`, or None. Raises ConfigError where the sources' names differ.
-    """
+    sources: {source: its label names}; given: `data.labels`, or None. Raises ConfigError where the sources' names
+    differ."""
     first, *others = sources
     names = list(given) if given is not None else sources[first]
     for source in (first, *others):

@@ -24,13 +24,14 @@ Strategy = Literal["first_exhausted", "all_exhausted"]
 def amounts(
     available: Mapping[str, int], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None = None
 ) -> dict[str, int]:
-    """Return {source: number of rows that it contributes to train}. The number is larger than the source's own number
-    of rows if rows are repeated.
+    """Return {source: number of rows that it contributes to the train split}, for a mixture of several sources (data
+    sets). The number is larger than the source's own number of rows if rows are repeated.
 
     Args:
         available: {source: rows that it has, above 0}.
-        weights: {source: weight}, which need not sum to 1, or None to take all rows once.
-        strategy: `first_exhausted` (no row repeated) or `all_exhausted` (every row used), as the module describes.
+        weights: {source: its share of the rows of train, relative to the other weights}, or None to take all rows once.
+        strategy: `first_exhausted` (no row is repeated: the source with the fewest rows for its weight gives all of
+            them) or `all_exhausted` (every row is used: the other sources repeat rows).
         limit: the largest sum of all numbers, or None for no limit.
     """
     parts = {name: Fraction(repr(weights[name])) if weights else Fraction(count) for name, count in available.items()}
@@ -41,8 +42,8 @@ def amounts(
 
 
 def apportioned(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
-    """Divide `total` rows among sources by their shares, which sum to 1. Each number is rounded down; the rows that
-    remain go to the sources with the largest remainders."""
+    """Divide `total` rows among sources (data sets) by their shares, {source: share}, which sum to 1; return {source:
+    rows}. Each number is rounded down; the rows that remain go to the sources with the largest remainders, one each."""
     exact = {name: total * share for name, share in shares.items()}
     found = {name: int(part) for name, part in exact.items()}
     by_remainder = sorted(exact, key=lambda name: found[name] - exact[name])
@@ -52,11 +53,12 @@ def apportioned(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
 
 
 def interleaved(counts: Mapping[str, int], block: int) -> Iterator[tuple[dict[str, int], NDArray[np.int64]]]:
-    """Compute the order of a mixture's rows, in blocks of about `block` rows. counts: {source: rows that it contributes}.
+    """Compute the order in which the rows of several sources (data sets) are mixed, in blocks of about `block` rows.
+    counts: {source: rows that it contributes}.
 
-    Row k of a source with n rows has the position (k + 1/2) / n, so every stretch of the mixture contains the sources in
-    proportion. Yields for each block {source: how many of its next rows to read}, and int64 [rows]: the order in which to
-    write those rows after they were put one source after another."""
+    Row k of a source with n rows has the position (k + 1/2) / n, so every stretch of the mixture contains the sources
+    in proportion. Yields for each block {source: how many of its next rows to read}, and int64 [rows]: the order in
+    which to write those rows after they were put one source after another."""
     import numpy as np
 
     blocks = -(-sum(counts.values()) // block)

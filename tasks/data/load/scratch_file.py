@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class ReadSplit(NamedTuple):
-    """One split of one source, copied into a scratch file.
+    """One split of one source (data set), copied into a scratch file: a temporary Arrow file of all its rows, from
+    which the stage later picks the rows to keep.
 
     Attributes:
         path: the Arrow file, with the columns to write and, where there is a label, `label` as text.
@@ -46,13 +47,14 @@ class ReadSplit(NamedTuple):
 
 
 def hashed_columns(columns: Columns) -> tuple[str, ...]:
-    """Return the names of the columns whose values are hashed to compare rows: the text columns, or all columns that
-    are written if no text column is named."""
+    """Return the names of the columns whose values are hashed to find rows with equal text: the text columns, or all
+    columns that are written if no text column is named."""
     return columns.text or tuple(ours for ours, _ in columns.kept)
 
 
 def read_split(split: str, files: list[Rows], columns: Columns, nulls: Nulls, path: Path, out: Workdir) -> ReadSplit:
-    """Read the files of a split of one source, check their rows and write the rows to a scratch file.
+    """Read the files of a split of one source (data set), check their rows and write the rows to a scratch file: a
+    temporary Arrow file, from which the stage later picks the rows to keep.
 
     Args:
         split: the split's name, for errors.
@@ -98,8 +100,8 @@ def _appended(into: Hashes, at: int, values: Hashes) -> Hashes:
 
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a scratch file, with one in memory at a time. The file is not memory-mapped, because mapped
-    pages would count as memory of this process."""
+    """Yield the batches of rows of a scratch file (a temporary Arrow file of a split's rows), with one in memory at a
+    time. The file is not memory-mapped, because mapped pages would count as memory of this process."""
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as opened:
@@ -109,7 +111,8 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the label id of every row in a scratch file, int32 [rows]. labels: the source's label set."""
+    """Return the label id of every row in a scratch file (a temporary Arrow file of a split's rows), int32 [rows].
+    labels: the labels of the source (data set) with their ids."""
     import numpy as np
 
     ids = np.empty(len(read.hashes), dtype=np.int32)
@@ -121,9 +124,11 @@ def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.
 
 
 def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of a scratch file that a mask picks, batch by batch, as tables with the given schema.
+    """Yield the rows of a scratch file (a temporary Arrow file of a split's rows) that a mask picks, batch by batch, as
+    tables with the given schema.
 
     Args:
+        read: the split in the scratch file.
         keep: bool [rows], True for the rows to yield.
         labels: converts label texts to ids, or None where there is no label.
         schema: the schema of the tables; columns that the file lacks are filled with null.
@@ -149,8 +154,9 @@ def _column(rows: pa.RecordBatch, field: pa.Field, labels: LabelSet | None) -> p
 
 
 def common_schema(schemas: dict[str, pa.Schema], nested: Collection[str], labelled: bool, split: str) -> pa.Schema:
-    """Return one schema for a split that comes from several sources: the columns of all sources, in the order of the
-    sources. Each column has a type that holds the values of all sources; a column that is null everywhere is text.
+    """Return one Arrow schema for a split that comes from several sources (data sets): the columns of all sources, in
+    the order of the sources. Each column has a type that holds the values of all sources; a column that is null
+    everywhere is text.
 
     Args:
         schemas: {source: its schema}.

@@ -40,13 +40,13 @@ def _bytes(row: tuple[Any, ...]) -> bytes:
 
 
 def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> dict[str, Mask]:
-    """Divide rows into splits by their hashes. hashes: uint64 [rows], from `row_hashes`; fractions: {split: its
+    """Divide rows into splits by hashes of their text. hashes: uint64 [rows], from `row_hashes`; fractions: {split: its
     fraction of the rows}, without train.
 
-    Returns {split: bool [rows]}, with all other rows under "train". A row's split depends only on its text and the
-    seed: equal texts stay together, and appended rows do not move other rows. Sizes follow the fractions up to chance,
-    with a standard deviation of sqrt(rows x fraction x (1 - fraction)) rows. A split that would be empty takes one text
-    from train."""
+    Returns {split: bool [rows], True for the rows of the split}, with all other rows under "train". A row's split
+    depends only on its text and the seed: equal texts stay together, and appended rows do not move other rows. Sizes
+    follow the fractions up to chance, with a standard deviation of sqrt(rows x fraction x (1 - fraction)) rows. A split
+    that would be empty takes one text from train."""
     import numpy as np
 
     ranks = _seeded(hashes, seed)
@@ -64,14 +64,16 @@ def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> di
 
 
 def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float], seed: int) -> dict[str, Mask]:
-    """Divide rows into splits as `made_splits` does, but give each split the same fraction of each label's rows,
-    rounded to whole rows.
+    """Divide rows into splits by seeded hashes of their text, such that each split gets the same fraction of each
+    label's rows, rounded to whole rows. Returns {split: bool [rows], True for the rows of the split}, with all other
+    rows under "train".
 
-    labels: int32 [rows]; fractions: at most two splits. A text counts under the label of its first row. The texts of a
-    label are ordered by the seeded hash: the first split takes texts from the front, the second from the back, as long as
-    they fit its count, and train keeps at least one text. Where texts repeat, a split may be a row or two short. Appended
-    rows may move others, about sqrt(fraction x appended) rows of a label and never more than were appended. Memory: 60
-    bytes a row."""
+    hashes: uint64 [rows], from `row_hashes`; labels: int32 [rows], label ids; fractions: {split: its fraction of the
+    rows}, at most two splits, without train. Rows with equal text stay together. A text counts under the label of its
+    first row. The texts of a label are ordered by the seeded hash: the first split takes texts from the front, the
+    second from the back, as long as they fit its count, and train keeps at least one text. Where texts repeat, a split
+    may be a row or two short. Appended rows may move others, about sqrt(fraction x appended) rows of a label and never
+    more than were appended. Memory: 60 bytes a row."""
     import numpy as np
 
     texts, first, which = np.unique(hashes, return_index=True, return_inverse=True)
@@ -143,7 +145,8 @@ def _contained(values: Hashes, others: Hashes) -> Mask:
 
 
 def limited(keep: Mask, limit: int, seed: int, split: str) -> Mask:
-    """Return the mask `keep` reduced to a random sample of at most `limit` of the rows that it picks.
+    """Return the mask `keep` (bool [rows], True for the rows of a split to keep) reduced to a random sample of at most
+    `limit` of the rows that it picks. `keep` itself is not changed.
 
     seed, split: together seed the sample. With the same seed, the sample of a smaller limit is a subset of that of a
     larger one."""

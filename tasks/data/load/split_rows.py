@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 class SourceRows(NamedTuple):
-    """The rows that one source contributes to one split.
+    """The rows that one source (data set) contributes to one split.
 
     Attributes:
         source: the source's name.
-        read: the scratch file that holds the rows.
+        read: the scratch file (temporary Arrow file) that holds the rows.
         labels: converts label texts to ids, or None without labels.
         mask: bool [rows of `read`], which rows are used.
         times: how often each row that `mask` picks is written.
@@ -60,17 +60,18 @@ class SourceRows(NamedTuple):
 
     @property
     def hashes(self) -> Hashes:
-        """The hashes of the texts of the rows that are used, each row once: uint64 [distinct]."""
+        """The hashes of the texts of the rows that this source contributes, each row once even if it is written several
+        times: uint64 [distinct]."""
         return self.read.hashes[self.mask]
 
     @property
     def distinct(self) -> int:
-        """The number of rows that are used, each counted once."""
+        """The number of rows that this source contributes, each counted once even if it is written several times."""
         return int(self.mask.sum())
 
     @property
     def rows(self) -> int:
-        """The number of rows that are written, where a repeated row counts each time."""
+        """The number of rows that this source writes to the split, where a repeated row counts each time."""
         return self.distinct * self.times + (int(self.more.sum()) if self.more is not None else 0)
 
     def tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -92,13 +93,13 @@ def source_splits(
     *,
     stratify: bool,
 ) -> dict[str, SourceRows]:
-    """Assign all rows of a source to splits and return {split: its rows}. A split that `split` names and the source
-    lacks takes its rows from the source's train split.
+    """Assign all rows of a source (data set) to splits and return {split: its rows}. A split that `split` names and the
+    source lacks takes its rows from the source's train split.
 
     Args:
         source: the source's name.
         read: {split: the source's rows}.
-        labels: the source's label set, or None.
+        labels: the source's labels with their ids, or None.
         split: {split: the fraction of train's rows that it takes}; the source's own splits in it are ignored.
         seed: the seed of the choice of rows.
         stratify: give these new splits the same share of each label as train; no effect without labels.
@@ -116,8 +117,8 @@ def source_splits(
 
 
 def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
-    """Return {split: the rows that each source contributes}, in the order train, validation, test. Splits that no
-    source has are left out.
+    """Regroup the rows of several sources (data sets): return {split: the rows that each source contributes}, in the
+    order train, validation, test. Splits that no source has are left out.
 
     sources: for each source, {split: its rows}, as `source_splits` returns them."""
     found = {name: [shares[name] for shares in sources if name in shares] for name in SPLITS}
@@ -125,13 +126,14 @@ def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
 
 
 class Dropped(NamedTuple):
-    """Numbers of rows that were dropped, and of rows whose text occurs more than once, whether dropped or not.
+    """Numbers of rows that were dropped while `load_data` chose rows, and of rows whose text occurs more than once,
+    whether dropped or not.
 
     Attributes:
         rows: {reason: number of rows dropped}.
         leakage: {"train/test": number of rows of the first split whose text also occurs in the second}, for each pair
             of splits.
-        overlap: {"a/b": number of train rows of source a whose text also occurs in train of source b}.
+        overlap: {"a/b": number of train rows of source (data set) a whose text also occurs in train of source b}.
         duplicates: number of rows of train whose text occurs in an earlier row of train.
     """
 
@@ -143,10 +145,10 @@ class Dropped(NamedTuple):
 
 def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
     """Count the rows of train whose text repeats an earlier row of train or occurs in another split. With `drop`, also
-    remove these rows from train.
+    leave these rows out of the returned train split; `shares` is not changed.
 
-    shares: {split: the rows of each source}. Returns the rows of each split, and the counts, taken before the
-    removal."""
+    shares: {split: the rows that each source (data set) contributes}. Returns the rows of each split, and the counts,
+    taken before the removal."""
     hashes = {name: joined([share.hashes for share in some]) for name, some in shares.items()}
     shared = shared_rows(hashes)
     leakage = {f"{a}/{b}": int(mask.sum()) for (a, b), mask in shared.items()}
@@ -164,11 +166,11 @@ def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
 
 
 def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:
-    """Remove from train the rows whose text is one of the given texts, such as those of the frozen rows, on which
-    models are compared. Other splits keep such rows.
+    """Remove from train the rows whose text is one of the given texts, such as those of the frozen rows (the fixed test
+    rows on which a recipe's models are compared). Other splits keep such rows.
 
-    shares: {split: the rows of each source}; texts: uint64 [texts], the given texts' hashes (`row_hashes`). Returns the
-    rows of each split, and the number of rows removed."""
+    shares: {split: the rows of each source (data set)}; texts: uint64 [texts], the given texts' hashes (`row_hashes`).
+    Returns the rows of each split, and the number of rows removed."""
     import numpy as np
 
     among = np.isin(joined([share.hashes for share in shares["train"]]), texts)
@@ -176,8 +178,8 @@ def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:
 
 
 def sampled(limit: int | None, split: str, shares: list[SourceRows], seed: int) -> list[SourceRows]:
-    """Draw a random sample of at most `limit` rows from the rows of a split, and return the sampled rows of each
-    source. If `limit` is None or not below the number of rows, all rows are kept.
+    """Draw a random sample of at most `limit` rows from the rows of a split, and return the sampled rows of each source
+    (data set). If `limit` is None or not below the number of rows, all rows are kept.
 
     split, seed: together seed the sample; shares: the rows that each source contributes."""
     rows = sum(share.distinct for share in shares)
@@ -189,8 +191,8 @@ def sampled(limit: int | None, split: str, shares: list[SourceRows], seed: int) 
 def weighted_train(
     shares: list[SourceRows], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None, seed: int
 ) -> tuple[list[SourceRows], int]:
-    """Choose the rows of train by the sources' weights, at most `limit` rows in all. A source's weight is its share of
-    the rows of train, relative to the other weights (see `tasks.data.load.mixture`).
+    """Choose the rows of train by the weights of the sources (data sets), at most `limit` rows in all. A source's
+    weight is its share of the rows of train, relative to the other weights.
 
     Args:
         shares: the rows that each source has.
@@ -222,8 +224,8 @@ def _taken(share: SourceRows, rows: int, seed: int) -> SourceRows:
 def write_split(
     split: str, shares: list[SourceRows], nested: Collection[str], to: Path, out: Workdir
 ) -> tuple[int, dict[str, int]]:
-    """Write a split as a parquet file. In train the rows of the sources are interleaved in proportion to their numbers,
-    in other splits one source follows another.
+    """Write the chosen rows of a split to a new parquet file. In train the rows of the sources (data sets) are
+    interleaved in proportion to their numbers, in other splits one source follows another.
 
     Args:
         split: the split's name.
@@ -302,7 +304,7 @@ def _narrowed(shares: list[SourceRows], keep: Mask) -> list[SourceRows]:
 
 
 def joined(hashes: list[Hashes]) -> Hashes:
-    """Concatenate arrays of hashes. A single array is returned as it is, without a copy."""
+    """Concatenate arrays of row hashes (uint64). A single array is returned as it is, without a copy."""
     import numpy as np
 
     return hashes[0] if len(hashes) == 1 else np.concatenate(hashes)

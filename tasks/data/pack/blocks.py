@@ -21,7 +21,8 @@ _ARRAYS = ("row", "start", "size", "chunk", "offset")
 
 
 def save_layout(layout: Layout, folder: Path) -> None:
-    """Write a layout to the new folder `folder`, one .npy file for each array, 40 bytes for each piece."""
+    """Write a layout to the new folder `folder`, one .npy file for each array, 40 bytes for each piece. A layout says
+    in which chunk (a token sequence of fixed length), and at which position, each piece of a token row is placed."""
     import numpy as np
 
     folder.mkdir(parents=True)
@@ -30,7 +31,8 @@ def save_layout(layout: Layout, folder: Path) -> None:
 
 
 def load_layout(folder: Path) -> Layout:
-    """Read a layout that `save_layout` wrote to `folder`. The arrays are memory-mapped."""
+    """Read a layout that `save_layout` wrote to `folder`: in which chunk (a token sequence of fixed length), and at
+    which position, each piece of a token row is placed. The arrays are memory-mapped."""
     import numpy as np
 
     row, start, size, chunk, offset = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
@@ -38,8 +40,9 @@ def load_layout(folder: Path) -> Layout:
 
 
 def part_of(layout: Layout, first: int, last: int) -> Layout:
-    """Return the layout of the chunks from number `first` up to, but not including, `last`. In the result these chunks
-    are numbered from 0 again."""
+    """Return the part of a layout for the chunks (token sequences of fixed length) from number `first` up to, but not
+    including, `last`. In the result these chunks are numbered from 0 again. layout: in which chunk, and at which
+    position, each piece of a token row is placed."""
     import numpy as np
 
     here = slice(*np.searchsorted(layout.chunk, (first, last)))
@@ -47,8 +50,9 @@ def part_of(layout: Layout, first: int, last: int) -> Layout:
 
 
 def fill(layout: Layout, length: int, ids: Array, mask: Array | None, pad_id: int) -> dict[str, Array]:
-    """Compute the columns of a layout's chunks, each int32 [chunks, length]: input_ids, segment_ids, position_ids and, if
-    there is a mask, labels.
+    """Compute the columns of a layout's chunks (padded token sequences of one length), each int32 [chunks, length]:
+    input_ids, segment_ids, position_ids and, if there is a mask, labels. A layout says in which chunk, and at which
+    position, each piece of a token row is placed.
 
     segment_ids number the pieces of a chunk from 1, with 0 for padding; position_ids count from 0 in each piece; labels
     are the token ids, with -100 where not trained on and at each piece's first token.

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def create_columns(path: Path, wanted: dict[str, tuple[int, ...]]) -> Columns:
-    """Create a file of chunks whose int32 columns are all zeros, and return {column: int32 array}, memory-mapped: the
-    caller writes values into the arrays, and thereby into the file. Takes no memory, and no disk until values are
-    written.
+    """Create a file of chunks (padded token sequences of one length) whose int32 columns are all zeros, and return
+    {column: int32 array}, memory-mapped: the caller writes values into the arrays, and thereby into the file. Takes no
+    memory, and no disk until values are written.
 
     path: the new file; wanted: {column: shape}, in the file's order. The file is one record batch, so that readers get
     one array for each column. Raises DataError when the installed pyarrow writes the file in a layout that this module

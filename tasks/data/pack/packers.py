@@ -25,8 +25,8 @@ ALIGN = 8
 
 
 class Pieces(NamedTuple):
-    """Pieces of token rows, each a whole row or a part of one, that are placed in chunks without being cut. All arrays
-    are int64 [pieces].
+    """Pieces of token rows, each a whole row or a section of one, that are placed without another cut in chunks (token
+    sequences of fixed length). All arrays are int64 [pieces].
 
     Attributes:
         row: the row's number in the split.
@@ -39,12 +39,14 @@ class Pieces(NamedTuple):
     size: Counts
 
     def where(self, mask: Any) -> Pieces:
-        """Return the pieces that `mask` selects. mask: a bool mask, a slice or an array of indices, as in numpy."""
+        """Return those pieces (token rows or sections of rows) that `mask` selects. mask: a bool mask, a slice or an
+        array of indices, as in numpy."""
         return Pieces(self.row[mask], self.start[mask], self.size[mask])
 
 
 class Layout(NamedTuple):
-    """The chunk and position of each piece, sorted by (chunk, offset).
+    """The place of each piece of a token row: its chunk (a token sequence of fixed length) and its position in the
+    chunk. Sorted by (chunk, offset).
 
     Attributes:
         pieces: the pieces, in this order.
@@ -59,8 +61,8 @@ class Layout(NamedTuple):
     chunks: int
 
     def only(self, wanted: Any) -> Layout:
-        """Return a layout with only the chunks that `wanted` picks, numbered from 0 again in the same order. wanted:
-        bool [chunks], True for the chunks to keep."""
+        """Return a layout with only the chunks (token sequences of fixed length) that `wanted` picks, numbered from 0
+        again in the same order. wanted: bool [chunks], True for the chunks to keep."""
         import numpy as np
 
         kept = wanted[self.chunk]
@@ -69,15 +71,16 @@ class Layout(NamedTuple):
 
 
 def whole_rows(offsets: Counts) -> Pieces:
-    """Make one piece of each row. offsets: int64 [rows + 1], the index of each row's first token among the split's
-    tokens."""
+    """Make one piece of each token row, without a cut. offsets: int64 [rows + 1], the index of each row's first token
+    among the split's tokens."""
     import numpy as np
 
     return Pieces(np.arange(len(offsets) - 1), np.asarray(offsets[:-1]), np.diff(offsets))
 
 
 def cut_rows(pieces: Pieces, most: int) -> Pieces:
-    """Cut pieces that are longer than `most` tokens into several. The order of the tokens stays the same."""
+    """Cut pieces (token rows or sections of rows) that are longer than `most` tokens into several, and return all
+    pieces. The order of the tokens stays the same."""
     import numpy as np
 
     parts = np.maximum(-(-pieces.size // most), 1)
@@ -88,7 +91,7 @@ def cut_rows(pieces: Pieces, most: int) -> Pieces:
 
 def trained_on(pieces: Pieces, mask: Any) -> Any:
     """Return bool [pieces]: whether any token after the piece's first is trained on. The first token does not count,
-    because no token before it predicts it.
+    because no token before it predicts it. A piece is a token row or a section of one.
 
     pieces: sorted by `start`, not overlapping; mask: uint8 [tokens of the split], 1 where trained on."""
     import numpy as np
@@ -104,15 +107,17 @@ def trained_on(pieces: Pieces, mask: Any) -> Any:
 
 
 def one_each(pieces: Pieces) -> Layout:
-    """Lay out each piece in a chunk of its own, in the order of the pieces (strategies pad and bucket)."""
+    """Place each piece (a token row or a section of one) in a chunk of its own (a token sequence of fixed length,
+    padded at its end), in the order of the pieces. Used by the strategies pad and bucket."""
     import numpy as np
 
     return Layout(pieces, np.arange(len(pieces.size)), np.zeros(len(pieces.size), dtype=np.int64), len(pieces.size))
 
 
 def concatenated(pieces: Pieces, length: int) -> Layout:
-    """Lay out the tokens of all pieces one after another and cut them into chunks of `length` tokens (strategy concat).
-    A piece that spans a cut becomes several pieces. The last chunk is padded. There must be at least one token."""
+    """Place the tokens of all pieces (token rows or sections of rows) one after another and cut them into chunks of
+    `length` tokens (strategy concat). A piece that spans a cut becomes several pieces. The last chunk is padded. There
+    must be at least one token."""
     import numpy as np
 
     ends = np.cumsum(pieces.size)
@@ -126,8 +131,8 @@ def concatenated(pieces: Pieces, length: int) -> Layout:
 
 
 def best_fit(pieces: Pieces, length: int) -> Layout:
-    """Lay out pieces by best fit decreasing (the strategy bfd): the longest first, each in the fullest chunk that has
-    room for it.
+    """Place pieces (token rows or sections of rows) in chunks by best fit decreasing (the strategy bfd): the longest
+    first, each in the fullest chunk that has room for it.
 
     length: tokens of a chunk; no piece may be empty or longer. Chunks are numbered by their earliest row, and rows keep
     their order within a chunk."""
@@ -187,12 +192,11 @@ def _ordered(pieces: Pieces, chunk: Counts, count: int) -> Layout:
 
 
 def bucket_lengths(sizes: Counts, most: int, buckets: int) -> list[int]:
-    """Choose chunk lengths for the strategy bucket: at most `buckets` lengths that need the least padding, ascending.
-    Each is a multiple of 8, or `most` itself. The longest row fits the last one.
+    """Choose the lengths in tokens of the chunks (padded rows) for the strategy bucket: at most `buckets` lengths that
+    need the least padding, ascending. Each is a multiple of 8, or `most` itself. The longest row fits the last one.
 
     sizes: int64 [rows], tokens of each row, at least one row, none longer than `most`; most: the largest length
-    allowed. Takes O(buckets x (most / 8)^2), however many
-    rows there are."""
+    allowed. Takes O(buckets x (most / 8)^2), however many rows there are."""
     import numpy as np
 
     steps = -(-np.maximum(sizes, 1) // ALIGN)

@@ -33,8 +33,8 @@ class Forged(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Token rows, made by an encoder from a table of texts, whose rows are the source rows. The arrays hold all token
-    rows, one after another.
+    """Token rows, made by an encoder from a table of texts (the source rows). The arrays hold all token rows, one after
+    another. A source row may give several token rows, or none.
 
     Attributes:
         ids: int32 [tokens], the token ids.
@@ -43,8 +43,8 @@ class Encoded(NamedTuple):
             int32 [rows].
         row: int64 [rows], the number (from 0) of the source row that each row comes from.
         lengths: int64 [source rows], the number of tokens in each source row before anything was cut.
-        forged: source rows whose text spells a special token.
-        unsupervised: number of rows that `without_unsupervised` left out.
+        forged: source rows whose text spells a special token such as `</s>`.
+        unsupervised: number of rows without a token to train on, which were left out.
     """
 
     ids: Ints
@@ -77,7 +77,8 @@ class ClassEncoder:
         self._overlong = overlong
 
     def encode(self, rows: pa.Table) -> Encoded:
-        """Encode a table with the columns `text` and `label` as token rows, whose `extra` are the labels."""
+        """Encode a table with the columns `text` and `label` as token rows. The attribute `extra` of the result has the
+        label of each row."""
         import numpy as np
 
         texts = texts_of(rows)
@@ -98,8 +99,8 @@ class ClassEncoder:
 
 
 class CausalEncoder:
-    """Encodes texts for a language model: bos if the tokenizer adds it, the row's parts as one text, then eos. bos and
-    eos are not added to a row that has them already.
+    """Encodes texts for a language model: bos if the tokenizer adds it, the row's parts (pieces of its text, each
+    trained on or not) as one text, then eos. bos and eos are not added to a row that has them already.
 
     Args:
         loaded: the tokenizer.
@@ -139,8 +140,8 @@ class CausalEncoder:
 
     def encode(self, rows: pa.Table) -> Encoded:
         """Encode a table as token rows with a loss mask. The table's column `parts` is list<struct<text, train>> or
-        list<struct<text, train, plain>>: `train` says whether the part is trained on, `plain` whether special tokens
-        that are spelled in the part are ordinary text."""
+        list<struct<text, train, plain>>, the pieces of each row's text in order: `train` says whether the piece is
+        trained on, `plain` whether special tokens that are spelled in the piece are ordinary text."""
         import numpy as np
 
         texts = texts_of(rows)
@@ -242,10 +243,10 @@ def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[i
     """Compute the loss mask of one text, uint8 [count]: 1 for each token that contains a character to train on.
 
     Args:
-        parts: the text's parts, dicts with `text` and `train`.
+        parts: the pieces of the text in order, dicts with `text` and `train` (whether the piece is trained on).
         count: the number of tokens.
         span_of: a function that returns for a token its (first character, end) in the joined text. It is called only
-        for tokens at the edges of parts, found by bisection: fetching all spans takes as long as tokenising.
+            for tokens at the edges of parts, found by bisection: fetching all spans takes as long as tokenising.
 
     A token without characters of its own (trimmed whitespace) gets the flag of the character before it; if it is the
     first token, that of the character after it.

@@ -39,28 +39,30 @@ class Example(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table, row: int, what: str) -> Example:
-        """Make an example of one row in a table of texts. row: the row's index in the table, from 0; what: what
-        happened to the row, in words."""
+        """Make an example, for messages, of one row that tokenising cut, dropped or encoded otherwise than its text
+        looks. rows: a table of texts; row: the row's index in the table, from 0; what: what happened to the row, in
+        words."""
         given = rows.slice(row, 1).to_pylist()[0]
         text = given["text"] if "text" in given else "".join(part["text"] for part in given["parts"])
         return cls(row + 1, what, shorten(" ".join(text[:1000].split()), WORDS, placeholder=" ..."))
 
     def describe(self, split: str, before: int = 0) -> str:
-        """Return the example as one line for messages. before: how many rows of the split precede the shard in which
-        `row` is counted."""
+        """Return the example as one line for messages. split: the split's name; before: how many rows of the split
+        precede the shard (run of consecutive rows that is tokenised at once) in which `row` is counted."""
         return f"split {split} row {self.row + before}: {self.what}, in {self.text!r}"
 
 
 @dataclass
 class Count:
-    """Counts of what tokenising did to the rows of a shard or a split.
+    """Counts of what tokenising did to the rows of a shard (run of consecutive rows that is tokenised at once) or a
+    split.
 
     Attributes:
         read: number of source rows.
         rows, tokens: numbers of rows and tokens in the result.
         longest: number of tokens in the longest row.
         overlong: number of source rows longer than `max_length`.
-        forged: number of source rows whose text spells a special token.
+        forged: number of source rows whose text spells a special token such as `</s>`.
         unsupervised: number of source rows without a token to train on, which are left out.
         dropped: {reason: rows}; of rows that were split, "unsupervised" counts their pieces.
         first: {"overlong" or "forged": the first such row}.
@@ -77,8 +79,9 @@ class Count:
     first: dict[str, Example] = field(default_factory=dict)
 
     def add(self, other: Meta) -> None:
-        """Add the counts of the next shard of the split to this one's. other: the value that the shard's `Count.meta()`
-        returned. Call this in the order of the shards, because rows are numbered by the rows read before."""
+        """Add to this object, in place, the counts of the split's next shard (run of consecutive rows that is tokenised
+        at once). other: the value that the shard's `Count.meta()` returned. Call this in the order of the shards,
+        because rows are numbered by the rows read before."""
         for what, (row, *rest) in other["first"].items():
             self.first.setdefault(what, Example(row + self.read, *rest))
         self.read += other["read"]
@@ -91,7 +94,7 @@ class Count:
         self.dropped = {reason: count + other["dropped"][reason] for reason, count in self.dropped.items()}
 
     def meta(self) -> Meta:
-        """Return the counts as a JSON object, the form in which `add` reads them."""
+        """Return the counts of rows and tokens as a JSON object, the form in which `add` reads them."""
         return {**asdict(self), "first": {what: list(example) for what, example in self.first.items()}}
 
 
@@ -104,15 +107,17 @@ def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
 
 
 def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Meta, out: Workdir) -> Meta:
-    """Print how many rows were cut, dropped, or encoded otherwise than their text looks, each with an example.
+    """Print how many rows tokenising cut, dropped, or encoded otherwise than their text looks, each with an example.
 
     Args:
-        max_length, overlong: the settings.
+        max_length, overlong: the settings of the stage `tokenize_text`: the most tokens of a row, and what happens to
+            longer rows.
         counts: {split: counts}.
         dropped: {reason: rows} of all splits together.
         out: prints the messages.
 
-    Returns {kind, "overlong" or "forged": example} for the artifact's metadata.
+    Returns {kind: example} for the artifact's metadata. kind: "overlong" (rows longer than `max_length`) or "forged"
+    (rows whose text spells a special token).
     """
     examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}

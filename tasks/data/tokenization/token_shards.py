@@ -25,8 +25,8 @@ ROW = 32
 
 
 def cut_shards(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
-    """Cut rows into shards, in order, and yield each as a table. The cuts depend on the rows alone, not on how they are
-    divided into batches.
+    """Cut rows into shards (runs of consecutive rows that are tokenised and cached one by one), in order, and yield
+    each shard as a table. The cuts depend on the rows alone, not on how they are divided into batches.
 
     batches: rows with a column `text`, or a column `parts` of lists of structs with a `text`; size: the wanted bytes of
     text in a shard."""
@@ -85,13 +85,14 @@ class Texts(NamedTuple):
     plain: Array
 
     def last_part(self) -> Array:
-        """Return the index of each row's last part, int64 [rows]. Every row must have at least one part."""
+        """Return, for each row, the index of its last part (piece of the row's text) among all parts, int64 [rows].
+        Every row must have at least one part."""
         return self.first[1:] - 1
 
 
 def texts_of(table: pa.Table) -> Texts:
-    """Join the texts of a table. The table has a column `text`, or a column `parts` of lists of structs with `text`,
-    `train` and perhaps `plain`."""
+    """Join the texts of a table's rows into one array of bytes. The table has a column `text`, or a column `parts` of
+    lists of structs (the pieces of a row's text) with `text`, `train` and perhaps `plain`."""
     import numpy as np
 
     if "parts" in table.column_names:

@@ -38,10 +38,10 @@ _USUAL = {
 
 @dataclass(frozen=True)
 class FastTokenizer:
-    """A tokenizer with its special tokens.
+    """A tokenizer of the `tokenizers` library with its special tokens.
 
     Attributes:
-        tokenizer: the `tokenizers` library's object, with truncation and padding off.
+        tokenizer: the library's object, with truncation and padding off.
         special: {role such as `pad_token`: text}.
         name: the tokenizer's name in errors.
     """
@@ -86,8 +86,8 @@ class FastTokenizer:
         return self.frame()[0]
 
     def meta(self) -> Meta:
-        """Return the tokenizer's part of the artifact's metadata: vocab_size, pad_id, bos_id and eos_id (null where there
-        is no such token)."""
+        """Return what the artifact (output) of `tokenize_text` records about the tokenizer: vocab_size, pad_id, bos_id
+        and eos_id (null where there is no such token)."""
         return {
             "vocab_size": self.vocab_size,
             "pad_id": self.pad_id,
@@ -158,8 +158,8 @@ def _read_vocabulary(folder: Path) -> FastTokenizer:
 
 
 def bert_pipeline(tokenizer: Tokenizer, lowercase: bool, special: dict[str, str]) -> None:
-    """Give a WordPiece tokenizer the normalizer, pre-tokenizer, decoder, special tokens and frame (`[CLS] text [SEP]`)
-    of BERT's. Changes the tokenizer in place.
+    """Give a WordPiece tokenizer BERT's normalizer, pre-tokenizer, decoder and special tokens, and BERT's tokens around
+    each text (`[CLS] text [SEP]`). Changes the tokenizer in place.
 
     lowercase: whether texts are lowercased first; special: {role such as `pad_token`: text}."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors

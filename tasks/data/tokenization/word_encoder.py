@@ -62,7 +62,8 @@ class CutRules(NamedTuple):
         letter: whether to cut between an ASCII letter and punctuation.
         inner: a second tokenizer for pieces after the first one, needed if the tokenizer itself puts something before a
             text, else None.
-        places_differ: whether the token ids of a piece depend on its kind: FIRST, LATER or AFTER_ADDED.
+        places_differ: whether the token ids of a piece depend on its place: first in the text, after a cut, or after an
+            added token.
     """
 
     space: bool = False
@@ -73,17 +74,19 @@ class CutRules(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Texts that were cut into pieces. starts: int64 [pieces + 1], the byte where each piece begins; kind: uint8
-    [pieces], one of FIRST, LATER, AFTER_ADDED and ADDED."""
+    """Texts that were cut into pieces, each of which is tokenised alone. starts: int64 [pieces + 1], the byte where
+    each piece begins; kind: uint8 [pieces], 0: the first piece of a text, 1: a piece after a cut, 2: a piece after an
+    added token, 3: an added token such as `</s>`. Where the tokenizer's result does not depend on the place, 1 stands
+    for 0 and 2, too."""
 
     starts: Longs
     kind: Bytes
 
 
 class WordEncoder:
-    """Encodes texts with a tokenizer of the `tokenizers` library, in three steps: `find_added`, `pieces` (cut the
-    texts) and `encode` (the pieces' token ids). The tokenizer is modified, so nothing else may use it. Threads may
-    share a WordEncoder.
+    """Encodes texts with a tokenizer of the `tokenizers` library, tokenising each distinct word once, in three steps:
+    `find_added` (find the added tokens, such as `</s>`), `pieces` (cut the texts) and `encode` (the pieces' token ids).
+    The tokenizer is modified, so nothing else may use it. Threads may share a WordEncoder.
 
     Attributes: `special` {special token: id}; `blanks` {special token: (whether it includes the blanks before it, and
     those after it)}."""
@@ -121,8 +124,8 @@ class WordEncoder:
         return self._with_sentinel[sentinel], sentinel
 
     def find_added(self, data: bytes, rows: Longs, special: dict[str, int]) -> list[tuple[int, int]]:
-        """Find the added tokens in texts. Returns (first byte, end) of each, from left to right; the span includes the
-        blanks that belong to the token.
+        """Find a tokenizer's added tokens (entries such as `</s>` or `<think>` that are never cut) in texts. Returns
+        (first byte, end) of each, from left to right; the span includes the blanks that belong to the token.
 
         Args:
             data: all texts, one after another.
@@ -134,7 +137,8 @@ class WordEncoder:
         )
 
     def pieces(self, data: Bytes, rows: Longs, added: list[tuple[int, int]]) -> Pieces:
-        """Cut texts into pieces at the places that the tokenizer's `CutRules` allow, and around each added token.
+        """Cut texts into pieces at places where the tokenizer never joins characters into one token, and around each
+        added token (such as `</s>`).
 
         Args:
             data: all texts, one after another, uint8 [bytes].
@@ -162,7 +166,8 @@ class WordEncoder:
         return Pieces(starts, kind)
 
     def encode(self, data: bytes, pieces: Pieces) -> tuple[Ints, Longs]:
-        """Encode pieces as token ids. data: the texts that were cut; pieces: from `pieces`.
+        """Encode the pieces into which texts were cut as token ids, computing those of equal pieces once. data: the
+        texts; pieces: from the method `pieces`.
 
         Returns the ids of all pieces, int32 [tokens], and the number of tokens of each piece, int64 [pieces]."""
         import numpy as np
@@ -187,8 +192,10 @@ class WordEncoder:
         return gather(flat, (np.cumsum(size) - size)[which], size[which]), size[which]
 
     def spans(self, kind: int, texts: list[str]) -> list[tuple[int, Any]]:
-        """Return for each text (number of tokens, function), where the function maps a token's index to its (first
-        character, end) in the text. kind: the kind of piece that all these texts are, such as FIRST."""
+        """Tokenise pieces of texts and return for each (number of tokens, function), where the function maps a token's
+        index to its (first character, end) in the piece. texts: the pieces; kind: the place of all these pieces in
+        their texts: FIRST (0, at the beginning), LATER (1, after a cut) or AFTER_ADDED (2, after an added token such as
+        `</s>`)."""
         if kind == AFTER_ADDED:
             after, sentinel = self._sentinel_tokenizer(texts)
             found = after.encode_batch([sentinel + text for text in texts], add_special_tokens=False)
@@ -232,8 +239,8 @@ def gather(values: Any, starts: Longs, sizes: Longs) -> Any:
 
 
 def find_all(data: bytes, rows: Longs, names: dict[str, tuple[bool, bool]]) -> list[tuple[int, int]]:
-    """Find names in texts: returns (first byte, end) of each, from left to right. Where several begin at one place, the
-    longest counts.
+    """Find names, such as the special token `</s>`, in texts: returns (first byte, end) of each, from left to right.
+    Where several begin at one place, the longest counts.
 
     Args:
         data: all texts, one after another.
@@ -252,8 +259,9 @@ def find_all(data: bytes, rows: Longs, names: dict[str, tuple[bool, bool]]) -> l
 
 
 def cut_rules(tokenizer: Tokenizer) -> CutRules:
-    """Return the rules by which texts for this tokenizer may be cut before tokenising. They follow from the tokenizer's
-    family (BERT's WordPiece, byte-level BPE, Llama 2's BPE). For another tokenizer the rules allow no cut."""
+    """Return the rules by which texts for this tokenizer may be cut before tokenising without a change to their token
+    ids. They follow from the tokenizer's family (BERT's WordPiece, byte-level BPE, Llama 2's BPE). For another
+    tokenizer the rules allow no cut."""
     normalizer, words = _state(tokenizer.normalizer), _state(tokenizer.pre_tokenizer)
     model, none = type(tokenizer.model).__name__, CutRules()
     added = tokenizer.get_added_tokens_decoder().values()

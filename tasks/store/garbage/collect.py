@@ -29,14 +29,14 @@ CLOCK = f"{TRASH}/clock"
 
 @dataclass
 class Tally:
-    """Sums of the numbers of files and of their bytes, one for each kind (a kind of file, such as `blobs`, or the
-    reason why files stay, such as `runs`)."""
+    """Sums of the numbers of files and of their bytes, for a garbage collection's report: one pair of sums for each
+    kind of file, such as `blobs`, or each reason why files stay, such as `runs`."""
 
     files: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
 
     def add(self, kind: str, entry: Entry) -> None:
-        """Add one file to the sums of a kind."""
+        """Add one file to the sums of a kind: count it, and add its size in bytes."""
         self.files[kind] += 1
         self.bytes[kind] += entry.size
 
@@ -51,11 +51,11 @@ class Collected:
 
     Attributes:
         dry_run: whether nothing was written.
-        kept: files that stay, by the kind of root that needs them: `roots`, `runs`, `attempts` or `young` (written
-            within the grace period).
+        kept: files that stay, by the kind of root (a document or file from which the search for needed files begins)
+            that needs them: `roots`, `runs`, `attempts` or `young` (written within the grace period).
         swept: files moved to the trash, by kind of file, such as `blobs`. They can still be brought back.
         purged: files deleted for good, by where they were (trash or quarantine).
-        restored: names of files brought back from the trash, since a root needs them; empty in a dry run.
+        restored: names of files brought back from the trash, since they are needed; empty in a dry run.
     """
 
     dry_run: bool
@@ -65,7 +65,7 @@ class Collected:
     restored: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the result as `trnflow gc --json` prints it."""
+        """Return the result of the garbage collection as the JSON object that `trnflow gc --json` prints."""
         return {
             "dry_run": self.dry_run,
             "kept": self.kept.to_json(),
@@ -79,10 +79,11 @@ class Collected:
 
 @dataclass
 class Survey:
-    """The files to move or delete, computed from one listing of the store.
+    """The files that a garbage collection has to move or delete, computed from one listing of the store.
 
     Attributes:
-        kept: (kind of root that needs the file, file) of each file that stays.
+        kept: (why, file) of each file that stays; why: the kind of root (where the search for needed files begins) that
+            needs the file: `roots`, `runs`, `attempts` or `young`.
         restore: names of files to bring back from the trash.
         sweep: files to move to the trash.
         purge: files to delete from trash and quarantine.

@@ -32,37 +32,43 @@ were champions before."""
 
 
 class Numbered(NamedTuple):
-    """A numbered root: a file `roots/<kind>/<name>/<n>.json`. number: n; document: the file's content."""
+    """A numbered root: a file `roots/<kind>/<name>/<n>.json` of the store, which names the nth champion (the model that
+    a recipe's users should get) or the nth frozen rows (fixed test rows) of a recipe. number: n; document: the file's
+    content."""
 
     number: int
     document: Meta
 
 
 def add_numbered(backend: Backend, kind: str, name: str, number: int, document: Meta) -> bool:
-    """Create the file of a numbered root and return True; return False, and change nothing, if this number is taken.
+    """Create the file `<kind>/<name>/<number>.json` of a numbered root, which names the nth champion model or frozen
+    rows (fixed test rows) of a recipe, and return True; return False, and change nothing, if this number is taken.
 
-    kind: CHAMPIONS or FROZEN; name: a recipe's name, any text; number: from 1 on; document: the content."""
+    kind: `roots/champions` or `roots/frozen`; name: a recipe's name, any text; number: from 1 on; document: the
+    content."""
     data = json.dumps(document, indent=1, sort_keys=True).encode()
     return backend.create(_place(kind, name, number), data)
 
 
 def remove_numbered(backend: Backend, kind: str, name: str, number: int) -> None:
-    """Remove the file of a numbered root that was just created, because the artifact that the file names was lost
-    meanwhile. The arguments are those of `add_numbered`."""
+    """Remove the file of a numbered root (the nth champion model or frozen test rows of a recipe) that was just
+    created, because the artifact that the file names was lost meanwhile. The arguments are those of `add_numbered`."""
     backend.remove(_place(kind, name, number))
 
 
 def numbered(backend: Backend, kind: str, name: str) -> list[Numbered]:
-    """Return all numbered roots of a recipe's name, the highest number (the present one) first; [] if there are none.
-    StoreError when a file is no JSON object. kind: CHAMPIONS or FROZEN."""
+    """Return all numbered roots of a recipe's name (the files that name its champion models or its frozen test rows,
+    one after another), the highest number (the present one) first; [] if there are none. StoreError when a file is no
+    JSON object. kind: `roots/champions` or `roots/frozen`."""
     folder = f"{kind}/{quoted_name(name)}"
     places = sorted(((_number(place), place) for place in backend.names(folder)), reverse=True)
     return [Numbered(number, _document(place, backend.read(place))) for number, place in places if number]
 
 
 def series_of(found: list[Numbered]) -> str:
-    """Return a text that identifies a series of numbered roots: the time and the artifact of the series' first file.
-    Series in two stores have different texts, even if one store replaced the other at the same path.
+    """Return a text that identifies a series of numbered roots (all the champions, or all the frozen test rows, that a
+    recipe has had): the time and the artifact of the series' first file. Series in two stores have different texts,
+    even if one store replaced the other at the same path.
 
     found: all roots of a name, at least one, the highest number first, as `numbered` returns them."""
     first = found[-1].document
@@ -70,16 +76,18 @@ def series_of(found: list[Numbered]) -> str:
 
 
 def names_of(backend: Backend, kind: str) -> list[str]:
-    """Return the recipe names that have at least one numbered root of a kind (CHAMPIONS or FROZEN), sorted."""
+    """Return the recipe names that have at least one numbered root of a kind, sorted. kind: `roots/champions` (champion
+    models) or `roots/frozen` (frozen test rows)."""
     return sorted({unquote(place.split("/")[2]) for place in backend.names(kind) if _number(place)})
 
 
 def counting(places: Iterable[str], read: Callable[[str], Meta]) -> set[str]:
     """Return those of the files below `roots/` whose artifacts and runs garbage collection must keep.
 
-    These are all pins and other unnumbered roots (but not those of `RETRAINED`), the newest file of each of the last
-    KEPT_CHAMPIONS different artifacts that were champions of a name, and the newest frozen rows of a name. The rows
-    that a champion was compared on are named by the champion's own file.
+    These are all pins and other unnumbered roots (but not those below `roots/retrained`, which say how retrains ended),
+    the newest file of each of the last 3 different artifacts that were champions (the model that users should get) of a
+    recipe's name, and the newest frozen rows (fixed test rows) of a name. The rows that a champion was compared on are
+    named by the champion's own file.
 
     places: names of files below `roots/`; read: returns the document of a file."""
     found: set[str] = set()

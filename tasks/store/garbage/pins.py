@@ -15,8 +15,8 @@ PINS = "roots/pins"
 
 
 def add_pin(backend: Backend, name: str, pin: Meta) -> Meta:
-    """Create the pin `roots/pins/<name>.json` and return its document. If a pin of this name exists, leave it unchanged
-    and return its document.
+    """Create the pin `roots/pins/<name>.json`, which protects an artifact or a run from garbage collection, and return
+    its document. If a pin of this name exists, leave it unchanged and return its document.
 
     pin: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}, ...]}. The records are those whose result is the
     artifact; they are protected too, so that later runs find the stages' results. The run's document or the artifact's
@@ -36,8 +36,9 @@ def add_pin(backend: Backend, name: str, pin: Meta) -> Meta:
 
 
 def remove_pin(backend: Backend, name: str) -> bool:
-    """Remove a pin and return True; return False when there is no pin of this name. The pinned files stay until the
-    next garbage collection that finds them no longer needed."""
+    """Remove a pin (a file that protects an artifact or a run from garbage collection) and return True; return False
+    when there is no pin of this name. The pinned files stay until the next garbage collection that finds them no longer
+    needed."""
     there = name in pin_names(backend)
     if there:
         with contextlib.suppress(FileNotFoundError):
@@ -46,5 +47,6 @@ def remove_pin(backend: Backend, name: str) -> bool:
 
 
 def pin_names(backend: Backend) -> list[str]:
-    """Return the names of all pins of a store, sorted."""
+    """Return the names of all pins of a store (files that protect artifacts and runs from garbage collection),
+    sorted."""
     return [document_name(name) for name in backend.names(PINS)]

@@ -47,7 +47,8 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Policy:
-    """What garbage collection keeps besides pins.
+    """Which runs and new files garbage collection keeps, besides the artifacts and runs that pins, champions and other
+    files below `roots/` in the store protect.
 
     Attributes:
         keep_last: how many of the newest runs of each recipe are kept, and how many of its newest completed runs; runs
@@ -63,7 +64,7 @@ class Policy:
 
 @dataclass
 class View:
-    """The files of a store at one moment.
+    """The files of a store at one moment, as garbage collection sees them.
 
     Attributes:
         present: {name: file} of the files in place.
@@ -93,15 +94,17 @@ class View:
         return name in self.present or name in self.trashed
 
     def below(self, kind: str) -> list[str]:
-        """Return the names of the files in place below a top folder, such as `runs`, without unfinished files."""
+        """Return the names of the files in place (not in the trash) below a top folder of the store, such as `runs`,
+        without unfinished files."""
         return [name for name in self.present if name.startswith(f"{kind}/") and not is_unfinished(name)]
 
 
 def mark(view: View, policy: Policy, now: float) -> dict[str, str]:
     """Find all files that must stay in place or be brought back from the trash. Return {file name: kind of root that
-    needs the file}: `roots`, `runs`, `attempts` or `young` (written within the grace period).
+    needs the file} (roots are where the search for needed files begins): `roots`, `runs`, `attempts` or `young`
+    (written within the grace period).
 
-    view: the files of the store; policy: which runs and how young files to keep; now: seconds since 1970. StoreError
+    view: the files of the store; policy: which runs to keep, and the grace period; now: seconds since 1970. StoreError
     when a root, or a document that a root leads to, can't be read."""
     marker = _Marker(view, policy, now)
     marker.mark()

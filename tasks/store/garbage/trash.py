@@ -26,8 +26,8 @@ MANY = 1000
 
 
 class Trashed(NamedTuple):
-    """A file in the trash. since: when the file was moved to the trash, in seconds since 1970; entry: the file, under
-    its name in the trash."""
+    """A file in the store's trash, where garbage collection puts files before they are deleted for good. since: when
+    the file was moved to the trash, in seconds since 1970; entry: the file, under its name in the trash."""
 
     since: float
     entry: Entry
@@ -40,8 +40,8 @@ def into_trash(name: str, now: float) -> str:
 
 
 def read_trash(entries: Iterable[Entry]) -> dict[str, Trashed]:
-    """Return {former name: file in the trash} from a listing of the trash. Of several files with the same former name,
-    the file that was moved to the trash last is returned."""
+    """Return {name before the move: file in the trash} from a listing of the store's trash. Of several files with the
+    same former name, the file that was moved to the trash last is returned."""
     found: dict[str, Trashed] = {}
     for entry in sorted(entries):
         _, since, name = entry.name.split("/", 2) if entry.name.count("/") > 1 else ("", "", "")
@@ -52,8 +52,8 @@ def read_trash(entries: Iterable[Entry]) -> dict[str, Trashed]:
 
 def bring_back(backend: Backend, names: Iterable[str]) -> list[str]:
     """Move files from the store's trash back to their places, in the given order. Return the names of files that are
-    lost: neither in the trash nor in place. names: the files' names before they were moved to the trash. A record that
-    was written meanwhile is not replaced."""
+    lost: neither in the trash nor in place. names: the files' names before they were moved to the trash. A record (the
+    document that names a stage's artifact) that was written again meanwhile is not replaced."""
     trashed = read_trash(backend.entries(TRASH))
     lost = []
     for name in names:
@@ -74,12 +74,13 @@ def _move_back(backend: Backend, trashed: str, name: str) -> None:
 
 
 def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None) -> None:
-    """Move the missing ones of some records and files back from the trash to their places. Garbage collection may have
-    moved them just before a run wrote a document that names them.
+    """Check that some records (documents that name a stage's artifact) and an artifact's files are in place, and move
+    missing ones back from the trash. Garbage collection may have moved them just before a run wrote a document that
+    names them.
 
     held: the records, each as {"stage", "key"}; with a missing record its artifact is brought back, too; artifact: an
-    artifact whose manifest and files are needed. BlobLost when a record or file is neither in place nor in the
-    trash."""
+    artifact whose manifest (list of files) and files are needed. BlobLost when a record or file is neither in place nor
+    in the trash."""
     wanted = [blob_name(file.digest) for file in artifact.files] if artifact else []
     wanted += [blob_name(artifact.digest)] if artifact else []
     gone = absent(backend, wanted)
@@ -94,7 +95,7 @@ def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None)
 
 def absent(backend: Backend, names: list[str]) -> list[str]:
     """Return those of `names` (names of files, relative to the store's root) that are not in the store. In a remote
-    store, more than MANY names are looked up by listing their top folders, not by one request for each name."""
+    store, more than 1000 names are looked up by listing their top folders, not by one request for each name."""
     if backend.local is not None:
         return [name for name in names if not os.path.exists(f"{backend.local}/{name}")]
     if len(names) > MANY:

@@ -38,12 +38,12 @@ padding; a smaller one mixes rows better from epoch to epoch."""
 
 
 class BatchAddress(NamedTuple):
-    """Which rows make up one batch, before the rows are read.
+    """Which rows (packed token sequences) make up one batch, before the rows are read.
 
     Attributes:
         length: the length in tokens to which all rows are padded.
-        rows: int64 [batch], each the index of a row among the packed rows of its own length; -1 stands for a masked
-            row, which only fills up the batch.
+        rows: int64 [batch], each the index of a row among the packed rows of its own length; -1 stands for a masked row
+            (all padding, no targets), which only fills up the batch.
         lengths: int64 [batch], each row's own length; None where every row has `length`.
     """
 
@@ -52,7 +52,8 @@ class BatchAddress(NamedTuple):
     lengths: Rows | None = None
 
     def unmasked_rows(self) -> dict[int, list[int]]:
-        """Return the indices of the rows that are not masked, as {the rows' own length: indices}."""
+        """Return which rows the batch has, without masked rows (all padding, which only fill up a batch), as {length in
+        tokens: indices among the packed rows of this length}."""
         found: dict[int, list[int]] = {}
         lengths = [self.length] * len(self.rows) if self.lengths is None else self.lengths.tolist()
         for length, row in zip(lengths, self.rows.tolist(), strict=True):
@@ -63,12 +64,12 @@ class BatchAddress(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of rows on the host, as numpy arrays.
+    """One batch of rows (packed token sequences) on the host, as numpy arrays.
 
-    input_ids, segment_ids (0: padding), position_ids: int32 [rows, length]. targets: the class of each row, int32
-    [rows], or for a language model the token to predict at each position, int32 [rows, length]; -100: no target.
-    samples: the number of rows of the batch that are not masked; in a part made by `micro_batches`, that of the whole
-    batch."""
+    input_ids, segment_ids (0: padding; from 1: the number of the text in its row), position_ids: int32 [rows, length].
+    targets: the class of each row, int32 [rows], or for a language model the token to predict at each position, int32
+    [rows, length]; -100: no target. samples: the number of rows of the batch that are not masked (a masked row is all
+    padding and only fills up the batch); in a part made by `micro_batches`, that of the whole batch."""
 
     length: int
     input_ids: Ints
@@ -88,16 +89,16 @@ class Batch:
         return int((self.segment_ids != 0).sum())
 
     def micro_batches(self, rows: int) -> Iterator[Batch]:
-        """Yield the batch in parts of `rows` rows each, one part for each forward pass. The last part has fewer rows if
-        `rows` does not divide their number."""
+        """Yield the batch in parts of `rows` rows each, one part for each forward pass, in order. The last part has
+        fewer rows if `rows` does not divide the batch's number of rows."""
         for start in range(0, len(self.input_ids), rows):
             part = slice(start, start + rows)
             columns = (self.input_ids[part], self.targets[part], self.segment_ids[part], self.position_ids[part])
             yield Batch(self.length, *columns, samples=self.samples)
 
     def trimmed(self, rows: int, positions: int) -> Batch:
-        """Return the batch without masked rows at its end and without positions at the end that are padding in every
-        row.
+        """Return a smaller batch, without masked rows (all padding, which only fill up a batch) at its end and without
+        positions at the end that are padding in every row.
 
         rows, positions: the two sizes of the result are multiples of these numbers, where that does not make them
         larger than this batch's."""
@@ -116,12 +117,14 @@ class Batch:
 
 
 class Split:
-    """One split ("train", "validation") of a packed artifact, memory-mapped, from which batches are read.
+    """One split ("train", "validation") of the packed rows (token sequences) that `pack_chunks` wrote, memory-mapped,
+    from which batches are read.
 
     Args:
-        packed: the artifact of `pack_chunks`.
+        packed: the artifact (output) of the stage `pack_chunks`.
         name: the split's name. If the artifact lacks the split, the `Split` has no rows.
-        unit: (rows, positions): batches are trimmed to a multiple of this shape; None: batches are not trimmed.
+        unit: (rows, positions): batches are trimmed, that is rows and positions at the end that are all padding are cut
+            off, down to a multiple of this shape; None: batches are not trimmed.
 
     Attribute `rows`: {length in tokens: number of rows of this length}.
     """
@@ -135,8 +138,9 @@ class Split:
         self._columns = {length: open_chunks(packed, name, length) for length in sorted(self.rows)}
 
     def read(self, address: BatchAddress) -> Batch:
-        """Read the rows that `address` names from the files, and return them as a batch, trimmed if the split has a
-        `unit`. A masked row is all padding and has no target."""
+        """Read the rows that `address` names from the files, and return them as a batch. If the split has a `unit`,
+        rows and positions at the end that are all padding are cut off. A masked row (index -1 in the address) is all
+        padding and has no target."""
         import numpy as np
 
         masked = address.rows < 0
@@ -149,8 +153,8 @@ class Split:
         return batch if self._unit is None else batch.trimmed(*self._unit)
 
     def sizes(self) -> dict[int, Rows]:
-        """Return the number of tokens of each row, without padding, as {padded length of the rows: int64 [rows]}. Reads the
-        whole split."""
+        """Return the number of tokens of each row, without padding, as {padded length of the rows: int64 [rows]}. Reads
+        the file of every length."""
         import numpy as np
 
         return {length: np.count_nonzero(columns["segment_ids"], axis=1) for length, columns in self._columns.items()}
@@ -178,9 +182,9 @@ class Split:
         return [int(count) for count in np.bincount(np.concatenate(labels), minlength=classes)]
 
     def in_order(self, rows: int) -> Iterator[BatchAddress]:
-        """Yield the addresses of batches of `rows` rows that together have every row of the split once, for evaluation:
-        by ascending length, rows of a length in the order of the file. The last batch of each length is filled up with
-        masked rows."""
+        """Yield which rows make up each batch of `rows` rows, such that the batches together have every row of the
+        split once, for evaluation: by ascending length, rows of a length in the order of the file. The last batch of
+        each length is filled up with masked rows (all padding, no targets). `read` reads the rows."""
         import numpy as np
 
         for length, count in sorted(self.rows.items()):
@@ -189,16 +193,16 @@ class Split:
 
 
 class Schedule:
-    """Which rows each update trains on: a new random order in each epoch, computed from the seed.
+    """Which rows each update (optimizer step) trains on: a new random order in each epoch, computed from the seed.
 
     Args:
         rows: {length in tokens: number of rows of this length}.
         batch: rows per update.
         seed: the seed of the order; each epoch's order depends on the seed and the epoch's number.
-        last_batch: what is done with the last rows of an epoch when they do not fill a batch: "pad" adds masked rows,
-            "drop" leaves them out.
-        sizes: {length: the number of tokens of each row}, used to put rows with about as many tokens into one batch,
-            or None for batches in random order.
+        last_batch: what is done with the last rows of an epoch when they do not fill a batch: "pad" adds masked rows
+            (all padding, no targets), "drop" leaves them out.
+        sizes: {length: the number of tokens of each row}, used to put rows with about as many tokens into one batch, or
+            None for batches in random order.
 
     Attribute `steps_per_epoch`: updates in an epoch. Raise DataError when there are too few rows for one batch.
     """
@@ -263,9 +267,11 @@ def _batch_address(pool: Rows) -> tuple[int, Rows, Rows]:
 
 
 def shift_targets(labels: Ints, segments: Ints) -> Ints:
-    """Return the target of each position: the label of the next token if it belongs to the same segment, else -100.
+    """Return the target of each position in packed rows (token sequences with one or several texts): the label of the
+    next token if it belongs to the same segment (text), else -100.
 
-    labels, segments: int32 [rows, length]."""
+    labels: int32 [rows, length], the token ids, -100 where not trained on; segments: int32 [rows, length], the number
+    of each position's text in its row."""
     import numpy as np
 
     targets = np.full_like(labels, IGNORED)

@@ -33,8 +33,8 @@ class Weights(Protocol):
 
 
 class CheckpointWeights:
-    """Reads the trained parameters from a checkpoint of the stage `train`, by transformers' parameter names. If all
-    parameters were trained, these are the weights of the whole model (see `Weights`)."""
+    """Reads the trained parameters from a checkpoint of the stage `train`, by transformers' parameter names, each when
+    `tensor` is called. If all parameters were trained, they are the weights of the whole model (see `Weights`)."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -59,7 +59,7 @@ class MergedWeights:
     and LoRA's updates added. A weight is read and merged when `tensor` is called with its name.
 
     Args:
-        shards: the artifact of `train`.
+        shards: the artifact of the stage `train` (a checkpoint).
         base: the parameters of the base model.
         stored: the trained parameters in `shards`.
         model: the model without values (on the "meta" device), which gives names and shapes.
@@ -95,9 +95,10 @@ class MergedWeights:
         return self._shapes[name]
 
     def tensor(self, name: str) -> Tensor:
-        """Return the parameter `name`. A trained parameter is as the checkpoint has it; one that LoRA adapted is
-        merged in fp32, and takes its own size in memory. Any other is in the type of the base model's file. Raise
-        ModelError when its shape in the base model is another than in the trained model."""
+        """Return the parameter `name`. A trained parameter is returned as the checkpoint holds it. To a parameter that
+        LoRA adapted, the update is added in fp32, which takes the parameter's own size in memory. Any other parameter
+        is the base model's, in the type of its file. Raise ModelError when a parameter has another shape in the base
+        model than in the trained model."""
         if name in self._trained:
             return self._stored.tensor(name)
         value = self._base.tensor(name)
@@ -130,8 +131,8 @@ class BaseWeights(Protocol):
 def base_weights(model: Source, empty: Any) -> BaseWeights:
     """Return a reader of the weights that training began with, which reads one parameter at a time.
 
-    model: the model's source, as `starting_from` returned it; empty: the model without values (on the "meta"
-    device)."""
+    model: where the model comes from, as `starting_from` returned it (with a warm start: from another model in the
+    store); empty: the model without values (on the "meta" device)."""
     folder = (model.location["model"] or {}).get("checkpoint")
     if folder is not None:
         return CheckpointWeights(Reader(Path(folder)))
@@ -143,7 +144,7 @@ def write_adapter(folder: Path, shards: Input, model: Source, trained: Checkpoin
     `adapter_config.json`, in the new `folder`, for `peft.PeftModel.from_pretrained`.
 
     Args:
-        shards: the artifact of `train`.
+        shards: the artifact of the stage `train`, whose `adapter_config.json` is copied.
         model: the base model, which the config names if the model comes from the hub.
         trained: the trained parameters.
         dtype: the type to write, such as "float32".

@@ -38,12 +38,13 @@ class PretrainedWeights:
         self._check_tied()
 
     def has(self, name: str) -> bool:
-        """Return whether the files hold the parameter `name`, or one that it shares its values with."""
+        """Return whether the files hold the parameter `name`, or another parameter that is tied to it (has the same
+        values)."""
         return self._held(name) is not None
 
     def stored_name(self, name: str) -> str | None:
-        """Return the name, in the files, of the one stored tensor that is the parameter `name`. Return None if the
-        parameter is made of several stored tensors, so that each reading of it takes memory. Raise ModelError when
+        """Return the name, in the safetensors files, of the stored tensor that is the parameter `name`. Return None if
+        the parameter is made of several stored tensors, so that each reading of it takes memory. Raise ModelError when
         the files lack the parameter."""
         held = self._known(name)
         return None if held in self._converters else self._sources[held][0][1]

@@ -22,8 +22,9 @@ POLL = 0.02
 
 
 class RankFiles:
-    """One exchange through files: each rank except rank 0 writes a JSON document, and rank 0 reads all of them. A
-    rank that waits longer than `seconds` for another one raises ProcessFailed.
+    """One exchange between ranks (the processes that train together) through files, while a checkpoint is written:
+    each rank except rank 0 writes a JSON document, and rank 0 reads all of them. A rank that waits longer than
+    `seconds` for another one raises ProcessFailed.
 
     Args:
         folder: the same path on all ranks, used for one exchange only.
@@ -35,10 +36,10 @@ class RankFiles:
         self._folder, self._world, self._seconds = folder, world, seconds
 
     def gather(self, mine: Meta) -> list[Meta] | None:
-        """Send this rank's document `mine` to rank 0. Return every rank's document, in order of ranks, on rank 0; None on
-        the others.
+        """Send the document `mine` of this rank (process) to rank 0, the first process, through a file. Return every
+        rank's document, in order of ranks, on rank 0; None on the others.
 
-        Raise ProcessFailed, with the numbers of the missing ranks, when not all documents arrive in time."""
+        Raise ProcessFailed, with the numbers of the missing ranks, when not all documents arrive within `seconds`."""
         if self._world.rank:
             self._leave(mine)
             return None
@@ -52,11 +53,14 @@ class RankFiles:
         return [mine, *(read_json(file) for file in others)]
 
     def end(self) -> None:
-        """Remove the folder with all documents, which ends the `wait` of the other ranks. Only rank 0 calls this."""
+        """Remove the folder with the documents of all ranks, which ends the `wait` of the other ranks. Only rank 0
+        calls this, when it has written the checkpoint or failed to."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait(self) -> None:
-        """Wait until rank 0 has called `end`. Only the other ranks call this. Raise ProcessFailed when the time is up."""
+        """Wait until rank 0 (the first process) has finished writing the checkpoint, well or with an error, and removed
+        the shared folder. Only the other ranks call this. Raise ProcessFailed after the time that the class was given
+        as `seconds`."""
         if not _until(lambda: not self._file(self._world.rank).exists(), self._seconds):
             raise ProcessFailed(
                 f"waited {self._seconds} s for rank 0 to keep a checkpoint",

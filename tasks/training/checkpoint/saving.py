@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 class StateCopy(NamedTuple):
-    """A copy of the training state on the host.
+    """A copy of the training state in the host's memory, from which a checkpoint is written.
 
     Attributes:
         step: the number of updates done.
-        slices: this rank's slices (parts of tensors).
+        slices: the slices (parts of tensors) that this rank (process) writes.
         state: the progress of the training (`Progress`), as JSON.
     """
 
@@ -55,11 +55,13 @@ class Saver:
     """Writes checkpoints in a background thread. Used as a context manager, it waits at the end of the context for
     the checkpoint that is being written.
 
-    Every rank makes the same calls.
+    Every rank (process that trains) makes the same calls.
 
     Args:
-        out: the stage's folders; without `out.partial` nothing is saved.
+        out: the stage's folders; checkpoints go to `out.partial` (the state from which an interrupted stage resumes);
+            if that is None, nothing is saved.
         keep: how many of the newest checkpoints stay.
+        world: the ranks.
         timeout_seconds: the longest wait for other ranks.
         kept: the step of the checkpoint that training resumes from, or None.
 
@@ -80,12 +82,12 @@ class Saver:
         for an earlier checkpoint that is being written.
 
         Args:
-            slices: this rank's tensors.
-            state: the progress, as JSON.
+            slices: the slices (parts of tensors) that this rank (process) writes.
+            state: the progress of the training (`Progress`), as JSON.
             best: the step of the best evaluation so far, 0 for none.
 
-        The checkpoint of step `best` is never removed. No later checkpoint is committed before it: if it still can't
-        be written, this one is left out."""
+        The checkpoint of step `best` is never removed. No later checkpoint is committed before it: if the best one
+        still can't be written, the checkpoint of `step` is left out."""
         if self._out.partial is None:
             return
         begun = time.perf_counter()
@@ -130,14 +132,14 @@ class Saver:
         self._inflight = self._thread.submit(self._write, states, copy.step, slices, copy.state, best)
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being written. Raise the error of the writing thread, if it failed."""
+        """Wait until the background thread writes no checkpoint. Raise the error of the thread, if it failed."""
         inflight, self._inflight = self._inflight, None
         if inflight is not None:
             inflight.result()
 
     def check(self) -> None:
-        """Raise the error of the writing thread if the thread has failed. Do not wait for a thread that is still
-        writing."""
+        """Raise the error of the thread that writes checkpoints if the thread has failed. Do not wait for a thread that
+        is still writing."""
         if self._inflight is not None and self._inflight.done():
             self.wait()
 

@@ -42,8 +42,8 @@ def write(
     state: Meta,
     gather: Callable[[Meta], list[Meta] | None] = lambda mine: [mine],
 ) -> None:
-    """Write a whole checkpoint to `folder`: the shards of `slices`, then the index with `state` (the training state, as
-    JSON).
+    """Write a whole checkpoint to `folder`: the shard files (safetensors, one for each device) with `slices` (parts of
+    tensors), then `index.json`, which says where each slice is and holds `state` (the training state, as JSON).
 
     gather: exchanges results between processes. It is called with what `write_shards` returned in this process. In the
     process that writes the index, it returns the list of these results from all processes; in the others, None. The
@@ -54,7 +54,8 @@ def write(
 
 
 def write_shards(folder: Path, slices: Iterable[TensorSlice]) -> Meta:
-    """Write `slices` to shard files in `folder`, one file for each device that the slices name. Return {"tensors":
+    """Write `slices` (parts of tensors) to shard files (safetensors) in `folder`, one file for each device that the
+    slices name. Return {"tensors":
     this process's part of the index, "digests": {file: "sha256:..."}}."""
     shards: dict[str, dict[str, Tensor]] = {}
     tensors: Meta = {}
@@ -69,13 +70,13 @@ def write_shards(folder: Path, slices: Iterable[TensorSlice]) -> Meta:
 
 
 def write_index(folder: Path, written: list[Meta], state: Meta) -> None:
-    """Write the index of a checkpoint. written: what `write_shards` returned in each process; state: the training state,
-    as JSON."""
+    """Write the index of a checkpoint, `folder/index.json`: which shard file holds which part of each tensor, and the
+    training state. written: what `write_shards` returned in each process; state: the training state, as JSON."""
     write_json(folder / INDEX, {"tensors": _merge_entries([one["tensors"] for one in written]), "state": state})
 
 
 def shard_file(folder: Path, device: int) -> Path:
-    """Return the path of the shard file that device number `device` writes."""
+    """Return the path of the shard (the safetensors file of a checkpoint) that device number `device` writes."""
     return folder / f"shard-{device:05d}.safetensors"
 
 
@@ -124,8 +125,8 @@ def _merge_entries(written: list[Meta]) -> Meta:
 
 
 class Reader:
-    """Reads a checkpoint from a folder. The checkpoint may have been written on any mesh. Attribute `state`: the
-    training state, as JSON."""
+    """Reads a checkpoint from a folder. The checkpoint may have been written on any mesh (number of replicas and of
+    tensor parallel devices): the parts of each tensor are joined. Attribute `state`: the training state, as JSON."""
 
     def __init__(self, folder: Path) -> None:
         index = read_json(folder / INDEX)
@@ -135,7 +136,7 @@ class Reader:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors, sorted."""
+        """The names of all tensors in the checkpoint, with prefixes such as "parameter/", sorted."""
         return sorted(self._tensors)
 
     def has(self, name: str) -> bool:
@@ -143,11 +144,12 @@ class Reader:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the whole shape of a tensor."""
+        """Return the shape of the whole tensor `name`."""
         return tuple(self._tensors[name]["shape"])
 
     def tensor(self, name: str) -> Tensor:
-        """Return the whole tensor on the CPU. Raise ModelError when the checkpoint lacks it or a part of it."""
+        """Read the tensor `name` and return it whole, on the CPU. Raise ModelError when the checkpoint lacks it or a
+        part of it."""
         import torch
 
         if not self.has(name):
@@ -181,8 +183,8 @@ class Reader:
         return value
 
     def check_model(self, prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ModelError unless the tensors whose names begin with `prefix` are exactly those of `shapes` (name
-        without prefix: shape)."""
+        """Raise ModelError unless the checkpoint's tensors whose names begin with `prefix` have exactly the names and
+        shapes in `shapes` ({name without prefix: shape})."""
         held = {name.removeprefix(prefix): self.shape(name) for name in self.names if name.startswith(prefix)}
         for name in sorted(held.keys() | shapes.keys()):
             mine, wanted = held.get(name), shapes.get(name)

@@ -17,8 +17,8 @@ from tasks.training.shared_types import PARAMETER
 
 
 def starting_from(model: Source, start: Input | None) -> Source:
-    """Return the source `model` with its weights replaced by those of the artifact `start`; `model` itself when
-    `start` is None.
+    """Return `model` (where the config, weights and tokenizer of the recipe's model come from) with the source of the
+    weights replaced by the artifact `start`; `model` itself when `start` is None.
 
     start: an artifact of `consolidate` (a model folder) or of `train` (a checkpoint). For a checkpoint the result
     only notes its folder: `load_start` must read the weights after the model is built."""
@@ -33,8 +33,8 @@ def starting_from(model: Source, start: Input | None) -> Source:
 
 
 def load_start(source: Source, model: Any) -> None:
-    """Copy the parameters of a warm start's checkpoint into `model`. `source` is as `starting_from` returned it;
-    when it names no checkpoint, nothing is done.
+    """Copy the parameters of a warm start's checkpoint (of the training from which this one starts) into `model`.
+    `source` is as `starting_from` returned it; when it names no checkpoint, nothing is done.
 
     Raise ModelError at the first parameter that is missing or has another shape."""
     folder = (source.location["model"] or {}).get("checkpoint")

@@ -18,8 +18,11 @@ FILE = "torch-compile-cache.bin"
 
 
 def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> None:
-    """Compile every graph, by running each step once for each length on blank rows, and write torch.compile's cache to
-    the file `FILE` of precompile's artifact `out`. Do nothing without `train.compile_cache`."""
+    """Compile every graph (program of the training, such as a step for one sequence length) by running each step once
+    for each length on blank rows, and write torch.compile's cache to a file of the artifact `out` of the stage
+    `precompile`, for later trainings. Do nothing if the setting `train.compile_cache` is off.
+
+    model: the model to train, of which only the shapes are used; packed: the packed rows, whose lengths are used."""
     if not config.compile_cache:
         return
     _private(out.scratch)
@@ -32,9 +35,9 @@ def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) 
 
 
 def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> None:
-    """Load torch.compile's cache from precompile's artifact `graphs` into this process. Do nothing without
-    `train.compile_cache`, or if the artifact has no cache. out: its `scratch` gets the folder that torch.compile
-    uses."""
+    """Load torch.compile's cache from the artifact `graphs` of the stage `precompile` into this process. Do nothing if
+    the setting `train.compile_cache` is off, or if the artifact has no cache. out: its `scratch` (temporary folder)
+    gets the folder that torch.compile uses."""
     if not config.compile_cache or not (graphs.path / FILE).is_file():
         return
     _private(out.scratch)

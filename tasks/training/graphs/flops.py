@@ -25,8 +25,8 @@ PEAKS = {
 
 
 def flops_per_row(built: Built, length: int) -> int:
-    """Return the FLOPs of one forward pass over a row of `length` tokens. A backward pass, which is not counted here,
-    costs twice as many if all parameters are trained."""
+    """Return the number of floating-point operations (FLOPs) of one forward pass over a row of `length` tokens. A
+    backward pass, which is not counted here, costs twice as many if all parameters are trained."""
     config = built.model.config.get_text_config()
     layers, width = config.num_hidden_layers, config.hidden_size
     embeddings = {id(module.weight) for module in built.model.modules() if type(module).__name__ == "Embedding"}
@@ -39,7 +39,7 @@ def flops_per_row(built: Built, length: int) -> int:
 
 def mfu(flops_per_second: float, device_kind: str, devices: int) -> Meta:
     """Return the model FLOPs utilization as {"mfu": `flops_per_second` as a share of the devices' peak speed}, or {}
-    when the peak of this kind of device is not in `PEAKS`.
+    when the peak of this kind of device is not in the table `PEAKS` (A100, H100, H200, V100 and Trainium 1).
 
     device_kind: the device's name, such as "NVIDIA H200"; devices: how many devices reached `flops_per_second`
     together."""

@@ -19,12 +19,14 @@ from tasks.training.ranks import ALONE, World
 
 
 def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, world: World = ALONE) -> list[Meta]:
-    """Trace every graph of `config` on the lengths of `packed`. Return the graphs, sorted by name and length: {"name",
-    "length", "hash", "inputs", "flops"}.
+    """List the graphs of a training (programs that a device runs, such as a step for one sequence length) by tracing
+    every step, without data or weights. Return the graphs, sorted by name and length: {"name", "length", "hash",
+    "inputs", "flops"}.
 
     length: in tokens, 0 for a graph that is the same for every length; hash: changes when the graph does; inputs: shape
-    and dtype of each input; flops: floating-point operations of one execution, 0 where they are not counted. Argument
-    out: reports the progress; world: the processes that train together, for engine xla with one process a device: each
+    and dtype of each input; flops: floating-point operations of one execution, 0 where they are not counted. Arguments:
+    config: the training's settings; model: the model's source; packed: the packed rows, whose lengths are used; out:
+    reports the progress; world: the processes that train together, for engine xla with one process a device: each
     process then traces its own graphs."""
     check_device(config)
     built = prepared(config, build(model, packed, seed=0, weights=False), packed.meta)

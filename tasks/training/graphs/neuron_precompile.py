@@ -29,10 +29,13 @@ CACHE = "neuron-cache"
 
 
 def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
-    """Compile every graph of `config` for Trainium into the folder `neuron-cache/` of `out`, and return the list of
-    graphs, as `inventory` does. model, packed: the model's source and the packed rows, whose shapes the graphs have.
+    """Compile every graph of a training (program that a device runs, such as a step for one sequence length) for
+    Trainium into the folder `neuron-cache/` of the artifact `out`, and return the list of graphs, as `inventory` does.
+    config: the training's settings; model, packed: the model's source and the packed rows, whose shapes the graphs
+    have.
 
-    Raise MissingDependency when the utility is not installed, and CompileError with the names of the graphs that failed."""
+    Raise MissingDependency when AWS's utility `neuron_parallel_compile` is not installed, and CompileError with the
+    names of the graphs that failed."""
     check_device(config)
     utility = shutil.which("neuron_parallel_compile")
     if utility is None:
@@ -59,8 +62,9 @@ def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workd
 
 
 def trial_command(config: TrainConfig, spec: Path) -> list[str]:
-    """Return the command line of the trial run, which starts one process for each rank (device). spec: the JSON file
-    with the run's settings, model and packed rows."""
+    """Return the command line of the trial run of a training, from which AWS's utility `neuron_parallel_compile`
+    extracts the graphs to compile. The run starts one process for each rank (device). spec: the JSON file with the
+    run's settings, model and packed rows."""
     module = ["-m", "tasks.training.graphs.neuron_precompile", str(spec)]
     if ranks(config) == 1:
         return [sys.executable, *module]
@@ -69,22 +73,25 @@ def trial_command(config: TrainConfig, spec: Path) -> list[str]:
 
 
 def cache_variables(cache: Path) -> dict[str, str]:
-    """Return the environment variables that make Neuron's compiler use the folder `cache`.
+    """Return the environment variables that make Neuron's compiler (AWS's compiler for Trainium) keep compiled graphs
+    in the folder `cache` and read them from there.
 
     They set a flag, not NEURON_COMPILE_CACHE_URL, because a flag takes precedence over that variable."""
     return {"NEURON_CC_FLAGS": f"{os.environ.get('NEURON_CC_FLAGS', '')} --cache_dir={cache}".strip()}
 
 
 def use_cache(graphs: Input, out: Workdir) -> None:
-    """Set this process's environment so that Neuron's compiler reads compiled graphs from the copy of the cache that
-    `copy_cache` makes later. Do nothing if precompile's artifact `graphs` has no cache."""
+    """Set this process's environment so that Neuron's compiler reads compiled graphs from a folder in `out.scratch`
+    (the stage's temporary folder), to which `copy_cache` copies them later. Do nothing if `graphs`, the artifact of the
+    stage `precompile`, has no cache."""
     if (graphs.path / CACHE).is_dir():
         os.environ.update(cache_variables(out.scratch / CACHE))
 
 
 def copy_cache(graphs: Input, out: Workdir) -> None:
-    """Copy the cache of compiled graphs from precompile's artifact `graphs`, if it has one, to `out.scratch`, because
-    Neuron's runtime writes locks into the folder. Only one rank (process) of a training calls this."""
+    """Copy the cache of compiled graphs from `graphs`, the artifact of the stage `precompile`, if it has one, to
+    `out.scratch` (the stage's temporary folder), because Neuron's runtime writes locks into the cache's folder. Only
+    one rank (process) of a training calls this."""
     if (graphs.path / CACHE).is_dir():
         shutil.copytree(graphs.path / CACHE, out.scratch / CACHE)
 
@@ -112,10 +119,11 @@ def _trial(spec: Path) -> None:
 
 
 def check_same_graphs(found: list[list[Meta]]) -> list[Meta]:
-    """Return the graphs of rank 0, after checking that every rank has traced the same ones.
+    """Return the graphs of rank 0 (the first process of the training), after checking that every rank has traced the
+    same ones.
 
-    found: the graphs of each rank. Raise CompileError when a graph differs: processes that run different graphs would
-    wait for each other forever."""
+    found: the graphs of each rank, as `inventory` lists them. Raise CompileError when a graph differs: processes that
+    run different graphs would wait for each other forever."""
     for rank, graphs in enumerate(found):
         for graph, first in zip(graphs, found[0], strict=True):
             if graph["hash"] != first["hash"]:

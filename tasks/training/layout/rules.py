@@ -48,12 +48,13 @@ RULES: dict[str, dict[str, str]] = {
 
 
 def tp_rules(model: Any, shapes: Mapping[str, Shape], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the tensor parallel plan of a model: {module pattern: style}, or {} when none is known.
+    """Return the tensor parallel plan of a model, which says how each layer is split over devices: {pattern of module
+    names: style, such as "colwise" (split by columns)}, or {} when none is known.
 
-    The plan is `given` (train.tensor_parallel_rules), else the model's own `tp_plan`, else the one in `RULES`. For a
-    model with LoRA the plan includes LoRA's layers. shapes: shapes of the model's parameters, by name. Raise ModelError
-    when a pattern of `given` or `RULES` matches no layer. A `tp_plan` is not checked: it may list tied weights and heads
-    that this model lacks."""
+    The plan is `given` (train.tensor_parallel_rules), else the model's own `tp_plan`, else this project's for BERT,
+    RoBERTa or DistilBERT (`RULES`). For a model with LoRA the plan includes LoRA's layers. shapes: shapes of the
+    model's parameters, by name. Raise ModelError when a pattern of `given` or `RULES` matches no layer. A `tp_plan` is
+    not checked: it may list tied weights and heads that this model lacks."""
     own = dict(getattr(model, "tp_plan", None) or {})
     if own and not given:
         return adapted_rules(own)

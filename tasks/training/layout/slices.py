@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """The partition specs of a model's parameters: how each parameter is split over the mesh. All mappings are by parameter
-    name.
+    """How each parameter of a model is split over the mesh of devices, with the axes "data" (replicas of the model) and
+    "model" (devices that share a replica). A spec has one entry for each dimension: the axis that splits the dimension,
+    or None. All mappings are by parameter name, except `mesh` and `styles`.
 
     Attributes:
         model: the name of the model's class.
@@ -48,8 +49,9 @@ class Layout:
 
 
 def layout_of(config: TrainConfig, built: Built) -> Layout:
-    """Return the layout of a model, which may be on the "meta" device. The tensor parallel plan is that of `tp_rules`.
-    Raise ModelError when the layers or their sizes cannot be split over the devices of `config`."""
+    """Return how each parameter of a model is split over the devices. The model may be on the "meta" device (without
+    values). If `tensor_parallel_size` is above 1, layers are split by the plan that `tp_rules` returns. Raise
+    ModelError when the layers or their sizes cannot be split over the devices of `config`."""
     shapes: dict[str, Shape] = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
     split = config.tensor_parallel_size > 1
     plan = tp_rules(built.model, shapes, config.tensor_parallel_rules) if split else {}
@@ -61,13 +63,14 @@ def layout_of(config: TrainConfig, built: Built) -> Layout:
 def lay_out(
     config: TrainConfig, model: str, shapes: dict[str, Shape], plan: Mapping[str, str], trained: Iterable[str]
 ) -> Layout:
-    """Return the layout of a model's parameters, from their shapes and names only.
+    """Return how each parameter of a model is split over the devices, computed from the parameters' shapes and names
+    only.
 
     Args:
         config: the sizes of the mesh, and whether ZeRO-1 or FSDP is used.
         model: the name of the model's class, for errors.
         shapes: {parameter name: its whole shape}.
-        plan: the tensor parallel plan, {module pattern: style}.
+        plan: the tensor parallel plan, {module pattern: style}, such as "colwise" (split by columns).
         trained: names of the parameters that are trained.
     """
     mesh = config.mesh
@@ -80,10 +83,10 @@ def lay_out(
 
 
 def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
-    """Return this rank's part of the whole `tensor`, as a view.
+    """Return the part of the whole `tensor` that this rank (process of the training) holds, as a view.
 
     spec: for each dimension, the mesh axis ("data" or "model") that splits it into equal parts, or None; world: this
-    rank's position on the mesh."""
+    rank's position on the mesh of devices."""
     for dimension, axis in enumerate(spec):
         if axis is not None:
             size = tensor.shape[dimension] // getattr(world.mesh, axis)
@@ -92,34 +95,41 @@ def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
 
 
 def piece_shape(shape: Shape, spec: Spec, mesh: Mesh) -> Shape:
-    """Return the shape of the part of a tensor that one rank holds; it is the same on all ranks.
+    """Return the shape of the part of a tensor that one rank (process of the training) holds; it is the same on all
+    ranks.
 
-    shape: of the whole tensor; spec: for each dimension, the mesh axis that splits it, or None."""
+    shape: of the whole tensor; spec: for each dimension, the axis of the device mesh ("data" or "model") that splits
+    it, or None; mesh: the number of devices along each axis."""
     return tuple(size if axis is None else size // getattr(mesh, axis) for size, axis in zip(shape, spec, strict=True))
 
 
 def piece_start(shape: Shape, spec: Spec, world: World) -> tuple[int, ...]:
-    """Return the index, in each dimension of the whole tensor, at which this rank's part begins.
+    """Return the index, in each dimension of the whole tensor, at which the part of this rank (process of the training)
+    begins.
 
-    shape: of the whole tensor; spec: for each dimension, the mesh axis that splits it, or None."""
+    shape: of the whole tensor; spec: for each dimension, the axis of the device mesh ("data" or "model") that splits
+    it, or None; world: this rank's position on the mesh."""
     part = piece_shape(shape, spec, world.mesh)
     return tuple(0 if axis is None else size * getattr(world, axis) for size, axis in zip(part, spec, strict=True))
 
 
 def writes_piece(spec: Spec, world: World) -> bool:
-    """Return whether this rank writes its part of a tensor to a checkpoint: of all ranks that hold the same part, only
-    the first one writes the part. spec: the tensor's partition spec."""
+    """Return whether this rank (process of the training) writes its part of a tensor to a checkpoint: of all ranks that
+    hold the same part, only the first one writes the part. spec: for each dimension of the tensor, the axis of the
+    device mesh that splits it, or None."""
     return all(axis in spec or getattr(world, axis) == 0 for axis in ("data", "model"))
 
 
 def piece_copies(spec: Spec, mesh: Mesh) -> int:
-    """Return the number of ranks that hold the same part of a tensor. spec: for each dimension, the mesh axis that
-    splits it, or None."""
+    """Return the number of ranks (processes of the training) that hold the same part of a tensor. spec: for each
+    dimension, the axis of the device mesh ("data" or "model") that splits it, or None; mesh: the number of devices
+    along each axis."""
     return (1 if "data" in spec else mesh.data) * (1 if "model" in spec else mesh.model)
 
 
 def check_length(config: TrainConfig, length: int) -> None:
-    """Raise ModelError when sequence parallelism cannot split `length` positions evenly."""
+    """Raise ModelError when sequence parallelism, which splits the positions of each row over the devices, cannot split
+    `length` positions evenly."""
     if config.sequence_parallel and length % config.tensor_parallel_size:
         raise ModelError(
             f"sequence_parallel splits {length} positions over {config.tensor_parallel_size} devices",

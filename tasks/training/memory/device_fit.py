@@ -19,8 +19,9 @@ from tasks.training.memory.traced_memory import Untraceable, trace_memory
 def fit_to_device(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> tuple[TrainConfig, Memory | None]:
     """Return (the config with `micro_batch: auto` replaced by a number, the memory that training takes on a device).
 
-    The memory is None, with a warning, when the model cannot be traced. If `can_probe` allows it, the number for `auto`
-    is also tested by two real updates. Raise ModelError when training needs more memory than the device has."""
+    The memory is an estimate from a pass on tensors without values; it is None, with a warning, when the model cannot
+    be traced so. With engine native on one device the number for `auto` is also tested by two real updates. out: where
+    messages and temporary files go. Raise ModelError when training needs more memory than the device has."""
     limit = device_memory(config)
     _start_xla(config)
 

@@ -90,8 +90,8 @@ def gib(size: float) -> str:
 def estimate(config: TrainConfig, layout: Layout, traced: PassMemory) -> Memory:
     """Return the peak memory of training on one device.
 
-    layout: the model's layout on the mesh of `config`; traced: what one pass over a micro batch of `config` allocates.
-    Parameters that are not trained have neither gradients nor optimizer state."""
+    layout: how parameters and optimizer state are split over the devices; traced: what one pass over a micro batch of
+    `config` allocates. Parameters that are not trained have neither gradients nor optimizer state."""
     copy = 2 if config.dtype == "bfloat16" else FP32
     trained = [*layout.states]
     weights = copy * _numbers(layout, layout.specs, layout.shapes) + _gathered(config, layout, copy)
@@ -117,7 +117,8 @@ def estimate(config: TrainConfig, layout: Layout, traced: PassMemory) -> Memory:
 def check_memory(config: TrainConfig, memory: Memory, limit: int | None) -> None:
     """Raise ModelError, with settings that would help, when training needs more than `limit` bytes on a device.
 
-    limit: None when the device's memory is not known: then, and with `allow_overcommit`, nothing is checked."""
+    memory: the estimate; limit: None when the device's memory is not known: then, and with `train.allow_overcommit`,
+    nothing is checked."""
     if limit is None or memory.total <= limit or config.allow_overcommit:
         return
     raise ModelError(

@@ -11,8 +11,8 @@ from tasks.training.memory.estimate import Memory
 
 
 def candidates(config: TrainConfig) -> list[TrainConfig]:
-    """Return one config for each number that `micro_batch: auto` may stand for: the divisors of the rows that a
-    replica trains on in each update, the largest first."""
+    """Return one config for each number that `micro_batch: auto` may stand for: the divisors of the number of rows that
+    a replica (a copy of the model) trains on in each update, the largest first."""
     share = config.share
     return [config.with_micro_batch(size) for size in range(share, 0, -1) if share % size == 0]
 
@@ -23,13 +23,13 @@ def largest_fitting(
     limit: int | None,
     runs: Callable[[TrainConfig], bool] = lambda config: True,
 ) -> TrainConfig:
-    """Return `config` with `micro_batch: auto` replaced by the largest number that fits, or by the smallest where none
-    fits.
+    """Return `config` with `micro_batch: auto` (rows in a forward pass) replaced by the largest number that fits the
+    device's memory, or by the smallest candidate, without a test, where no other fits.
 
     A config without `auto` is returned as it is.
 
     Args:
-        memory_of: returns the estimate for a candidate, or None where there is none; then `runs` alone decides.
+        memory_of: returns the estimated memory of a candidate, or None where there is none; then `runs` alone decides.
         limit: bytes of memory of a device, or None if unknown; then `runs` alone decides.
         runs: returns whether a candidate really runs; called only for candidates whose estimate fits."""
     if config.micro_batch != "auto":

@@ -21,7 +21,8 @@ NO_MEMORY = "can't allocate memory"  # part of the message of torch's CPU alloca
 
 
 def can_probe(config: TrainConfig) -> bool:
-    """Return whether `fits` can try out this config: only engine native on one device can."""
+    """Return whether the memory of `config` can be tested by real updates (`fits`): only for engine native on one
+    device."""
     return config.engine == "native" and config.devices == 1
 
 

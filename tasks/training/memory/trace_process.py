@@ -54,11 +54,11 @@ class Traced(NamedTuple):
 
 
 def trace_key(config: TrainConfig, model: Source, rows: Meta, limit: int | None, memo: Memo) -> str:
-    """Return the cache key of a trace: a digest of code, versions, architecture, rows and settings; for
-    `micro_batch: auto` also of the device's memory.
+    """Return the cache key of a trace (`Traced`, the memory that a training takes, found without running it): a digest
+    of code, versions, architecture, rows and settings; for `micro_batch: auto` also of the device's memory.
 
     rows: the metadata of the packed rows; limit: bytes of memory of a device, or None if unknown; memo: the cache of
-    the modules' hashes, which is saved."""
+    the source modules' hashes; new hashes are saved to disk."""
     code, versions = closure(traced_memory.__name__, memo)
     memo.save()  # keeps the hashes of modules for the next plan
     return digest_of(
@@ -88,8 +88,8 @@ def trace_in_process(
     Args:
         rows: the metadata of the packed rows.
         limit: bytes of memory of a device, by which `micro_batch: auto` is resolved, or None if unknown.
-        environ, preload: the environment variables and modules of the warm parent to fork from (see `JobSpec`). By
-            default a new interpreter is started.
+        environ, preload: the environment variables and the modules of the warm parent (a process that has imported
+            them) to fork the child from. By default a new interpreter is started.
     """
     import tempfile
 

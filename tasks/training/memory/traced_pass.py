@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def trace_pass(config: TrainConfig, built: Built, layout: Layout, length: int) -> PassMemory:
-    """Run one forward and backward pass over a micro batch of rows of `length` tokens, and return what it allocates.
+    """Run one forward and backward pass over a micro batch of rows of `length` tokens on "meta" tensors (without
+    values), and return the bytes that the pass would allocate on one device.
 
     built: the model on "meta"; it cannot be used afterwards, because its layers are split and its parameters have
     gradients. layout: how its parameters are split. Raise NotImplementedError or RuntimeError when the model needs the

@@ -26,10 +26,10 @@ computes."""
 
 
 def with_attention(config: TrainConfig, built: Built) -> Built:
-    """Make the model in `built` use the attention function that `train.attention` asks for. Return `built`, with the
-    kind of attention in its attribute `attention`.
+    """Make the model in `built` use the attention function that `train.attention` asks for, in place. Return `built`,
+    with the kind of attention ("sdpa", "documents" or "flex") in its attribute `attention`.
 
-    Raise ModelError when the model cannot use it."""
+    Raise ModelError when "documents" or "flex" is asked for, and the model is not causal or has a sliding window."""
     kind = attention_kind(config, built)
     if kind == "sdpa":
         if config.device == "cpu" and not config.compile and built.model.config._attn_implementation == "sdpa":
@@ -54,7 +54,8 @@ def with_attention(config: TrainConfig, built: Built) -> Built:
 
 
 def attention_kind(config: TrainConfig, built: Built) -> str:
-    """Return the kind of attention: "sdpa", "documents" or "flex", as `train.attention` says.
+    """Return the kind of attention, as `train.attention` says: "sdpa" (PyTorch's, with a mask), "documents" (each
+    document of a row by itself) or "flex" (PyTorch's flex_attention).
 
     For "auto" it is "documents" on the CPU for models known to support it, else "sdpa"."""
     if config.attention != "auto":
@@ -64,7 +65,7 @@ def attention_kind(config: TrainConfig, built: Built) -> str:
 
 
 def document_lengths(segments: Tensor) -> list[int]:
-    """Return the number of tokens of each document, row after row, for `attend_documents`.
+    """Return the number of tokens of each document, row after row, for attention within each document.
 
     segments: int [rows, length], the number of each position's document; 0 is padding, and a run of padding counts as a
     document too."""
@@ -147,7 +148,8 @@ def attend_rows(
     """Compute attention as transformers' `sdpa` does, with faster dropout on the CPU, where PyTorch has no fused kernel
     with dropout.
 
-    Arguments and result as in `attend_documents`; attention_mask: added to the scores."""
+    query, key and value: [rows, heads, length, width], key and value perhaps with fewer heads; attention_mask: added to
+    the scores. Return ([rows, length, heads, width], None)."""
     import torch
 
     if not dropout or key.shape[1] != query.shape[1] or attention_mask is None or not _is_plain(others):
@@ -167,11 +169,13 @@ def attend_heads(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention as transformers' `sdpa` does, by einsum, so that GSPMD can leave heads split over devices (engine
-    xla).
+    """Compute attention as transformers' `sdpa` does, by einsum, so that GSPMD (XLA's partitioner, in engine xla) can
+    leave the heads split over devices.
 
     PyTorch's matrix products merge rows and heads, which are split over different mesh axes; GSPMD would gather all
-    heads on every device. Arguments and result as in `attend_rows`."""
+    heads on every device. query, key and value: [rows, heads, length, width], key and value perhaps with fewer heads;
+    attention_mask: added to the scores.
+    Return ([rows, length, heads, width], None)."""
     import torch
 
     if attention_mask is None or not _is_plain(others):
@@ -187,7 +191,8 @@ def attend_heads(
 
 
 def use_attend_heads(model: Any) -> None:
-    """Make the model use `attend_heads` if it would use transformers' `sdpa`."""
+    """Replace the model's attention function, if it is transformers' `sdpa`, by `attend_heads`, which computes the same
+    by einsum, so that heads stay split over devices under engine xla; in place."""
     if model.config._attn_implementation == "sdpa":
         _use_attention(model, "heads", attend_heads)
 

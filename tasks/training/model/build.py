@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
-    """Build the model for training from `source`, with vocabulary and labels as `packed` (the packed rows) needs them.
+    """Build the model for training from `source` (where its config and weights come from), with vocabulary and labels
+    as `packed` (the packed rows of tokens) needs them.
 
     seed: initialises parameters that have no pretrained weights. weights: False builds the model on the "meta" device,
     without values, for tracing. Raise ModelError when model and rows do not fit, for example when rows are longer than
@@ -61,8 +62,8 @@ def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
 
 
 def model_config(source: Source, meta: Meta) -> Any:
-    """Return transformers' config of the model: pretrained or from scratch, with the recipe's overrides, and with the
-    vocabulary size and labels of the rows. meta: the metadata of the packed rows."""
+    """Return transformers' config object of the model that `source` describes: pretrained or from scratch, with the
+    recipe's overrides, and with the vocabulary size and labels of the rows. meta: the metadata of the packed rows."""
     pretrained, overrides = source.identity["config"]["pretrained"], source.identity["config"]["overrides"]
     config = _config({**(pretrained or {}), **overrides}, overrides)
     _fit_vocabulary(config.get_text_config(), meta, scratch=pretrained is None)

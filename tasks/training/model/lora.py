@@ -30,8 +30,8 @@ STYLES_BELOW: dict[str, tuple[str | None, str | None]] = {
 
 
 def base_layer(module: str) -> str:
-    """Return the name of the layer to which a module belongs: for LoRA's frozen layer, A or B the name of the adapted
-    layer, for any other module its own name."""
+    """Return the name of the layer that LoRA adapts, if `module` names one of the three modules that peft puts in its
+    place (the frozen layer, and LoRA's matrices A and B); return any other name as it is."""
     for part in (BASE, A, B):
         module = module.removesuffix(part)
     return module

@@ -58,8 +58,8 @@ def window_of(config: Any, length: int) -> int | None:
 
 
 def check_attention(model: Any, lengths: Sequence[int], packed: Meta) -> None:
-    """Raise ModelError when the model attends in a way for which this module makes no mask, such as in chunks shorter than
-    the rows.
+    """Raise ModelError when the model attends in a way for which trnflow can make no attention mask, such as within
+    stretches of positions that are shorter than the rows.
 
     lengths: the lengths of the rows in tokens; packed: the metadata of the rows."""
     config, name = model.config.get_text_config(), type(model).__name__
@@ -107,8 +107,8 @@ def pools_positions(config: Any) -> bool:
 
 
 def mask_below_head(model: Any, *, causal: bool) -> None:
-    """Change a classifier for which `pools_positions` is true, so that its layers use the masks of `attention_masks`
-    while its head gets a padding mask.
+    """Change in place a classifier whose head averages over the positions of a row (`pools_positions`), so that its
+    layers use the masks of `attention_masks` while its head gets a padding mask.
 
     The caller passes the segment ids as the model's `attention_mask`. The head uses the segment ids as a padding mask;
     a hook on the layers below the head computes their masks from the segment ids."""

@@ -23,8 +23,9 @@ def auto_class(task: str) -> Any:
 def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> tuple[Any, tuple[str, ...]]:
     """Load a pretrained model. Return (the model in fp32 on the CPU, the names of the parameters that the weights lack).
 
-    config: transformers' config to build the model with; options: further arguments of `from_pretrained`. Parameters
-    that the weights lack are initialised at random. Raise ModelError when one of them is not in the head."""
+    source: where the weights come from; config: transformers' config to build the model with; options: further
+    arguments of `from_pretrained`. Parameters that the weights lack are initialised at random. Raise ModelError when
+    one of them is not in the head."""
     import torch
 
     model, found = auto_class(task).from_pretrained(

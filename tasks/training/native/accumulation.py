@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class GradientSums:
     """The fp32 sums of the gradients of `parameters` over several backward passes, added up by hooks while the passes run.
 
-    A parameter's gradients must have the same layout in all passes."""
+    The sums take the place of `parameter.grad`, which is freed at once. A parameter's gradients must be split over the
+    devices in the same way in all passes."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._sums: list[Tensor | None] = [None] * len(parameters)
@@ -29,7 +30,8 @@ class GradientSums:
             parameter.register_post_accumulate_grad_hook(partial(self._add, number))  # type: ignore[no-untyped-call]
 
     def take(self) -> list[Tensor | None]:
-        """Return each parameter's sum, None where it got no gradient, and start again at zero."""
+        """Return the fp32 sum of each parameter's gradients over the passes since the last call, None where there was
+        no gradient, and start new sums."""
         found, self._sums = self._sums, [None] * len(self._sums)
         return found
 

@@ -16,7 +16,8 @@ BUCKET = 32 << 20  # bytes: large enough for full bandwidth, small compared to a
 
 
 def all_reduce(tensors: Sequence[Tensor], group: Any) -> list[Tensor]:
-    """Return the sum of each tensor over all members of the process group; None stands for all ranks."""
+    """Return the sum of each tensor over all members of the process group `group`; None stands for all processes that
+    train together. Small tensors are sent together in large messages."""
     import torch
     import torch.distributed as dist
 
@@ -36,7 +37,8 @@ def reduce_scatter(tensors: Sequence[Tensor], dimensions: Sequence[int], group: 
     """Sum each tensor over the members of the process group, cut the sum evenly, and return the part that belongs to this
     member.
 
-    dimensions: the dimension along which each tensor is cut; the group's size must divide it."""
+    dimensions: for each tensor the dimension along which the tensor is cut, whose size the number of members must
+    divide."""
     import torch
     import torch.distributed as dist
 
@@ -58,8 +60,8 @@ def reduce_scatter(tensors: Sequence[Tensor], dimensions: Sequence[int], group: 
 def all_gather(parts: Sequence[Tensor], wholes: Sequence[Tensor], dimensions: Sequence[int], group: Any) -> None:
     """Gather whole tensors from the parts that the members of the process group hold, and write them into `wholes`.
 
-    parts: this member's part of each tensor; dimensions: the dimension along which each tensor is cut. Parts are sent in
-    the dtype of their whole."""
+    parts: this member's part of each tensor; dimensions: for each tensor the dimension along which it is cut. Each part
+    is sent in the dtype of the whole tensor."""
     import torch
     import torch.distributed as dist
 

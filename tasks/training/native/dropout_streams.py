@@ -38,8 +38,8 @@ LORA_DROPOUT = ".lora_dropout."
 
 
 class GeneratorSwitch:
-    """Switches the default random generator between numbers shared by all ranks of the mesh axis "model" and this rank's
-    own.
+    """Switches PyTorch's default random generator, for dropout under tensor parallelism, between numbers shared by all
+    ranks of the mesh axis "model" (the processes that share one copy of the model) and this rank's own numbers.
 
     device: the device whose generator is switched; place: this rank's index along "model". The shared numbers are used
     first."""
@@ -50,8 +50,8 @@ class GeneratorSwitch:
         self._shared: Any = None
 
     def own(self) -> None:
-        """Use this rank's own random numbers from here on. They are seeded anew from the shared generator's state
-        and the rank's index; nothing happens if they are already in use."""
+        """Use this rank's own random numbers, which the other ranks do not have, from here on. They are seeded anew
+        from the shared generator's state and the rank's index; nothing happens if they are already in use."""
         if self._own:
             return
         self._own = True
@@ -65,7 +65,8 @@ class GeneratorSwitch:
         generator.manual_seed(self._derived(drawn))
 
     def shared(self) -> None:
-        """Use the shared random numbers from here on, continuing where they stopped."""
+        """Use the random numbers that all ranks of the mesh axis "model" share from here on, continuing where these
+        numbers stopped."""
         if not self._own:
             return
         self._own = False
@@ -76,7 +77,8 @@ class GeneratorSwitch:
 
     @contextmanager
     def within(self, *, own: bool) -> Iterator[None]:
-        """Use this rank's own random numbers (own=True) or the shared ones (own=False) within the context."""
+        """Use this rank's own random numbers (own=True) or those that all tensor parallel ranks share (own=False)
+        within the context."""
         before = self._own
         (self.own if own else self.shared)()
         yield
@@ -85,7 +87,8 @@ class GeneratorSwitch:
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Return two context managers, for a layer's first computation and for its recomputation in the backward pass.
 
-        The second one restores which numbers were in use. This is the argument `context_fn` of `torch.utils.checkpoint`."""
+        The second one restores whether the rank's own or the shared random numbers were in use, so that the dropout
+        masks are the same in both computations. This is the argument `context_fn` of `torch.utils.checkpoint`."""
         return nullcontext(), self._resumed(self._own, self._shared)
 
     @contextmanager
@@ -110,10 +113,11 @@ class GeneratorSwitch:
 
 
 def split_dropout(config: TrainConfig, built: Built, layout: Layout, world: World, device: torch.device) -> None:
-    """Register hooks so that each dropout of a tensor parallel model uses shared or own random numbers, as its place
-    requires.
+    """Register hooks so that each dropout of a tensor parallel model uses the right random numbers: shared by all ranks
+    of the mesh axis "model" where each rank computes the same elements, the rank's own where each computes others.
 
-    Call it after `split_layers`. device: where this rank's part of the model runs."""
+    Call this after `split_layers`. layout: how each parameter is split over the mesh; device: where this rank's part of
+    the model runs."""
     streams = GeneratorSwitch(device, world.model)
     for layer in layers_of(built.model):
         layer.register_forward_pre_hook(partial(_enter, streams, config.sequence_parallel))

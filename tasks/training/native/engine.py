@@ -44,8 +44,8 @@ MOST_GRAPHS = 64  # a recipe with more lengths than this is refused
 class NativeEngine:
     """Engine native: implements the interface `tasks.training.engine.Engine` with eager PyTorch.
 
-    stored: a checkpoint to start from, or None; world: the processes that train together. With a model on the "meta"
-    device the engine registers graphs and runs nothing."""
+    stored: a checkpoint to start from, or None; world: the processes that train together, each with one device.
+    With a model on the "meta" device (tensors without values) the engine only registers graphs and runs nothing."""
 
     def __init__(
         self, config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None, world: World

@@ -24,8 +24,8 @@ class SingleProcess:
     to exchange. `MeshExchange` has the same methods for several ranks."""
 
     def gradients(self, parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return each parameter's gradient, summed over the rows of all ranks, in fp32 and split like the optimizer's
-        state.
+        """Return each parameter's gradient, summed over the rows of all ranks (processes that train together), in fp32
+        and split like the optimizer's state.
 
         found: for each of `parameters` the gradient of this rank's rows, or None where the backward pass gave none."""
         import torch
@@ -36,7 +36,8 @@ class SingleProcess:
         ]
 
     def totals(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (the loss over all rows, the norm of all gradients together) as scalars that are equal on every rank.
+        """Return (the loss over all rows, the norm of all gradients together) as scalar tensors, equal on every rank
+        (process that trains).
 
         loss: the loss of this rank's rows; gradients: what the method `gradients` returned."""
         import torch
@@ -44,22 +45,23 @@ class SingleProcess:
         return loss, torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
 
     def scores(self, scores: Tensor) -> Tensor:
-        """Return the evaluation's scores ([summed loss, correct targets] of this rank's rows) summed over all ranks."""
+        """Return the evaluation's scores, a tensor [summed loss, number of correct targets] of the rows of this rank
+        (process), summed over all ranks."""
         return scores
 
     def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        """Copy the updated fp32 weights (`masters`) into the parameters that the model computes with. Parts of masters
-        that other ranks hold are gathered."""
+        """Copy the updated fp32 weights (`masters`) into the parameters that the model computes with. The parts of
+        `masters` that other ranks hold are gathered first."""
         import torch
 
         torch._foreach_copy_(list(parameters), list(masters))
 
 
 class MeshExchange(SingleProcess):
-    """The exchanges around an update for one rank of a mesh.
+    """The exchanges of gradients, loss, norm and weights around an update, for one rank (process) of a mesh of devices.
 
-    layout: how parameters and optimizer state are split; partial: names of the parameters whose gradients must also be
-    summed over the mesh axis "model" (from `partial_gradients`)."""
+    world: this rank and its groups; layout: how parameters and optimizer state are split; partial: names of the
+    parameters whose gradients must also be summed over the mesh axis "model" (from `partial_gradients`)."""
 
     def __init__(self, layout: Layout, world: World, partial: set[str]) -> None:
         self._world = world

@@ -17,7 +17,8 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
 def join_processes(config: TrainConfig) -> World:
-    """Join the process group of all ranks and make the mesh (data, model). Return this process's `World`.
+    """Join the process group of all ranks (the processes that train together, one for each device) and make the mesh
+    (data parallel x tensor parallel ranks). Return this process's `World`: its number and the groups.
 
     Environment variables: RANK (this process's number), LOCAL_RANK (its GPU), TRNFLOW_RENDEZVOUS (the file through which
     ranks meet). Fails when a rank does not join within `train.collective_timeout_seconds`."""

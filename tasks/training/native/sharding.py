@@ -27,15 +27,16 @@ GATHERED = ("colwise_gather_output", "colwise_rep")
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, sharing its memory; return any other tensor itself."""
+    """Return the part of a DTensor that this rank (process) holds, sharing its memory; return any other tensor
+    itself."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gradient_of(parameter: Tensor, gradient: Tensor | None) -> Tensor:
-    """Return this rank's part of a parameter's gradient, as a plain tensor split like the parameter; zeros when
-    `gradient` is None."""
+    """Return the part of a parameter's gradient that this rank (process) holds, as a plain tensor split like the
+    parameter; zeros when `gradient` is None."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -49,7 +50,8 @@ def gradient_of(parameter: Tensor, gradient: Tensor | None) -> Tensor:
 def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World) -> None:
     """Apply tensor parallelism and sequence parallelism to the model in place.
 
-    Before the call each rank must hold the whole parameters, with equal values. world: this rank and the mesh."""
+    Before the call each rank (process that trains) must hold the whole parameters, with equal values. Afterwards it
+    holds its part of those that `layout` splits. world: this rank and the mesh."""
     from torch.distributed.tensor.parallel import parallelize_module
 
     tied = _tied(built.model)
@@ -78,7 +80,8 @@ def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World
 
 
 def partial_gradients(config: TrainConfig, built: Built, layout: Layout) -> set[str]:
-    """Return the names of replicated parameters whose gradients must be summed over the mesh axis "model".
+    """Return the names of replicated parameters (whole on each rank) whose gradients must be summed over the mesh axis
+    "model", that is over the tensor parallel ranks of one replica.
 
     These are the parameters that each rank of "model" uses for a part of the positions, or of the heads, only."""
     own = {n for n in layout.tp if layout.styles.get(n.rpartition(".")[0]) == "replicated_with_grad_allreduce"}
@@ -91,7 +94,8 @@ def partial_gradients(config: TrainConfig, built: Built, layout: Layout) -> set[
 
 
 def shard_fully(config: TrainConfig, built: Built, layout: Layout, world: World) -> None:
-    """Apply FSDP2 to the model in place, with one group of parameters for each layer and one for the rest.
+    """Apply FSDP2 to the model in place: each data parallel rank (process) keeps only a part of each parameter. The
+    parameters of a layer are gathered together, and those outside the layers as one more group.
 
     Gradients are summed in fp32, not averaged: the loss is already divided by the targets of all ranks. Parameters that
     the layout does not split over "data" stay whole."""
@@ -116,7 +120,8 @@ def shard_fully(config: TrainConfig, built: Built, layout: Layout, world: World)
 
 
 def check_placed(built: Built, layout: Layout) -> None:
-    """Raise ModelError when the part of a parameter that this rank holds has another shape than the layout says."""
+    """Raise ModelError when the part of a parameter that this rank (process) holds has another shape than `layout` (how
+    each parameter is split over the mesh) says."""
     for name, parameter in built.parameters().items():
         found, planned = (
             tuple(local_tensor(parameter).shape),

@@ -43,10 +43,12 @@ class StateTensor(NamedTuple):
 
 
 class Update(Protocol):
-    """Interface of an optimizer: it holds the optimizer's state and applies updates to the weights."""
+    """Interface of the optimizers of engine native: an optimizer holds its state (such as moments) and updates
+    weights."""
 
     def state(self) -> Iterator[StateTensor]:
-        """Yield the tensors of the optimizer's state, as this rank holds them."""
+        """Yield the tensors of the optimizer's state, for a checkpoint: of each tensor the part that this rank
+        (process) holds."""
 
     def apply(
         self,
@@ -69,9 +71,10 @@ class Update(Protocol):
 
 
 def make_update(optimizer: str, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> Update:
-    """Return the optimizer "adamw" or "adafactor" for this rank.
+    """Return the optimizer "adamw" or "adafactor" for this rank (process).
 
-    device: where the state is placed; stored: a checkpoint from which the state is read, or None for a state of zeros."""
+    layout: how parameters and optimizer state are split over the ranks; device: where the state is placed; stored: a
+    checkpoint from which the state is read, or None for a state of zeros."""
     return (FusedAdamW if optimizer == "adamw" else Adafactor)(layout, world, device, stored)
 
 
@@ -87,7 +90,8 @@ class WeightPart(NamedTuple):
 
 
 class FusedAdamW:
-    """AdamW by PyTorch's fused kernel, in one pass over all fp32 weights. bf16 weights are updated a chunk at a time."""
+    """AdamW by PyTorch's fused kernel, in one pass over all fp32 weights. bf16 weights are updated a few at a time:
+    each piece is converted to fp32, updated and rounded back at random."""
 
     def __init__(self, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> None:
         import torch
@@ -164,7 +168,7 @@ class FactoredState:
     Attributes:
         whole, spec: the parameter's whole shape and partition spec.
         share: 1 / the number of ranks that hold the same part of the parameter.
-        state: the whole tensors of the state, by name prefix.
+        state: the whole tensors of the state, by the prefix of their names in a checkpoint, such as "row/".
     """
 
     name: str

@@ -21,11 +21,13 @@ LEAST_SIZE = 1e-3  # the smallest root mean square used for a parameter; without
 
 
 def adafactor(weight: Tensor, *state: Tensor, gradient: Tensor, at: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Return a whole parameter and its state after one update: (weight, row, column), or (weight, second moment) for one
-    dimension.
+    """Compute one update of the optimizer Adafactor for a whole parameter (not split over devices). Returns its new
+    values and state: (weight, row averages, column averages), or (weight, second moment) for a parameter of one
+    dimension. The arguments are not changed.
 
-    state: the row and column averages, or the second moment, before the update; gradient: of the parameter's shape; at:
-    the fields of `Scalars`, as numbers or device tensors."""
+    state: the row and column averages of the squared gradients, or the second moment, before the update; gradient: of
+    the parameter's shape; at: the fields of `Scalars` (learning rate and other numbers of this update), as numbers or
+    device tensors."""
     scalars = Scalars(*at)
     *sums, size = squared_sums(weight, gradient)
     state = update_moments(state, sums, tuple(weight.shape), scalars)
@@ -34,8 +36,8 @@ def adafactor(weight: Tensor, *state: Tensor, gradient: Tensor, at: Sequence[Any
 
 
 def squared_sums(weight: Tensor, gradient: Tensor) -> list[Tensor]:
-    """Return sums of squares of one device's part of a parameter: [row sums, column sums, the sum of the weight's
-    squares].
+    """Return sums of squares that Adafactor needs of one device's part of a parameter: [row sums, column sums, the sum
+    of the weight's squares].
 
     Row sums are the gradient's squares summed over the last dimension, column sums the same squares summed over the
     dimension before it. A parameter of one dimension has no such sums: the result is then [the gradient's squares, the
@@ -48,7 +50,8 @@ def squared_sums(weight: Tensor, gradient: Tensor) -> list[Tensor]:
 def update_moments(
     state: Sequence[Tensor], sums: Sequence[Tensor], shape: tuple[int, ...], at: Scalars
 ) -> tuple[Tensor, ...]:
-    """Return the new second moments: row and column averages, or for one dimension the second moment of each element.
+    """Return Adafactor's new second moments (running averages of the squared gradients): row and column averages, or
+    for one dimension the second moment of each element.
 
     Args:
         state: the old second moments.
@@ -63,8 +66,8 @@ def update_moments(
 
 
 def update_direction(state: Sequence[Any], level: Any, gradient: Any) -> Any:
-    """Return the direction of the update, shaped as `gradient`: the gradient divided by the root of its estimated
-    second moment.
+    """Return the direction of Adafactor's update, shaped as `gradient`: the gradient divided by the root of its
+    estimated second moment.
 
     gradient: of one device's part of the parameter; state: the row and column averages of that part, or the second
     moment for one dimension; level: [..., 1], the mean of the whole parameter's row averages (not used for one
@@ -78,7 +81,8 @@ def update_direction(state: Sequence[Any], level: Any, gradient: Any) -> Any:
 
 
 def apply_update(weight: Tensor, move: Tensor, size: Tensor, length: Tensor, count: int, at: Scalars) -> Tensor:
-    """Return the weight after the update. move: the direction, from `update_direction`.
+    """Return the weight after Adafactor's update; the argument is not changed. move: the direction, from
+    `update_direction`.
 
     size, length: the sum of squares of the whole parameter's weight, and of its direction; count: the number of
     elements of the whole parameter; at: the numbers of this update, such as the learning rate."""
@@ -89,8 +93,8 @@ def apply_update(weight: Tensor, move: Tensor, size: Tensor, length: Tensor, cou
 
 
 def smaller_rate(lr: Any, t: Any) -> Any:
-    """Return Adafactor's learning rate of update `t`: the smaller of `lr` and 1 / sqrt(t). Works on numbers and on
-    device tensors."""
+    """Return Adafactor's learning rate of update `t` (from 1): the smaller of `lr` and 1 / sqrt(t). Works on numbers
+    and on device tensors."""
     if isinstance(lr, float):
         return min(lr, t**-0.5)
     return lr.minimum(t.rsqrt())

@@ -54,8 +54,8 @@ class Scalars(NamedTuple):
 def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scalars:
     """Return the numbers that update `step` (from 0) of `total` needs, such as learning rate and betas.
 
-    targets: the number of targets of the global batch, or the sum of their class weights. For Adafactor beta2 grows with
-    the steps: 1 - t^-0.8."""
+    targets: the number of targets (positions or rows with a loss) of the global batch, or the sum of their class
+    weights. For Adafactor beta2 grows with the steps: 1 - t^-0.8, where t is `step` + 1."""
     beta2 = config.beta2 if config.optimizer == "adamw" else 1 - (step + 1) ** -0.8
     return Scalars(
         lr=learning_rate(config, step, total),
@@ -136,8 +136,9 @@ def clip_factor(norm: Tensor, max_norm: Tensor) -> Tensor:
 
 
 def adamw(weight: Tensor, first: Tensor, second: Tensor, *, gradient: Tensor, at: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Return (weight, first moment, second moment) after one AdamW update; the arguments are not changed. gradient:
-    already scaled and clipped; at: the fields of `Scalars`, as device tensors."""
+    """Return (weight, first moment, second moment) of one parameter after one AdamW update; the arguments are not
+    changed. gradient: already scaled and clipped; at: the fields of `Scalars` (learning rate and other numbers of this
+    update), as device tensors."""
     s = Scalars(*at)
     first = first * s.beta1 + gradient * s.fresh1
     second = second * s.beta2 + gradient * gradient * s.fresh2

@@ -47,7 +47,7 @@ def round_stochastically(value: Tensor, bits: Tensor, bitcast: Callable[[Tensor,
 
 
 class RandomBits:
-    """The random bits with which one update rounds weights to bf16.
+    """The random bits with which one update (optimizer step) rounds weights stochastically from fp32 to bf16.
 
     The bits depend on the update's seed alone, so a resumed run gets the same bits. Ranks (the processes that train
     together) that hold the same part of a tensor get the same bits, other ranks other bits.
@@ -59,8 +59,9 @@ class RandomBits:
         self._lanes: dict[tuple[int | None, ...], _Generators] = {}
 
     def bits(self, spec: Spec, count: int) -> Tensor:
-        """Return int32 [count], of which the lower 16 bits are random, for this rank's part of a tensor. Each call
-        returns new bits. spec: the tensor's partition spec, that is the mesh axis that splits each dimension, or None.
+        """Return int32 [count], of which the lower 16 bits are random, for rounding the part of a tensor that this rank
+        (process of the training) holds. Each call returns new bits. spec: for each dimension of the tensor, the axis of
+        the device mesh that splits it, or None.
 
         All ranks that hold the same part must make the same calls in the same order."""
         import torch
@@ -106,10 +107,10 @@ class _Generators:
 
 def store(weight: Tensor, value: Tensor, spec: Spec, draws: RandomBits | None) -> None:
     """Write new weights `value` (fp32) into the tensor `weight`, in place. With `draws` they are rounded stochastically
-    to bf16, a chunk of rows at a time; without, they are copied.
+    to bf16 (up or down at random, right on average), some rows at a time; without, they are copied.
 
-    spec: the weight's partition spec, by which `draws` chooses the bits; draws: the random bits of this update, or
-    None."""
+    spec: for each dimension of the weight, the axis of the device mesh that splits it, or None, by which `draws`
+    chooses the bits; draws: the random bits of this update, or None."""
     if draws is None:
         weight.copy_(value)
         return
@@ -119,7 +120,7 @@ def store(weight: Tensor, value: Tensor, spec: Spec, draws: RandomBits | None) -
 
 def row_chunks(tensor: Tensor) -> Iterator[Tensor]:
     """Yield views of consecutive rows (indices of the first dimension) of the tensor, which together are the whole
-    tensor. A view has at most as many numbers as `CHUNKS` gives for the tensor's device, but at least one row."""
+    tensor. A view has at most 2^18 numbers on the CPU and 2^24 on a GPU, but at least one row."""
     import torch
 
     whole = tensor if tensor.dim() else tensor.unsqueeze(0)

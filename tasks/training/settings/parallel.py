@@ -60,12 +60,14 @@ class ParallelSettings(Group):
 
     @property
     def data_parallel(self) -> int:
-        """The number of replicas of the model."""
+        """The number of replicas: copies of the model, each on `tensor_parallel_size` devices, with its own share of
+        each batch."""
         return self.devices // self.tensor_parallel_size
 
     @property
     def mesh(self) -> Mesh:
-        """The number of devices along each axis of the mesh (data, model)."""
+        """The number of devices along each axis of the mesh: "data" (replicas of the model) and "model" (the devices
+        that share a replica by tensor parallelism)."""
         return Mesh(self.data_parallel, self.tensor_parallel_size)
 
     @field_validator("tensor_parallel_rules")
@@ -114,8 +116,8 @@ class ParallelSettings(Group):
 
 
 def default_processes(engine: str, device: str, tensor_parallel_size: int) -> Processes:
-    """Return the value of `xla_processes` for a recipe that leaves it out. Raise ValueError where the recipe must
-    choose: for tensor parallelism on device neuron."""
+    """Return the default of `train.xla_processes`: "one" (one process for all devices) or "per_device". Raise
+    ValueError where the recipe must choose: for tensor parallelism on device neuron."""
     if engine != "xla" or device != "neuron":
         return "one"
     if tensor_parallel_size > 1:

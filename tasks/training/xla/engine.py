@@ -51,7 +51,7 @@ class XlaEngine:
     """Engine xla: implements the interface `tasks.training.engine.Engine` with torch_xla's compiled graphs.
 
     stored: a checkpoint to start from, or None; world: the processes that train together. With a model on the "meta"
-    device the engine traces and registers graphs and runs nothing."""
+    device (tensors without values) the engine traces and registers graphs and runs nothing."""
 
     def __init__(
         self, config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None, world: World

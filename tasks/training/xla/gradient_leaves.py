@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class ParameterUse(NamedTuple):
-    """One place where the model uses a trained parameter: attribute `attribute` of the module `layer`.
+    """One place where the model uses a trained parameter: attribute `attribute` of the module `layer`. In engine xla
+    the gradient is computed for a leaf, a tensor that stands there beside or in place of the parameter.
 
     name: the parameter's name; kind: how its gradient is computed: "linear" (one for each replica), "small" (an
     embedding or a norm: by an fp32 copy) or "other" (by the parameter itself)."""
@@ -39,14 +40,15 @@ class ParameterUse(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The name of the layer's attribute that holds the leaf during a pass: for a linear layer a new attribute
-        beside the parameter, else the parameter's own."""
+        """The name of the layer's attribute that holds the leaf (the tensor for which the gradient is computed) during
+        a pass: for a linear layer a new attribute beside the parameter, else the parameter's own."""
         return f"{self.attribute}_apart" if self.kind == "linear" else self.attribute
 
 
 class GradientLeaves:
     """Puts leaves (the tensors with respect to which gradients are computed) into a model before each pass, and
-    takes their gradients after it.
+    takes their gradients after it, so that engine xla sums gradients over the replicas in fp32 and as rarely as
+    possible. A spec names the mesh axis that splits each dimension of a tensor.
 
     Args:
         parameters: the trained parameters in `model`, by name.
@@ -75,7 +77,8 @@ class GradientLeaves:
             _keep_dtype(layer, next(layer.parameters(recurse=False)).dtype)
 
     def summed(self, name: str) -> tuple[Shape, Spec]:
-        """Return the (shape, spec) that the gradient of the parameter `name` has while it is summed over passes.
+        """Return (shape, partition spec: the mesh axis that splits each dimension) of the gradient of the parameter
+        `name` while the gradient is summed over the passes of an update.
 
         With a gradient for each replica, the shape has an additional first dimension, which is split over "data"."""
         shape = tuple(self._parameters[name].shape)
@@ -92,8 +95,8 @@ class GradientLeaves:
                 vars(use.layer)[use.place] = leaf
 
     def take(self) -> dict[str, Tensor]:
-        """Return the gradients of the pass in fp32, by parameter name, with shapes and specs as `summed` says. The
-        parameters are put back into the layers."""
+        """Return the gradients of the pass in fp32, by parameter name, with shapes and partition specs as `summed`
+        says. Remove the leaves, which `put` added, from the layers again."""
         parts: dict[str, list[Tensor]] = {name: [] for name in self._parameters}
         for use, leaf in zip(self._uses, self._leaves, strict=True):
             vars(use.layer).pop(use.place, None)

@@ -34,10 +34,11 @@ POSITIONS: Spec = ("data", "model", None)
 
 
 def annotate(model: Any, rules: Mapping[str, str], mark: Mark, *, sequence_parallel: bool) -> None:
-    """Annotate the activations around every layer that the tensor parallel plan `rules` ({module pattern: style}) splits.
+    """Register hooks that annotate the activations around every layer that the tensor parallel plan `rules` ({module
+    pattern: style}) splits, so that GSPMD (XLA's partitioner) splits them as intended.
 
-    mark: annotates a tensor with a spec; sequence_parallel: whether the residual stream's positions are split over
-    "model"; otherwise each device holds all positions."""
+    mark: a function that annotates a tensor with a spec (the mesh axis that splits each dimension); sequence_parallel:
+    whether the residual stream's positions are split over "model"; otherwise each device holds all positions."""
     stream = POSITIONS if sequence_parallel else WHOLE
 
     def lay(tensor: Any, forward: Spec, backward: Spec) -> Any:
@@ -66,9 +67,11 @@ def annotate(model: Any, rules: Mapping[str, str], mark: Mark, *, sequence_paral
 
 
 def use_einsum(model: Any) -> None:
-    """Make linear layers compute by einsum, which does not merge dimensions that are split over different mesh axes.
+    """Replace the forward method of the model's linear layers by an einsum, in place. Unlike PyTorch's product, the
+    einsum does not merge dimensions that are split over different mesh axes.
 
-    Where `GradientLeaves` has put leaves into a layer, the layer computes one gradient for each replica."""
+    Where `GradientLeaves` has put leaves (tensors for which gradients are computed) beside a layer's parameters, the
+    layer computes one gradient for the rows of each replica (copy of the model)."""
     import torch
 
     for module in model.modules():
@@ -77,10 +80,11 @@ def use_einsum(model: Any) -> None:
 
 
 def write_out_norms(model: Any) -> None:
-    """Compute LayerNorm by plain operations, so that each device normalises its own rows.
+    """Replace the forward method of the model's LayerNorm layers, in place, by plain operations, with which each device
+    normalises its own rows.
 
-    torch_xla lowers LayerNorm to a batch norm over merged dimensions, for which GSPMD gathers the whole batch on every device
-    (6 gathers in a 2-layer BERT)."""
+    torch_xla lowers LayerNorm to a batch norm over merged dimensions, for which GSPMD (XLA's partitioner) gathers the
+    whole batch on every device (6 gathers in a 2-layer BERT)."""
     import torch
 
     for module in model.modules():

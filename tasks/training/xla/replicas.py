@@ -34,24 +34,26 @@ BUCKET_MIB = 50  # MiB of tensors to a message: what torch_xla sets for Neuron (
 
 
 class OneProcess:
-    """The exchanges between replicas when one process drives all devices: nothing to do, because GSPMD inserts the
-    collectives.
+    """The exchanges between replicas (data parallel copies of the model) when one process drives all devices: nothing
+    to do, because GSPMD (XLA's partitioner) inserts the collectives.
 
     `Replicas` has the same methods, for one process a device."""
 
     splits = False  # whether a replica holds a part of some masters, whose parameters are whole
 
     def seed(self, seed: int) -> int:
-        """Return the dropout seed of this replica, made from the step's seed."""
+        """Return the dropout seed of this replica (copy of the model), made from the step's seed `seed`. One process
+        for all devices takes the step's seed itself."""
         return seed
 
     def rows(self, column: Any) -> Any:
-        """Return this replica's rows of `column`, an array with one entry for each row of a batch."""
+        """Return the rows of this replica (copy of the model) of `column`, an array with one entry for each row of a
+        batch. One process for all devices takes all rows."""
         return column
 
     def piece(self, tensor: Tensor, spec: Spec) -> Tensor:
-        """Return the part that this replica holds of a whole master weight or optimizer tensor with partition spec
-        `spec`."""
+        """Return the part that this replica (copy of the model) holds of `tensor`, a whole fp32 master weight or tensor
+        of the optimizer's state. spec: the tensor's partition spec, the mesh axis that splits each dimension."""
         return tensor
 
     def gradients(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -60,19 +62,19 @@ class OneProcess:
         return gradients
 
     def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (the loss, the gradient norm) over the rows of all replicas, as scalars.
+        """Return (the loss, the gradient norm) over the rows of all replicas (copies of the model), as scalar tensors.
 
         loss: [1], the loss of this replica's rows; gradients: what the method `gradients` returned."""
         return loss[0], _squares(gradients.values()).sqrt()
 
     def share_weights(self, changes: list[Write]) -> list[Write]:
-        """Return `changes` with each new weight whole, gathered from the replicas' parts. changes: a list of (state
-        tensor, its new value, partition spec)."""
+        """Return `changes` with each new weight whole: gathered from the parts that the replicas (copies of the model)
+        have updated. changes: a list of (tensor of the model's or optimizer's state, its new value, partition spec)."""
         return changes
 
     def scores(self, scores: Tensor) -> Tensor:
-        """Return the evaluation's scores ([summed loss, correct targets] of this replica's rows) summed over all
-        replicas."""
+        """Return the evaluation's scores, a tensor [summed loss, number of correct targets] of this replica's rows,
+        summed over all replicas (copies of the model)."""
         return scores
 
     def slices(self, name: str, tensor: Tensor, spec: Spec) -> Iterator[TensorSlice]:
@@ -95,7 +97,8 @@ class OneProcess:
 
 
 class Replicas(OneProcess):
-    """The exchanges of one replica with the others, where each device has a process.
+    """The exchanges of one replica (copy of the model) with the others, in engine xla with one process for each device:
+    collectives that become part of the graph.
 
     world: the processes; states: the partition spec of each trained parameter's master and moments, by name."""
 
@@ -136,7 +139,7 @@ class Replicas(OneProcess):
         return {name: found[name] for name in gradients}
 
     def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (the loss, the gradient norm) over all replicas, as scalars.
+        """Return (the loss, the gradient norm) over all replicas (copies of the model), as scalar tensors.
 
         Each element of a gradient counts once: the squares of split gradients are summed over the replicas, whole
         gradients are equal on all of them."""
@@ -181,7 +184,7 @@ class Replicas(OneProcess):
 
 def make_replicas(config: TrainConfig, world: World, states: Mapping[str, Spec]) -> OneProcess:
     """Return the object that exchanges gradients, norms and weights between replicas: `Replicas` with one process a
-    device, else `OneProcess`.
+    device, else `OneProcess`, which exchanges nothing. A replica is a copy of the model with its own share of the rows.
 
     states: the partition spec of each trained parameter's master and moments. Raise ModelError unless `world` has as
     many processes as `config` asks for: a graph for fewer replicas would silently sum too little."""
@@ -196,10 +199,12 @@ def make_replicas(config: TrainConfig, world: World, states: Mapping[str, Spec])
 
 
 def join_processes(config: TrainConfig) -> World:
-    """Join the other processes, each with one device, and return this process's `World`.
+    """Join the other processes that train together, each with one XLA device, and return this process's `World` (its
+    number, and the group for messages to the others).
 
-    torchrun or trnflow started them. Messages between the hosts go over a gloo group of their own, so that they never
-    wait for a device. Raise ModelError when XLA does not see all processes as one world."""
+    torchrun or trnflow started the processes. Messages between the hosts go over a gloo group of their own, so that
+    they never wait for a device. Raise ModelError when XLA does not see all processes as one world, or numbers them
+    otherwise than RANK."""
     import torch.distributed as dist
     import torch_xla.distributed.xla_backend  # noqa: F401  # registers the backend "xla"
     import torch_xla.runtime as xr
