@@ -86,8 +86,8 @@ def finetune(
     force: list[str] | None = None,
     offline: bool = False,
 ) -> State[Any] | None:
-    """Run the stages of a recipe (the YAML file that describes a run), but for those whose artifacts (results) are in
-    the store already (Prefect flow).
+    """Prefect flow: run the stages of a recipe (the YAML file that describes a run). Stages whose artifacts (results)
+    are in the store already are not run again.
 
     Args:
         recipe: The name of a recipe in the folder conf/, or the path of a YAML file.
@@ -121,13 +121,14 @@ def prepare(recipe: str = "demo", overrides: list[str] | None = None, offline: b
 def retrain(
     recipe: str = "demo", overrides: list[str] | None = None, offline: bool = False, wait: bool = False
 ) -> State[Any] | None:
-    """Train a recipe again if its data, code or settings changed since its newest judged model, the last one that was
-    compared with the champion or became the first champion (Prefect flow).
+    """Prefect flow: train a recipe again if its data, code or settings changed, and promote the new model if it is
+    better.
 
-    The new model is compared with the recipe's champion (the model promoted before) on frozen test rows (fixed rows on
-    which all models of the recipe are compared), and becomes the champion if it is clearly better. If nothing changed,
-    the flow ends at once as `Unchanged`. The flow emits a Prefect event that says how it ended, such as
-    `trnflow.retrain.promoted`. `prefect.yaml` gives the flow a schedule.
+    The change is looked for since the recipe's newest judged model: the last one that was compared with the champion
+    (the promoted model) or became the first champion. The new model is compared with the champion on frozen test rows
+    (fixed rows on which all models of the recipe are compared), and becomes the champion if it is clearly better. If
+    nothing changed, the flow ends at once as `Unchanged`. The flow emits a Prefect event that says how it ended, such
+    as `trnflow.retrain.promoted`. `prefect.yaml` gives the flow a schedule.
 
     Args:
         recipe: A name in conf/ or the path of a YAML file.
@@ -148,16 +149,15 @@ def watch(
     """Compare a recipe's data once with that of its newest retrain, and report a difference (Prefect flow).
 
     If the data differs and a retrain is due, the flow emits the event `trnflow.data.changed`, on which an automation of
-    Prefect starts the deployment `retrain`. Before that, it has flow runs whose process died marked as crashed, and
-    schedules crashed runs again. The flow ends as `Changed`, `Unchanged` or another outcome of
-    `flows.retraining.watch.Look`. A schedule repeats the flow; a single run that went on for ever would be lost when
-    its process is killed.
+    Prefect starts the deployment `retrain`. Before the comparison, the flow has those flow runs marked as crashed whose
+    process died, and schedules crashed runs again. The name of the flow's final state is the outcome, such as `Changed`
+    or `Unchanged`; `flows.retraining.watch.Look` lists all outcomes. A Prefect schedule repeats the flow.
 
     Args:
         recipe: A name in conf/ or the path of a YAML file.
         overrides: Settings as `section.setting=value`, which win over the recipe's.
-        every: The seconds between two runs of the schedule. New data counts as changed if a run at least half as many
-            seconds later finds the same.
+        every: The seconds between two runs of the schedule. New data counts as changed only if a run that is at least
+            half as many seconds later finds the same data.
         offline: Whether to make no requests to a data hub.
     """
     return _raisable(_watch, recipe, overrides or [], every, offline)
@@ -194,6 +194,9 @@ def sweep(
         parallel: The number of trials at a time.
         name: The name of the study, by which Optuna keeps the trials.
         offline: Whether to make no requests to a model or data hub.
+
+    Returns:
+        A completed state whose message sums up the trials, or the state `Cancelled` if the sweep was interrupted.
     """
     options = {
         "trials": trials, "metric": metric, "direction": direction, "sampler": sampler, "parallel": parallel, "name": name,

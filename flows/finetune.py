@@ -79,8 +79,8 @@ def finetune(recipe: Recipe, stage: Stages, frozen: Artifact | None = None) -> A
 
 
 def check_finetune(recipe: Recipe, planner: Planner, until: str | None, parent_of: Callable[[Call], Parent]) -> None:
-    """Raise a TrnflowError before a run whose training would fail: the vocabulary of the model that it starts from
-    can't be compared with that of this run's rows, or training can't fit in the device's memory.
+    """Raise a TrnflowError before a run if its training is bound to fail: if the vocabulary of the model that training
+    starts from can't be compared with that of this run's rows, or if training can't fit in the device's memory.
 
     Args:
         planner: The plan of the run: what the run would do with each stage.

@@ -1,9 +1,10 @@
-"""The base class of stage configs, and the marks that say which fields affect the result. A mark is written in the type
-of a field. Configs are immutable and refuse unknown fields.
+"""The base class of stage configs, and the marks on their fields. A mark is written in the type of a field and says
+how the field affects the stage's result. Configs are immutable and refuse unknown fields.
 
-A field is part of its stage's key, the hash under which the store keeps the stage's result, unless it is marked
-`NOT_KEYED`, for settings that can't change the bytes of the result (paths, intervals, workers). A field of the training
-config marked `GRAPH` affects the compiled graph and is therefore part of the key of `precompile`.
+A stage's key is the hash under which the store keeps the stage's result. Every field is part of the key, except fields
+marked `NOT_KEYED`: settings that can't change the bytes of the result (paths, intervals, workers). A field of the
+training config marked `GRAPH` affects the graphs of training (the programs that a device runs) and is therefore part
+of the key of the stage `precompile`, which lists the graphs.
 
     class PackConfig(StageConfig):
         chunk_length: Tokens = 2048

@@ -95,13 +95,15 @@ def consolidate(
     out: Workdir,
 ) -> Meta:
     """Write the Hugging Face folder: `config.json`, `model*.safetensors`, the tokenizer, a model card and
-    `trnflow.json`; for a language model also `generation_config.json`, and for LoRA `adapter/`. Return metadata: task,
-    labels, lengths, parameters (their number), dtype.
+    `trnflow.json`; for a language model also `generation_config.json`, and for LoRA `adapter/`.
 
-    shards: the artifact of `train`, the sharded checkpoint. model, warm_start: the base model and the artifact whose
-    weights replace those of `model` (None: keep them). Their weights are read only if the checkpoint does not hold the
-    whole model, as with LoRA. texts, tokens: the artifacts of `format_prompts` and
-    `tokenize_text`, whose metadata says how rows were formatted; without them there is no `trnflow.json`."""
+    shards: the artifact of `train`, the sharded checkpoint. model, warm_start: the base model, and the artifact whose
+    weights replace those of `model` (None: keep them). Weights of the base model are read only if the checkpoint does
+    not hold the whole model, as with LoRA. texts, tokens: the artifacts of `format_prompts` and `tokenize_text`, whose
+    metadata says how rows were formatted; without them there is no `trnflow.json`.
+
+    Returns metadata: task (`classification` or `causal_lm`), labels (names by id, or null), lengths (the chunk lengths
+    of training, in tokens), parameters (their number) and dtype (of the written weights)."""
     from transformers import AutoConfig
 
     from tasks.training.checkpoint.shards import Reader

@@ -89,10 +89,10 @@ def environ(config: EvaluateConfig) -> dict[str, str]:
 
 
 def accelerator(config: EvaluateConfig) -> Meta:
-    """Return the part `accel` of the stage's cache key: the kind of device and the number of processor threads, on
-    which the last bits of sums, and so of the figures and the bytes of the artifact, depend. Without them, two machines
-    would make different artifacts under one key. On another kind of machine an evaluation costs one pass over the
-    split."""
+    """Return the part `accel` of the stage's cache key: {device: the kind of device; threads: the number of processor
+    threads}. The last bits of sums, and so the bytes of the artifact, depend on both. Without them in the key, two
+    machines would make different artifacts under one key. On another kind of machine a model is therefore evaluated
+    again, at the price of one pass over the split."""
     return {"device": device_kind(config.device or "cpu"), "threads": cores()}
 
 
@@ -134,8 +134,8 @@ def evaluate_model(
         base: the model's source; None, or one without weights: training started from scratch, or from `warm_start`.
         warm_start: the model's artifact whose weights replaced those of `base`, or None.
 
-    Returns: metadata: task, split (the one evaluated) and metrics {name: value}; mcc, log_loss, auc, rouge1 and rouge2
-        stand in report.json only.
+    Returns: metadata: task, split (the one evaluated) and metrics {name: value}. The metrics mcc, log_loss, auc,
+    rouge1 and rouge2 are in report.json only.
     """
     task, name = packed.meta["task"], _split(config, packed)
     _check_device(config)

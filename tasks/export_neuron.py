@@ -1,15 +1,16 @@
-"""Export the consolidated model at static shapes: as portable StableHLO, or as a NEFF (compiled graph) for AWS Neuron.
+"""Export the consolidated model as graphs of static shapes: as portable StableHLO, or as NEFF (compiled graphs) for
+AWS Neuron. A graph is a program that computes logits for one shape [batch, length].
 
-stablehlo (the default): one graph for each length. The written export is read back and run on random tokens with padding;
-`max_difference` in the metadata is the largest difference between its logits and those of eager PyTorch, `rows_compared` the
-number of rows. Where jax is installed these are 256 rows (fewer of a model for which that would take more than about ten
-minutes), else one batch for each length, because torch_xla compiles a graph again at every call: there `evaluate_model`
-compares more rows. A small model takes about two seconds for each length. The weights are in memory once: mapped from their
-files, then on the device. `tasks/export/stablehlo.py` describes the files.
+stablehlo (the default): one graph for each length. After writing the export, the stage reads it back, runs it on
+random tokens with padding, and compares its logits with those of eager PyTorch. In the metadata, `max_difference` is
+the largest difference found, and `rows_compared` the number of rows over all lengths. With jax installed, about 256
+rows are compared, or fewer if that would take more than about ten minutes. Without jax, one batch for each length is
+compared, because torch_xla compiles a graph again at every call. A small model takes about two seconds for each
+length. No more than one copy of the weights is in memory at a time. `tasks/export/stablehlo.py` describes the files.
 
-neuron: AWS's compiler, through optimum-neuron (in an environment of its own, since it pins other versions of libraries) or,
-for one core, torch_neuronx in this environment. The code follows their documentation and sources and **has never been
-run**. The logits are not compared: `max_difference` is null, and `rows_compared` is 0.
+neuron: AWS's compiler, through optimum-neuron (in an environment of its own, since optimum-neuron pins other versions
+of libraries) or, for one core, torch_neuronx in this environment. The code follows their documentation and sources and
+**has never been run**. The logits are not compared: `max_difference` is null, and `rows_compared` is 0.
 
 Raises:
     ModelError: the logits differ by more than `tolerance`, or a length exceeds the model's positions.
@@ -80,12 +81,21 @@ to install."""
     assets=tuple(f"tasks/export/loaders/{name}" for name in LOADERS),
 )
 def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
-    """Export the model of a Hugging Face folder as graphs from (input_ids, attention_mask) to logits, one for each static
-    shape [batch, length]. For StableHLO also write the tokenizer, programs that load the export, and a README.
+    """Export the model of a Hugging Face folder as graphs (programs) from (input_ids, attention_mask) to logits, one
+    graph for each static shape [batch, length]. For StableHLO also write the tokenizer, programs that load the export,
+    and a README.
 
-    weights: the artifact of consolidate. Returns metadata: target, batch, lengths (tokens a row, ascending), task,
-    labels, dtype, rows_compared and max_difference (the largest difference between the export's logits and PyTorch's,
-    on that number of rows; for the target `neuron` null, on 0 rows).
+    weights: the artifact of consolidate.
+
+    Returns metadata:
+        target: `stablehlo` or `neuron`.
+        batch: the number of rows in each call of a graph.
+        lengths: the tokens a row of each graph, ascending.
+        task, labels, dtype: as in the metadata of `weights`.
+        rows_compared: the number of rows, over all lengths, on which the export was compared with PyTorch; 0 for
+            `neuron`.
+        max_difference: the largest difference between two logits of these rows, the export's and PyTorch's; null for
+            `neuron`.
     """
     lengths = _lengths(config, weights)
     meta = {
@@ -121,11 +131,11 @@ def _free_large_tensors() -> None:
 
 
 def example(model: PreTrainedModel, batch: int, length: int, number: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs to trace and check a model with: (input_ids, attention_mask), int64 [batch, length].
+    """Return random inputs to trace and check a model with: (input_ids, attention_mask), int64 [batch, length].
 
-    The tokens are random. In example 0 the second half of the rows 0, 2, 4, ... is padding, and the other rows have
-    none; in other examples each row has a random number of tokens, then padding. number: which example, the seed of the
-    tokens.
+    number: which of several examples to return; it is the seed of the random tokens. In example 0 the second half of
+    rows 0, 2, 4, ... is padding, and the other rows have no padding. In each other example every row has a random
+    number of tokens, then padding.
     """
     import torch
 

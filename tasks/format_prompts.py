@@ -73,12 +73,15 @@ def _part(config: FormatConfig, chat: Meta | None, rows: Input, split: str, firs
 
 
 def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> Meta:
-    """Make texts for the model of `count` rows of a split from row `first` on: a part of the stage's work.
+    """Make the examples of a part of the stage's work: of `count` rows of a split, from row `first` on. An example is
+    a text for the model; a row gives one, or none if it is dropped, and a conversation may give several.
 
-    rows: the artifact of load_data; part: split, first, count, and chat (the chat template, from `chat_document`; null
-    for other tasks). Writes `texts.arrow`, one row for each example (a text made from a row; a conversation may give
-    several), in which `source_row` is the number of the example's row in the split. Returns a Tally (counts of rows
-    read, made and dropped) as JSON."""
+    Writes `texts.arrow`, one row for each example; its column `source_row` is the number of the example's row in the
+    split, from 0. Returns a Tally as JSON: how many rows were read, how many examples were made, and how many rows
+    were dropped.
+
+    rows: the artifact of load_data; part: {split, first, count, chat}; chat is the chat template, from
+    `chat_document`, or null for other tasks."""
     arguments = {
         "config": config.model_dump(mode="json"),
         "file": str(rows.path / f"{part['split']}.parquet"),
@@ -93,15 +96,25 @@ def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> 
 
 @stage(kind="texts", inputs=_inputs, split=split_rows, part=format_rows)
 def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
-    """Write `<split>.parquet` with the columns `text: string, label: int64` (classification) or `parts:
-    list<struct<text, train>>` (other tasks; train: whether the piece of text is trained on). An example is a text made
-    from a row; rows may be dropped, and a conversation may give several examples. Where the examples of a split are not
-    its rows one for one, also write `<split>.source_row.npy` int32 [examples], the row of each example, counted from 0.
+    """Write `<split>.parquet`: the examples of each split, the texts that the model is trained on or evaluated with. A
+    row gives one example; rows may be dropped, and a conversation may give several examples. If the examples of a
+    split are not one for each row, also write `<split>.source_row.npy`, int32 [examples]: the number of each example's
+    row in the split, from 0.
 
-    Returns metadata: task (`classification` or `causal_lm`), labels, splits {name: examples}, dropped {reason: rows},
-    framed (whether a chat template wrote the special tokens, bos and eos included), templates (the recipe's, in which
-    special tokens are read as such), rows (how rows are formatted: settings, text, columns, nested), metrics where rows
-    were dropped or became several examples."""
+    Columns: `text: string, label: int64` (classification) or `parts: list<struct<text, train>>` (other tasks): the
+    pieces of the text, and whether each is trained on.
+
+    Returns metadata:
+        task: `classification` or `causal_lm`.
+        labels: the class names by id, or null.
+        splits: {split: number of examples}.
+        dropped: {reason: number of rows dropped, over all splits}.
+        framed: whether a chat template wrote the special tokens, bos and eos included.
+        templates: the recipe's own templates; a special token that is spelled in them counts as that token.
+        rows: how rows were formatted: settings (the section `format`), text (the text columns), columns (all), nested
+            (columns of lists or objects).
+        metrics: counts, where rows were dropped or became several examples.
+    """
     classify = config.task == "classification"
     made = {split: _gathered(split, count, config, parts, out) for split, count in rows.meta["splits"].items()}
     return {
@@ -162,9 +175,12 @@ def _tables(
 
 
 def render_rows(arguments: Meta, limit: Limit) -> Meta:
-    """Make the texts of one part (a range of rows of a split) in this process, and write them as `format_rows`
-    describes. Return counts of rows read, made and dropped. arguments: as `format_rows` makes them; limit: returns the
-    context in which a row is rendered, such as one that limits the time."""
+    """Make the examples (texts for the model) of one part of the stage's work, a range of rows of a split, in this
+    process. Write them as `format_rows` describes. Return a Tally as JSON: counts of rows read, examples made and rows
+    dropped.
+
+    arguments: as `format_rows` makes them; limit: returns the context in which a row is rendered, such as one that
+    limits the time."""
     import pyarrow as pa
 
     config, part = FormatConfig.model_validate(arguments["config"]), arguments["part"]

@@ -107,12 +107,21 @@ def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *
     `label: int64`.
 
     source: from `data_source`; frozen: the artifact of `freeze_rows`, test rows on which models are compared, or None.
-    Rows of train whose text is among the frozen rows are dropped, and counted in `dropped` as `frozen`. Returns
-    metadata: splits {name: rows}, columns, text (the text columns), labels (names by id, or null), dropped {reason:
-    rows}, duplicates (rows of train whose text occurs in an earlier row), leakage {"train/test": rows of the first
-    split whose text occurs in the second}. With labels also label_counts {split: {label: rows}}. With nested columns
-    also `nested`, their names. For a mixture also sources {split: {source: rows}} and overlap {"a/b": train rows of
-    source a whose text occurs in train of source b}."""
+    Rows of train whose text is among the frozen rows are dropped, and counted in `dropped` as `frozen`.
+
+    Returns metadata:
+        splits: {split: number of rows written}.
+        columns: the names of the written columns.
+        text: the names of the text columns.
+        labels: the class names by id, or null.
+        dropped: {reason: number of rows dropped, over all splits}.
+        duplicates: the number of train rows whose text occurs in an earlier row of train; dropped only with `dedupe`.
+        leakage: {"train/test": the number of train rows whose text also occurs in test}, for each pair of splits.
+        label_counts: {split: {label: number of rows}}, only with labels.
+        nested: the names of the nested columns, if there are any.
+        sources, overlap: only for a mixture: {split: {source: number of rows}}, and {"a/b": number of train rows of
+            source a whose text also occurs in train of source b}.
+    """
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)

@@ -76,12 +76,12 @@ class PackConfig(StageConfig):
 
 
 def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
-    """Decide in which chunk each row goes, and return the parts of the stage's work: blocks of chunks, of at
-    most 2^20 tokens each (one chunk at least).
+    """Decide in which chunk each row goes, and return the parts of the stage's work. A part is a block of chunks of
+    one split and length, of at most 2^20 tokens (but at least one chunk), which `pack_block` fills.
 
-    Writes the files that all parts read to `out.path`: for each split and length the layout (which rows go into which
-    chunk) and the row that each segment (a row, or a piece of one, in a chunk) comes from, and `counts.json`. tokens:
-    the artifact of tokenize_text."""
+    Writes the files that all parts read to `out.path`: `counts.json`, and for each split and length the layout (which
+    rows go into which chunk) and the row of the texts that each segment comes from. A segment is a row, or a piece of
+    one, in a chunk. tokens: the artifact of tokenize_text."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
@@ -110,9 +110,12 @@ def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int
 
 def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
     """Fill the chunks from `first` up to `last` (not included) of one split and length: a part of the stage's work.
-    tokens: the artifact of tokenize_text; shared: what `split_chunks` wrote; part: split, length, first, last. Writes a
-    .npy file for each column (input_ids, labels, segment_ids, position_ids). Returns {"supervised": the number of
-    supervised tokens or labelled rows}."""
+
+    Writes a .npy file for each column: input_ids, labels, segment_ids, position_ids. Returns {"supervised": the number
+    of tokens in these chunks that are trained on; for classification, of labelled rows}.
+
+    tokens: the artifact of tokenize_text; shared: the folder that `split_chunks` wrote; part: {split, length (of a
+    chunk, in tokens), first, last}."""
     import numpy as np
 
     source = tokens.path / part["split"]
@@ -133,14 +136,23 @@ def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out
 
 @stage(kind="packed", split=split_chunks, part=pack_block)
 def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -> Meta:
-    """Write `<split>/<length>.arrow` (`tasks.data.chunks`) with the columns input_ids, segment_ids and position_ids, int32
-    [chunks, length], and labels, int32 [chunks] for classification, else [chunks, length] with -100 where not supervised;
-    `<split>/<length>.segments.npy` (`open_segments`), the row of the texts that each segment comes from; and `tokenizer/`.
+    """Write the chunks of each split and length to `<split>/<length>.arrow` (`tasks.data.chunks`), and copy
+    `tokenizer/`. Also write `<split>/<length>.segments.npy` (`open_segments`): the row of the texts that each segment
+    comes from. A segment is a row, or a piece of one, in a chunk.
 
-    A segment is a row, or a piece of one, in a chunk. tokens: the artifact of tokenize_text. Returns its metadata and:
-    lengths (ascending), rows {split: {"<length>": chunks}} (no entry where there are none), real_tokens,
-    supervised_tokens and left_out {split: tokens}, strategy, cut {split: rows}, and where rows were dropped because
-    they fit no chunk, too_long_to_pack {split: rows}."""
+    Columns: input_ids, segment_ids and position_ids, int32 [chunks, length]; labels, int32 [chunks] for
+    classification, else [chunks, length] with -100 where not supervised. tokens: the artifact of tokenize_text.
+
+    Returns the metadata of `tokens` and:
+        lengths: the chunk lengths in tokens, ascending.
+        rows: {split: {"<length>": number of chunks}}, without lengths that have none.
+        real_tokens, supervised_tokens, left_out: {split: number of tokens}: those that are no padding, those trained on
+            (for classification: labelled rows), and those in no chunk, because nothing in their piece of text is
+            trained on.
+        strategy: the setting `pack.strategy`.
+        cut: {split: number of rows cut because they are longer than any chunk}.
+        too_long_to_pack: {split: number of rows dropped for that reason}, only if there are any.
+    """
     counts = read_json(parts.shared / "counts.json")
     splits, lengths, dropped = counts["splits"], counts["lengths"], counts["dropped"]
     supervised = {
@@ -174,13 +186,14 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
 
 
 class Fitting(NamedTuple):
-    """The rows of a split after those that are longer than any chunk were cut or dropped.
+    """The rows of a split that are to be packed, after rows that are longer than any chunk were cut or dropped.
 
     Attributes:
-        pieces: the pieces of rows to pack.
+        pieces: the pieces of rows to pack; a row that was not cut is one piece.
         tokens: number of tokens of all rows that were not dropped, including pieces that are left out because nothing
             in them is trained on.
-        cut, dropped: numbers of rows.
+        cut: number of rows that were cut.
+        dropped: number of rows that were dropped.
     """
 
     pieces: Pieces

@@ -1,11 +1,17 @@
-"""Stage `precompile`: list every graph that training will run, and the memory that training will take.
+"""Stage `precompile`: list every graph that training will run, and estimate the memory that training will take. A
+graph is a program that a device runs, such as a training step for one sequence length.
 
-The list has each graph's name, length, hash, inputs and FLOPs. The real steps are traced on the real shapes and layout
-without data or weights, so the stage's cache key contains only what affects a graph: never weights, data or the learning
-rate. On the CPU nothing is compiled, because XLA's CPU client cannot read a compile cache; only the hashes are written.
-Costs: importing torch_xla, one trace for each graph, and one pass on "meta" tensors for the memory. Fails with
-ModelError when the layout does not fit the model or training does not fit the device, and with MissingDependency when
-the compiler of device neuron is not installed.
+The stage traces the steps of training on their real shapes and device layout, but without data or weights, and writes
+for each graph its name, length, hash, inputs and FLOPs. `train` then refuses a graph that is not in the list, unless
+`train.allow_recompile` is set. Graphs are also compiled on device neuron, and with `train.compile_cache` for
+torch.compile. For XLA on the CPU nothing is compiled, because XLA's CPU client cannot read a compile cache.
+
+The stage's cache key contains only settings and inputs that affect a graph: never weights, data or the learning rate.
+Costs: importing torch_xla, one trace for each graph, and one pass on "meta" tensors for the memory.
+
+Raises:
+    ModelError: the layout does not fit the model, or training does not fit into the device's memory.
+    MissingDependency: the compiler of device neuron is not installed.
 """
 
 from __future__ import annotations
@@ -24,9 +30,10 @@ SHAPES = ("task", "lengths", "vocab_size", "pad_id", "bos_id", "eos_id")
 
 
 def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
-    """Return the part of the cache key of `precompile` that describes its inputs, as far as they affect a graph (a
-    program that a device runs, such as a training step for one sequence length): the model's architecture, and the
-    rows' task, lengths, vocabulary size, number of labels and special token ids."""
+    """Return the part of the cache key of `precompile` that describes the stage's inputs: only the facts about the
+    model and the packed rows that affect a graph (a program that a device runs, such as a training step for one
+    sequence length). They are the model's architecture, and the rows' task, lengths, vocabulary size, number of labels
+    and special token ids."""
     model, packed = inputs["model"], inputs["packed"]
     assert isinstance(model, Source) and isinstance(packed, Artifact)
     shapes = {name: packed.meta.get(name) for name in SHAPES}
@@ -50,16 +57,24 @@ def machine(config: TrainConfig) -> Meta:
 @stage(kind="graphs", params=graph_settings, inputs=graph_inputs, accel=machine, environ=environ)
 def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """Trace the graphs of training (programs that a device runs, such as a step for one sequence length) and write
-    `graphs.json`: {"engine", "graphs": [{name, length, hash, inputs, flops}], "memory", "micro_batch"}. Return the same
-    as metadata, without the graphs' inputs and FLOPs.
+    `graphs.json`. Return its content as metadata, but of each graph the name, length and hash alone.
 
-    model: the model's source; packed: the artifact of `pack_chunks`, whose sequence lengths the graphs have.
+    Args:
+        model: the model's source, of which only the architecture is used.
+        packed: the artifact of `pack_chunks`, for whose sequence lengths the graphs are made.
 
-    In graphs.json: graphs, sorted by name and length (tokens a row); memory, the peak in bytes on one device, by use
-    (see `Memory`), or null when the model cannot be traced; micro_batch, the rows per replica and forward pass, with
-    `micro_batch: auto` replaced by the number found. On device neuron the graphs are also compiled, by
-    `neuron_parallel_compile`, into `neuron-cache/` (written from AWS's documentation, never run). With
-    `train.compile_cache` the cache of torch.compile is written too."""
+    Keys of graphs.json:
+        engine: the setting `train.engine`.
+        graphs: a list of {name, length, hash, inputs, flops}, sorted by name and length. length: tokens a row; inputs:
+            shape and dtype of each input; flops: floating-point operations of one execution.
+        memory: the largest number of bytes that training takes on one device, by use (see `Memory`); null when the
+            model cannot be traced.
+        micro_batch: the rows in a forward pass of one replica (copy of the model); with `micro_batch: auto`, the number
+            that fits the device's memory.
+
+    On device neuron the graphs are also compiled, by `neuron_parallel_compile`, into `neuron-cache/` (written from
+    AWS's documentation, never run). With `train.compile_cache` the cache of torch.compile is written too.
+    """
     from tasks.training.devices import check_device
     from tasks.training.memory.device_fit import fit_to_device
 

@@ -1,13 +1,13 @@
-"""Mark a function as a stage: the decorator `stage`, the description `Stage` that it attaches, and the `Workdir` a stage
-writes to.
+"""Mark a function as a stage: the decorator `stage`, the description `Stage` that it attaches, and the `Workdir` that
+a stage writes to.
 
     @stage(kind="tokens")
     def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> Meta: ...
 
-The function takes its config, then its inputs, then a `Workdir`. It writes its files to `out.path` and returns the
-artifact's metadata. It must be deterministic: the same config and inputs give the same bytes. Its parameter names are the
-names of the inputs in the stage's key, the hash of all that determines the result, under which the store finds the
-artifact.
+The function takes its config, then its inputs, then a `Workdir`. It writes its files to `out.path` and returns
+metadata; files and metadata become an artifact in the store. The function must be deterministic: the same config and
+inputs give the same bytes. Its parameter names are the names of the inputs in the stage's key. The key is the hash of
+all that determines the result; the store finds the artifact under it.
 
 A stage may do its work in parts: pieces, such as blocks of rows, that several processes can make independently.
 """
@@ -32,54 +32,59 @@ Function = TypeVar("Function", bound=Callable[..., Meta])
 
 
 class Partial(Protocol):
-    """The saved state from which a stage resumes its work on the result of one cache key, in the folder
-    `<root>/partial/<key>/` of the store (root: the store's own folder).
+    """The saved states of a stage's unfinished work on one artifact. A later run continues the work from a saved
+    state. The states are kept in the store's folder `partial/<key>/`; the key is the hash of all that determines the
+    artifact.
 
-    A state is a folder saved at a step (a number that grows, such as that of the optimizer's steps), for example a
-    training checkpoint. Only completely written steps are visible.
+    A state is a folder of files, such as a training checkpoint. It is saved under a step: a number that grows with the
+    work, such as the number of optimizer updates. A state can be read only after all its files have been written.
     """
 
     def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
-        """Return (step, folder) of the newest step that is complete and undamaged, or None.
+        """Return (step, folder) of the saved state with the highest step, of those that are complete and undamaged;
+        None if there is none.
 
         Args:
-            warn: Called with a message for each damaged step.
-            upto: Ignore and remove steps after this one; None keeps all.
+            warn: Called with a message for each damaged state.
+            upto: Ignore and remove states with a higher step; None keeps all.
         """
 
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
-        """Return the folder of the state that was saved at this step, or None if the folder is incomplete or damaged.
+        """Return the folder of the state that was saved at `step`, or None if that state is missing, incomplete or
+        damaged.
 
         Args:
-            warn: Called with a message if the folder is damaged.
+            warn: Called with a message if the state is damaged.
         """
 
     def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
-        """Save `folder` as the state at `step`, by moving or copying it. Readers see all of it or nothing.
+        """Save the files in `folder` as the state at `step`, by moving or copying them. A reader sees all of the files
+        or none.
 
         Args:
-            digests: `sha256:<hex>` by file name, of files that were hashed while they were written; the others are hashed
-                here.
+            digests: {file name: `sha256:<hex>`} of files that were hashed while they were written; the other files are
+                hashed here.
 
         Raises:
-            OSError, StoreError: It could not be saved, for lack of space for example. Earlier steps are left as they were.
+            OSError, StoreError: The state could not be saved, for lack of space for example. States of earlier steps
+                are left as they were.
         """
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
-        """Remove the saved states of all complete steps but the newest `keep` and those in `protect`. If `keep` is 0,
-        remove all state of the stage's key.
+        """Remove saved states, except those of the `keep` highest steps and of the steps in `protect`. If `keep` is 0,
+        remove all saved states of this key, protected ones too.
         """
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the work of a stage that works in parts, such as a range of rows, as the stage's function `split`
-    lists it. A part has a cache key and a result of its own.
+    """One part of the work of a stage that works in parts, such as a range of rows. The stage's function `split` makes
+    the list of parts. Each part has its own cache key and its own result.
 
     Attributes:
-        identity: {"params": ..., "inputs": ...}: JSON that, with the stage's code and environment, determines the part's
-            result. It becomes part of the part's key document, the JSON whose hash is the part's key.
-        arguments: JSON that identifies the part to the stage's `part` function.
+        identity: {"params": ..., "inputs": ...}: the settings and inputs that determine the part's result, together
+            with the stage's code and environment. They become part of the JSON whose hash is the part's key.
+        arguments: JSON that tells the stage's `part` function which part to make.
     """
 
     identity: Meta
@@ -101,8 +106,9 @@ class PartResult(NamedTuple):
 
 
 class Parts:
-    """Gives the function of a stage that works in parts the results of these parts, in the order in which the stage's
-    function `split` listed them.
+    """The results of a stage's parts (pieces of its work, such as ranges of rows), which the stage's own function
+    reads to put the artifact together. The results come in the order in which the stage's function `split` listed the
+    parts.
 
     The function can't tell whether a result was made now or in an earlier run, or on which machine.
 
@@ -116,10 +122,10 @@ class Parts:
         self._results = results
 
     def of(self, **wanted: Json) -> Iterator[PartResult]:
-        """Yield the results of the next parts as long as their arguments have the values in `wanted`, such as
-        `split="train"`.
+        """Yield the results of the next parts, as long as the arguments of each part have the values in `wanted`, such
+        as `split="train"`.
 
-        Stops before the first part whose arguments differ. The next call continues with that part.
+        The iteration ends before the first part with other values. The next call begins with that part.
         """
         while self._arguments and all(self._arguments[0][name] == value for name, value in wanted.items()):
             yield PartResult(self._arguments.popleft(), *next(self._results))
@@ -128,13 +134,14 @@ class Parts:
 class Workdir:
     """The folders that a stage writes to, and the methods by which it reports progress, metrics and messages.
 
-    Values that vary between runs are reported by these methods and not put into the metadata, which must be
-    deterministic.
+    Values that differ from run to run, such as seconds, are reported by these methods. They are no part of the
+    artifact's metadata, which must be deterministic.
 
     Attributes:
         path: The folder of the stage's files, which becomes the artifact.
         scratch: A folder for temporary files, removed afterwards.
-        partial: Resumable state, or None for a stage that can't resume.
+        partial: The saved states from which the stage can continue unfinished work, or None for a stage that saves
+            none.
         emit: Called with each report as one JSON object.
     """
 
@@ -186,33 +193,33 @@ class Workdir:
 
 @dataclass(frozen=True)
 class Stage:
-    """The description of a stage: a function that makes an artifact (files and metadata in the store), whose result is
-    cached under a key.
+    """The description of a stage: a function that makes an artifact (files and metadata in the store). The store keeps
+    the artifact under the stage's key, the hash of all that determines the artifact.
 
-    A stage that works in parts has the functions `split` and `part` as well; its own function then takes an argument
-    `parts` (see `Parts`) and puts the results together. `split` and `part` are called with the inputs whose names are
-    among their parameters.
+    A stage that works in parts (pieces, such as ranges of rows) has the functions `split` and `part` as well. Its own
+    function then takes an argument `parts` (see `Parts`) and puts the results of the parts together. `split` and
+    `part` get those inputs of the stage that are named among their parameters.
 
     Attributes:
         name: The function's name.
-        kind: The kind of the artifact that it makes.
-        params: Returns the params in the stage's key, from the config.
-        inputs: Returns the inputs in the stage's key, from the config and the inputs.
-        accel: Returns the accelerator part of the stage's key, from the config. Python distributions that it lists
-            under `versions` enter the key with their versions.
-        environ: Returns environment variables of the stage's process, from the config.
-        assets: Files that the stage reads beside its code, such as templates. They are hashed like code. Paths are relative
-            to the folder that holds the stage's top-level package.
-        ranks: Returns the number of processes that run the stage together. Each calls the function with the same arguments;
-            the events and the result of rank 0 count.
-        resumable: Whether the stage saves state in `out.partial` and can resume from it.
+        kind: The kind of the artifact that the stage makes, such as "tokens".
+        function: The function itself.
+        params: Given the config, returns the settings that are part of the stage's key.
+        inputs: Given the config and the inputs, returns JSON that describes the inputs in the stage's key.
+        accel: Given the config, returns JSON about the device and its compiler for the stage's key. The key also gets
+            the versions of the Python distributions listed under `versions`.
+        environ: Given the config, returns environment variables of the stage's process.
+        assets: Files that the stage reads beside its code, such as templates. They are hashed like code. Paths are
+            relative to the folder that holds the stage's top-level package.
+        ranks: Given the config, returns the number of processes that run the stage together. Each calls the function
+            with the same arguments; only the reports and the result of process 0 are used.
+        resumable: Whether the stage saves states in `out.partial` and can continue from them.
         split: `split(config, inputs..., out)` returns the list of `Part` and writes the data that all parts read to
             `out.path`.
         part: `part(config, inputs..., shared, part, out)` makes one part: it writes to `out.path` and returns metadata.
             `shared` is the folder that `split` wrote, as an Input; `part` is the part's `arguments`.
-        keep_parts: Whether the store keeps each part with a record of its own (the entry that names the result of a
-            key), so that later runs make only changed parts. Worth it if making a part takes longer than copying its
-            result.
+        keep_parts: Whether the store keeps the result of each part under a key of its own, so that later runs make only
+            changed parts. Worth it if making a part takes longer than copying its result.
     """
 
     name: str

@@ -87,10 +87,12 @@ def _embeddings(model: Source) -> int | None:
 
 
 def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> list[Part]:
-    """Read or train the tokenizer, and divide each split into shards (ranges of consecutive rows). Return the shards,
-    as the parts of the stage's work.
+    """Read or train the tokenizer, and divide each split into shards (ranges of consecutive rows). Return the shards
+    as the parts of the stage's work, which `tokenize_rows` makes.
 
-    Writes the files that all parts read to `out.path`: `tokenizer/`, and its special token ids in `special.json`."""
+    Writes the files that all parts read to `out.path`: `tokenizer/`, and `special.json`, which has the ids of the
+    special tokens and the vocabulary size. texts: the artifact of format_prompts; model: the model's source, which has
+    the tokenizer."""
     causal = texts.meta["task"] == "causal_lm"
     if config.overlong == "split" and not causal:
         raise ConfigError("tokenize.overlong: a text with a class label can't be split", "use truncate, drop or error")
@@ -100,13 +102,14 @@ def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdi
 
 
 def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
-    """Tokenise a shard: `count` rows of a split from row `first` on. texts: the artifact of format_prompts; shared:
-    what `split_texts` wrote; part: split, first, count.
+    """Tokenise a shard: `count` rows of a split, from row `first` on.
 
-    Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`, and where each row
-    comes from: `source_row.npy` int64 [rows], counted from the shard's first row, and `source_tokens.npy` int32 [rows],
-    the tokens of that row before anything was cut. Returns a Count (of rows and tokens, read, made and dropped) as
-    JSON."""
+    Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`, and where each
+    row comes from: `source_row.npy` int64 [rows], counted from the shard's first row, and `source_tokens.npy` int32
+    [rows], the tokens of that source row before anything was cut. Returns a Count as JSON: how many rows were read,
+    made, cut and dropped, and how many tokens were made.
+
+    texts: the artifact of format_prompts; shared: the folder that `split_texts` wrote; part: {split, first, count}."""
     import numpy as np
 
     encoder = _encoder(shared.path / "tokenizer", config.model_dump_json(), json.dumps(texts.meta))
@@ -141,15 +144,23 @@ def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Met
 
 @stage(kind="tokens", inputs=_inputs, split=split_texts, part=tokenize_rows, keep_parts=True)
 def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
-    """Turn texts into token ids. Write for each split `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1]
-    and `labels.npy` int32 [rows] (classification) or `loss_mask.npy` uint8 [tokens] (causal_lm); `source_row.npy` int64
-    [rows], the row of the texts that each row comes from, and `source_tokens.npy` int32 [rows], its tokens before
-    anything was cut; and `tokenizer/`.
+    """Turn texts into token ids. Write one folder for each split, and `tokenizer/`.
 
-    Returns metadata: task, labels, splits {name: rows}, tokens {name: n}, longest (tokens of the longest row), vocab_size,
-    pad_id, bos_id, eos_id, max_length, overlong {name: rows that were too long}, truncated {name: rows that were cut},
-    unsupervised {name: rows without a token to train on, which were left out}, dropped {reason: rows}, row_lengths {name:
-    percentiles and a histogram}, examples {kind: the first row that was too long, or whose text spells a special token}."""
+    Files of a split: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], and `labels.npy` int32 [rows]
+    (classification) or `loss_mask.npy` uint8 [tokens] (causal_lm); for each row also `source_row.npy` int64 [rows],
+    the row of the texts that it comes from, and `source_tokens.npy` int32 [rows], the number of that text's tokens
+    before anything was cut.
+
+    Returns metadata: task, labels, vocab_size, pad_id, bos_id, eos_id, max_length, and:
+        splits, tokens: {split: number of rows}, {split: number of tokens}.
+        longest: the tokens of the longest row of all splits.
+        overlong: {split: number of texts with more than max_length tokens}.
+        truncated: {split: number of these that were cut to max_length}.
+        unsupervised: {split: number of texts left out because none of their tokens would be trained on}.
+        dropped: {reason: number of rows dropped, over all splits}.
+        row_lengths: {split: percentiles and a histogram of tokens a row}.
+        examples: {kind: the first text that was too long, or that spells a special token}.
+    """
     special = read_json(parts.shared / "special.json")
     shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
     counts = {split: _gathered(split, texts, parts, out) for split in texts.meta["splits"]}

@@ -21,11 +21,12 @@ SCHEMA = 1
 
 
 def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
-    """Return the part of the cache key of `train` that describes the stage's inputs.
+    """Return JSON that describes the inputs of `train` in the stage's cache key, the hash of all that determines the
+    result.
 
-    The part contains the digests of the packed rows and of a warm start's model, and the architecture and weights of
-    the model (its tokenizer is part of the packed rows). With `micro_batch: auto` it also contains the number of rows
-    that precompile found to fit into the device's memory."""
+    It contains the digests of the packed rows and of a warm start's model (whose weights training begins with), and
+    the architecture and weights of the model; the model's tokenizer is part of the packed rows. With `micro_batch:
+    auto` it also contains the number of rows that precompile found to fit into the device's memory."""
     model, packed, start = inputs["model"], inputs["packed"], inputs.get("warm_start")
     assert isinstance(model, Source) and isinstance(packed, Artifact)
     keyed = {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
@@ -42,10 +43,20 @@ def train(
     """Train the model and write the trained parameters in fp32.
 
     Files: `shard-*.safetensors`, `index.json` (where each slice of a tensor is), `config.json`, the tokenizer, and for
-    LoRA `adapter_config.json`. model: the model's source; packed: the artifact of `pack_chunks`; warm_start: the
-    artifact whose weights replace those of `model`, or None; graphs: precompile's artifact, which lists the graphs
-    (programs that a device runs, such as a training step for one sequence length) that may be compiled. It is not part
-    of the stage's cache key, except for `micro_batch: auto`. Returns the artifact's metadata."""
+    LoRA `adapter_config.json`.
+
+    Args:
+        model: the model's source.
+        packed: the artifact of `pack_chunks`.
+        warm_start: the artifact whose weights replace those of `model`, or None.
+        graphs: the artifact of `precompile`, which lists the graphs (programs that a device runs, such as a training
+            step for one sequence length) that may be compiled. The artifact is part of the stage's cache key only with
+            `micro_batch: auto`.
+
+    Returns metadata: task, labels (names by id, or null), lengths (of the chunks, in tokens), method (`train.method`),
+    steps (the number of updates made), metrics {name: value}, data (the digest of `packed`), settings (those that the
+    model card shows), and best_step if the weights of the best step were kept.
+    """
     from tasks.training.checkpoint.warm_start import starting_from
     from tasks.training.fit import fit
 

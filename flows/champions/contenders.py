@@ -34,8 +34,9 @@ class Contender:
             how rows become the model's tokens.
         evaluation: Digest of the artifact that the stage `evaluate_model` made of this model; None if the store has
             none.
-        records: The store's records of the model and its evaluation, of a champion also of its scores; each as
-            {"stage", "key"}. A record says which artifact a stage made under a key (the hash of all that decides it).
+        records: The store's records of the model and of its evaluation; for a champion also those of its scores on the
+            frozen rows. A record says which artifact a stage made under a key (the hash of all that decides the
+            artifact). Each is named by {"stage": the stage's name, "key": the key}.
     """
 
     artifact: Artifact
@@ -47,8 +48,9 @@ class Contender:
 def of_recipe(recipe: Recipe, store: Store) -> Contender:
     """Find the model that was trained with a recipe's present data and settings; run no stage.
 
-    If `trnflow retrain` made such a model, return that one, else the one that `trnflow run` made. A retrain drops the
-    training rows that are among the frozen rows (the fixed test rows on which the recipe's models are compared).
+    Return the model that `trnflow retrain` made, if there is one, else the model that `trnflow run` made. A retrain
+    drops the training rows that have the same text as one of the frozen rows (the fixed test rows on which the recipe's
+    models are compared).
 
     Raises:
         ConfigError: The store has no model of these data and settings.
@@ -88,8 +90,9 @@ def of_run(store: Store, run: str, name: str) -> Contender:
 
 
 def nth_last_run(store: Store, text: str, name: str) -> str:
-    """Return the id of the run that `text` means: `last` is the newest run of the recipe `name` that has a model,
-    `last~N` the Nth such run before it. ConfigError when there is no such run."""
+    """Return the id of the run that `text` means. `last` is the newest of the runs of the recipe `name` that made a
+    model or found one in the store; `last~N` is the Nth of these runs before the newest. ConfigError when there is
+    none."""
     back = text.partition("~")[2] or "0"
     ids = (run for run in newest_runs(store.backend.entries("runs")) if _has_model(store.run(run) or {}, name))
     found = next(islice(ids, int(back), None), None) if back.isdecimal() else None
@@ -107,7 +110,8 @@ def of_digest(store: Store, digest: str, name: str) -> Contender:
 
     If the model is or was a champion of the recipe `name` (the model that the recipe's users should get), the settings
     are read from the champion's file in the store, else from the record of the newest run that made or used the model.
-    ConfigError when the artifact is no model or not in the store, and when the store has no such file or record."""
+    ConfigError when the artifact is no model or not in the store, or when the model was no champion of the recipe and
+    no run in the store made or used the model."""
     artifact = _model(store, digest)
     for _, document in numbered(store.backend, CHAMPIONS, name):
         if document["artifact"] == digest:

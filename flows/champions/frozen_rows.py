@@ -58,18 +58,19 @@ def old_frozen(store: Store, name: str, days: float) -> str:
 
 
 def pipeline_without(frozen: Frozen | None) -> Pipeline:
-    """Return the pipeline of a retrain: the stages of `trnflow run`, but training rows that have the same text as a
-    frozen row are dropped. Return the pipeline of `trnflow run` for None.
+    """Return the pipeline of a retrain: the stages of `trnflow run`, except that training rows with the same text as a
+    frozen row are dropped.
 
-    frozen: the test rows on which the recipe's models are compared."""
+    frozen: the frozen rows (the fixed test rows on which the recipe's models are compared); if None, the pipeline of
+    `trnflow run` is returned, which drops none."""
     return replace(FINETUNE, call_stages=partial(finetune, frozen=frozen.artifact)) if frozen else FINETUNE
 
 
 def look_at_retrain(recipe: Recipe, store: Store) -> Planner | None:
     """Find out which stages a retrain with a recipe's present data and settings would run, and which are cached.
 
-    Runs no stage and makes no request to a hub. Returns the planner, whose `outcomes` say for each stage what the
-    retrain would do; None if the recipe has no frozen rows (fixed test rows on which models are compared).
+    Runs no stage and makes no request to a hub. Returns the planner, whose `outcomes` are {stage: what the retrain
+    would do with the stage}; None if the recipe has no frozen rows (fixed test rows on which models are compared).
 
     Raises:
         BlobLost: The store has lost the frozen rows.
@@ -79,8 +80,8 @@ def look_at_retrain(recipe: Recipe, store: Store) -> Planner | None:
 
 
 def other_model(recipe: Recipe, store: Store, planned: Planner) -> str:
-    """Return a note for the user that a retrain has made a model of a recipe's present data and settings, and that
-    `trnflow run` would train a different one. Return "" if a run's model is cached, or if no retrain made one.
+    """Return a note for the user if `trnflow retrain` has made a model with a recipe's present data and settings, but
+    `trnflow run` has not: a run would train a different model, also on rows that the retrain dropped. Else return "".
 
     planned: the planner of `trnflow run`, whose `outcomes` say what the run would do with each stage."""
     if planned.outcomes["consolidate"].action == "hit":

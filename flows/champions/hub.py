@@ -1,10 +1,10 @@
 """Publish a model, an adapter or an export as a model repository on a Hugging Face hub, by the hub's own client.
 
-Large files are uploaded first: they are not visible before a commit names them, and the hub takes none of them twice,
-so the same command resumes an upload that was interrupted. The file that makes the repository loadable (`config.json`,
-for example) has a commit of its own, the last one. If the repository holds another model, publishing is refused or,
-with `replace`, one commit replaces that model: a program that loads the repository gets the old model or the new one,
-never a mixture, and the repository's history keeps the old one.
+Large files are uploaded first. They are not visible before a commit names them. A large file that the hub has already
+is not uploaded again, so the same command resumes an upload that was interrupted. The file that makes the repository
+loadable (`config.json`, for example) has a commit of its own, the last one. If the repository holds another model,
+publishing is refused or, with `replace`, one commit replaces that model: a program that loads the repository gets the
+old model or the new one, never a mixture, and the repository's history keeps the old one.
 
 The token is the one that the client finds (HF_TOKEN, or `hf auth login`), the hub is HF_ENDPOINT. Xet, the hub's newer way to
 store large files, is switched off; uploads through it were never tested.

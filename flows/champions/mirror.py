@@ -1,4 +1,5 @@
-"""Show a recipe's champion in MLflow's model registry, by way of a small MLflow run made for it.
+"""Show a recipe's champion (the model that its users should get) in MLflow's model registry. A small MLflow run is
+recorded for this purpose.
 
 The caller never waits for MLflow, and an error of MLflow never stops a promotion.
 """
@@ -22,8 +23,8 @@ def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> st
     The record is written to a file, which another process uploads; this function does not wait for the upload.
 
     Args:
-        decision: The result of the comparison that went before: MLflow also gets its figures and the losing challenger.
-            None after a rollback.
+        decision: The result of the promotion that was just tried. MLflow also gets the metrics of the two models that
+            were compared, and the digest of a challenger that lost. None after a rollback.
 
     Returns:
         A sentence for the user if the champion can't be recorded or uploaded, else None. A TrnflowError or OSError is

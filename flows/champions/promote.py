@@ -28,18 +28,19 @@ PROMOTED, ROLLED_BACK = "promoted", "rolled back"
 
 
 class Decision(NamedTuple):
-    """Whether a challenger (a model that was compared) became the champion (the model that a recipe's users should
-    get), and why.
+    """The result of a promotion: whether the challenger (the model that was to be promoted) became the champion (the
+    model that a recipe's users should get), and why.
 
     Attributes:
         promoted: Whether the challenger is the champion now, and was not before.
         number: The n of the champion's file `roots/champions/<recipe>/<n>.json` in the store.
         champion: Digest of the model that is the champion now.
         challenger: Digest of the model that was to be promoted.
-        comparison: The metrics of both models; None for the first champion, and if the challenger is the champion.
-        frozen: The test rows on which the models were compared, or the first champion was scored.
-        froze: Whether the rows were frozen by this promotion, because there were none.
-        why: The reason in a sentence.
+        comparison: The metric of both models, and the interval of their difference; None if no models were compared,
+            because there was no champion yet or the challenger was the champion already.
+        frozen: The frozen rows (fixed test rows kept in the store) on which the models were scored.
+        froze: Whether this promotion made the frozen rows from the present test rows, because the recipe had none.
+        why: The reason of the decision, in a sentence.
     """
 
     promoted: bool
@@ -75,9 +76,9 @@ def promote(
     """Compare a challenger with the recipe's champion and make it the champion if it is better, or if there is none yet.
 
     The champion is the model that the recipe's users should get; the models are compared on frozen rows (fixed test
-    rows). Better means: the lower end of the bootstrap interval of the difference exceeds `promote.margin`, on at least
-    30 rows. If the recipe has no frozen rows, its present test rows are frozen first. A model that is not yet scored on
-    the frozen rows is scored.
+    rows). Better means: the lower end of the bootstrap interval of the difference between the two models' metrics
+    exceeds `promote.margin`, and there are at least 30 frozen rows. If the recipe has no frozen rows, its present test
+    rows are frozen first. A model that is not yet scored on the frozen rows is scored.
 
     Args:
         listeners: Called with the events of the stages that freeze and score, such as a progress display.
@@ -187,8 +188,9 @@ def add_champion(store: Store, name: str, document: Meta, artifact: Artifact) ->
 
 
 def describe(found: Comparison) -> str:
-    """Return one sentence about a comparison: whether the challenger (the new model) is better than the champion (the
-    present one), the metric of both models, and the interval of the difference."""
+    """Return one sentence about a comparison of the challenger (the new model) with the champion (the model that the
+    recipe's users get now): whether the challenger is better, the number of rows, the metric of both models, and the
+    difference with its interval."""
     word = "better" if found.is_better else "not surely better"
     word += f" ({LEAST_ROWS} rows are the least that can tell)" if found.rows < LEAST_ROWS else ""
     less = ", less is better" if found.metric in LESS_IS_BETTER else ""

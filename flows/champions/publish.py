@@ -25,8 +25,9 @@ ADAPTER = "adapter/"
 
 
 class Kind(NamedTuple):
-    """A kind of thing that can be published: a model, an adapter or an export. artifact: the kind of the artifact that
-    contains the thing, `model` or `exported`; loadable: the file that a loader reads first, such as `config.json`."""
+    """What the files of a published model, adapter or export (a value of `--what`) are. artifact: the kind of the
+    store's artifact that has these files, `model` or `exported`; loadable: the file without which the published folder
+    does not load, such as `config.json`."""
 
     artifact: str
     loadable: str
@@ -47,7 +48,7 @@ class Published:
         to: The destination, as the user gave it.
         what: `model`, `adapter` or `export`.
         artifact: Digest of the artifact in the store whose files were published.
-        files, bytes: Number of the published files, and their size together.
+        files, bytes: Number of the published files, and the sum of their sizes.
         copied: Number of the files that were copied now, because the destination did not have them.
     """
 

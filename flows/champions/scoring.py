@@ -31,8 +31,8 @@ WHOLE = 1 << 24
 
 class Scored(NamedTuple):
     """The scores of a model on each of the frozen rows (the test rows on which a recipe's models are compared).
-    artifact: has the file `scores.parquet`, made by the stage `score_rows`; key: the stage's key (the hash of all that
-    decides its result), under which the store has the artifact."""
+    artifact: the artifact that the stage `score_rows` made, with the scores in the file `scores.parquet`; key: the
+    stage's key (the hash of all that decides its result), under which the store has the artifact on record."""
 
     artifact: Artifact
     key: str

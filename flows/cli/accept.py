@@ -41,10 +41,13 @@ def accept(options: Namespace) -> int:
     """Make a past artifact of a stage the result of the stage's present key, and return exit code 0.
 
     The key is the hash of the key document, which lists all that decides a stage's result (code, settings, inputs,
-    libraries, device). Of the past records with the same inputs and settings, the one whose key document differs least
-    from the present one is chosen. A new record under the present key names its artifact and the old key. Nothing is
-    written when the stage is cached already. ConfigError when there is no such record, or when the stage's inputs are
-    not known yet.
+    libraries, device). Candidates are the stage's past records in the store whose inputs are the same, whose settings
+    have the same values as now (a setting may be new, gone or moved), and whose artifact is still in the store. The
+    candidate whose key document has the fewest differences to the present one is chosen. A new record is written that
+    names the candidate's artifact under the present key. Nothing is written when the stage is cached already.
+
+    Raises:
+        ConfigError: There is no candidate, or the stage's inputs are not known yet.
     """
     recipe = settings.load(options.recipe, options.overrides)
     stage = FINETUNE.stage(options.stage)

@@ -78,8 +78,7 @@ def completion(options: Namespace) -> int:
 
 def script(shell: str, commands: dict[str, argparse.ArgumentParser]) -> str:
     """Return the text of a script with which a shell completes the words of `trnflow` commands: their names, options,
-    recipes, stages and settings. shell: `bash` or `zsh`; commands: {name of a
-    command: its argument parser}."""
+    recipes, stages and settings. shell: `bash` or `zsh`; commands: {name of a command: its argument parser}."""
     names = [one.name for one in settings_of(Recipe) if not {NAME, NUMBER} & {*one.name.split(".")}]
     sections = {name.rpartition(".")[0] for name in names}
     words = {name: " ".join(parser._option_string_actions) for name, parser in commands.items()}

@@ -1,8 +1,8 @@
 """The commands about past runs: `diff` compares two runs, `report` writes an HTML page about a run, `lineage` prints
 the inputs of an artifact and the artifacts that were made from it.
 
-They need only a store (`--store`, TRNFLOW_STORE, else `<home>/store`; home: the folder of local state, TRNFLOW_HOME),
-no recipe, and import no large library, so they start fast.
+The commands need a store (`--store`, TRNFLOW_STORE, else `<home>/store`; home: the folder of local state,
+TRNFLOW_HOME), but no recipe. They import no large library, so they start fast.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def named_run(text: str, store: Store) -> str | None:
 
 
 def brief(run: str, document: Meta) -> Meta:
-    """Return the main facts about a past run: {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics}.
+    """Return the main facts about a past run as a dict.
 
-    `outcome` is completed, failed or cancelled. `hit`, `ran` and `skip` are the numbers of stages that were taken from
-    the store, ran, and were left out. `metrics` are those of all stages, by name. run: the run's id; document: the
-    run's record in the store."""
+    "run": its id; "recipe": the recipe's name; "outcome": completed, failed or cancelled; "ended": when; "seconds": its
+    duration; "hit", "ran", "skip": how many stages were taken from the store, ran, and were left out; "metrics":
+    {name: value} of all stages. run: the run's id; document: the run's record in the store."""
     stages = document.get("stages", [])
     counts = {action: sum(stage["action"] == action for stage in stages) for action in ACTED}
     metrics = {name: value for stage in stages for name, value in stage.get("metrics", {}).items()}
@@ -114,8 +114,8 @@ def brief(run: str, document: Meta) -> Meta:
 
 
 def lineage(options: Namespace) -> int:
-    """Print how an artifact was made (its inputs, their inputs and so on), the artifacts made from it, and the runs
-    that made or used it; return exit code 0."""
+    """Print from which other artifacts an artifact was made, directly and indirectly, which artifacts were made from
+    that artifact, and the ids of the runs that made or used it; return exit code 0."""
     store = store_of(options)
     family = Family(all_records(store))
     documents = {run: store.run(run) or {} for run in run_ids(store)}

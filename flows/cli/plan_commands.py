@@ -55,11 +55,12 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def plan(options: Namespace) -> int:
-    """Print for each stage whether a run would run it or find it cached, why, and the expected seconds, bytes and
-    dollars.
+    """Print for each stage of a recipe whether a run would run the stage or find its artifact in the store, why, the
+    expected seconds and dollars, and the size of the artifact in bytes.
 
-    Also print the memory that training needs (measured only with --trace, else as far as known). Return exit code 0, or
-    1 when training does not fit in the device's memory."""
+    Also print how much memory training needs. Without --trace, only earlier measurements are used; with --trace, the
+    memory is measured now if there is none. Return exit code 0, or that of the error when training can't run, such as
+    when it does not fit in the device's memory."""
     recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
     planner = look(recipe, store, FINETUNE)
@@ -107,8 +108,9 @@ def _plan_json(outcome: Outcome, price_per_hour: float) -> Meta:
 def explain(options: Namespace) -> int:
     """Print whether a stage is cached or has to run, and why; return exit code 0.
 
-    If the stage has to run, print what changed since its most similar past result, by comparing the key documents. A
-    key document lists all that decides a stage's result: code, settings, inputs, libraries and device."""
+    If the stage has to run, its key document is compared with those of the stage's past results in the store. A key
+    document lists all that decides a stage's result: code, settings, inputs, libraries and device. The differences to
+    the past key document with the fewest differences are printed."""
     recipe = settings.load(options.recipe, options.overrides)
     stage = FINETUNE.stage(options.stage)
     store = open_store(recipe)
@@ -130,8 +132,9 @@ def explain(options: Namespace) -> int:
 def show(options: Namespace) -> int:
     """Print the results that the store has for a recipe's present data and settings; return exit code 0. Runs no stage.
 
-    Without a stage: a table of the stages with their main figures. With a stage: its artifact's digest, metadata,
-    figures and files; ConfigError when the stage has no artifact."""
+    If no stage is named, print a table of the stages with up to four metrics or other facts of each. If a stage is
+    named, print its artifact's digest, metadata and files, and what was measured when the stage ran; ConfigError when
+    the stage has no artifact."""
     recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
     if options.stage is None:

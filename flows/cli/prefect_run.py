@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 
 
 def quiet() -> None:
-    """Set environment variables for Prefect in this process; call it before Prefect is imported. Unless the user set
-    them: no log lines on the terminal, few retries of a request (also after a status of 500), and no telemetry. In any
-    case a heartbeat every 30 seconds: when a run's heartbeats stop, the automations of `trnflow deploy` (rules by which
-    Prefect's server acts) mark the run as crashed."""
+    """Set environment variables that configure Prefect in this process. Call this function before Prefect is imported.
+
+    Variables that the user set are kept. The others make Prefect write no log lines to the terminal, retry a request at
+    most twice (also after a status of 500) and send no telemetry. In any case runs send a heartbeat every 30 seconds:
+    when the heartbeats stop, the automations of `trnflow deploy` (rules by which Prefect's server acts) mark the run as
+    crashed."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     os.environ.update(HEARTBEATS)

@@ -32,8 +32,10 @@ def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser)
 
 
 def show_rows(options: Namespace) -> int:
-    """Run the stages up to `tokenize_text` unless they are cached, then print the first rows of a split, decoded from
-    their tokens; return exit code 0. The store keeps the stages' results, but no record of the run."""
+    """Print the first rows of a split (--split), decoded from the tokens that the model reads; return exit code 0.
+
+    The stages up to `tokenize_text` are run first, unless they are cached. The store keeps the stages' artifacts, but
+    no record of the run, which therefore is not listed by `trnflow runs`."""
     recipe, store = open_recipe(options.recipe, options.overrides)
     with Progress() as progress:
         result = execute(recipe, store, Options(until="tokenize_text", preview=True), FINETUNE, listeners=(progress,))
@@ -54,8 +56,9 @@ def show_rows(options: Namespace) -> int:
 
 
 def print_rows(rows: list[Row], stream: TextIO) -> None:
-    """Write rows to `stream`: for each its number, its count of tokens, its label or count of tokens trained on, and
-    its text. The text that is trained on is green on a terminal, and in ⟦brackets⟧ elsewhere."""
+    """Write rows to `stream`: for each row its number, how many tokens it has, its label or, if it has none, how many
+    of its tokens are trained on, and its text. The text that is trained on is green on a terminal, and in ⟦brackets⟧
+    elsewhere."""
     from rich.console import Console
     from rich.text import Text
 

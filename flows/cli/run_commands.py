@@ -42,11 +42,11 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Run the stages of a recipe that are not cached (the command `prepare`: only the data stages), and print a table
-    of what was done with each stage.
+    """Run the stages of a recipe whose artifacts are not in the store yet, and print a table of what was done with each
+    stage. The command `prepare` also calls this function, and runs only the data stages.
 
-    The run is a Prefect flow, unless --direct is given or no stage has to run. Return exit code 0, or that of the
-    error when the run failed or was interrupted."""
+    The run is a Prefect flow, unless --direct is given or no stage has to run. Return exit code 0, or the error's exit
+    code when the run failed or was interrupted."""
     recipe, store = open_recipe(options.recipe, options.overrides)
     what = Options(options.until, frozenset(options.force), options.offline)
     result = nothing_to_do(recipe, store, what, FINETUNE)

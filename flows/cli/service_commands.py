@@ -86,8 +86,8 @@ def deploy(options: Namespace) -> int:
 
 
 def worker(options: Namespace) -> NoReturn:
-    """Replace this process by a Prefect worker, which runs the flow runs of the registered deployments until the worker
-    is interrupted. Before that, end or reschedule flow runs whose process was lost."""
+    """End or reschedule the flow runs whose process was lost, then replace this process by a Prefect worker, which runs
+    the flow runs of the registered deployments (see `deploy`) until the worker is interrupted."""
     from flows.retraining.crashed import report_crashed
     from flows.services.deploy import start_worker
 

@@ -69,8 +69,8 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 def verify(options: Namespace) -> int:
     """Read every file of the store and print the damaged and missing files.
 
-    With --repair, damaged files are moved to the store's folder `quarantine`, and the next run that needs them makes
-    them again. Return exit code 0, or 1 when damage was found and not repaired."""
+    With --repair, damaged files are moved to the store's folder `quarantine`; the next run that needs such a file makes
+    the file again. Return exit code 0, or 1 when damage was found and not repaired."""
     from tasks.store.verify import verify as read_all
 
     store = store_of(options)
@@ -94,11 +94,14 @@ def verify(options: Namespace) -> int:
 
 
 def gc(options: Namespace) -> int:
-    """Print how many files garbage collection keeps, moves to the trash and deletes for good; return exit code 0.
+    """Collect garbage: move the store's files that nothing needs to the trash, and delete old files from the trash.
+    Print how many files are kept, moved and deleted, and their size; return exit code 0.
 
-    Kept are the files that recent runs (--keep-last, --keep-days), pins (see `pin`) and other marks in the store need,
-    and files younger than --grace seconds. Without --yes nothing is moved or deleted. A file is deleted from the trash
-    after --grace seconds."""
+    Without --yes nothing is moved or deleted, and the numbers say what would be. Kept are files younger than --grace
+    seconds, and all files that are needed by one of: the newest runs of each recipe (--keep-last), runs of the last
+    days (--keep-days), pins (see `pin`), champions and frozen rows (test rows kept to compare models), runs in progress
+    (`tasks.store.garbage.roots` has the full list). All other files are moved to the trash. A later `gc --yes` deletes
+    the files that have been in the trash for --grace seconds."""
     from tasks.store.garbage.collect import collect
 
     store = store_of(options)

@@ -1,8 +1,8 @@
 """Show the progress of stages while they run: on a terminal in one line that is refreshed, elsewhere as lines of a log.
 
 The shown values are the last ones that the stage reported, so showing them never waits for a device. In a log (nohup, CI,
-Slurm) a training stage writes a line at each `train.log_every` steps, at most one in ten seconds; any stage writes a line
-when sixty seconds have passed without one.
+Slurm) a line is written when training reports its loss, which happens every `train.log_every` steps, but at most one
+line in ten seconds. For any stage, a line is written when sixty seconds have passed without one.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def log_line(at: StageProgress) -> str:
 
 def terminal_line(at: StageProgress, width: int) -> str:
     """Return the progress of a stage as a line for a terminal: the most detailed layout that fits into `width` columns.
-    If none fits, the shortest layout is cut. Before the stage reports a count, the line has its name and the time it
-    has run."""
+    If none fits, the shortest layout is cut. Until the stage has reported how much of its work is done, the line has
+    the stage's name and the time that the stage has run."""
     if not at.total:
         return f"  {at.stage:<15} {clock_face(at.elapsed)}"[:width]
     text = ""
@@ -149,9 +149,9 @@ class Lines:
             self._spoke = self._clock()
 
     def event(self, event: Meta) -> None:
-        """Update the stage's progress from an event, a report of the stage on its progress or metrics. Write a line
-        with the progress if the event has a training loss and no such line was written in the last ten seconds. Does
-        nothing before `begin`."""
+        """Update the stage's progress from an event, a report of the stage on its progress or metrics. If the event has
+        a training loss, also write a line with the progress, unless a line with the progress was written in the last
+        ten seconds. Does nothing before `begin`."""
         with self._lock:
             if self._progress is None:
                 return

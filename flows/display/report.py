@@ -57,15 +57,17 @@ def _expected(time: float | None, size: int | None, price_per_hour: float) -> tu
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows of cells as text with aligned columns. The first row is the heading; a line of dashes follows it."""
+    """Return rows of cells as text with aligned columns. The first row is the heading, which a line of dashes
+    underlines. All rows must have the same number of cells."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
 def highlights(outcome: Outcome) -> str:
-    """Return up to four results of a stage as text: its metrics, or if it has none, values of the artifact's metadata,
-    such as the rows of each split or the number of graphs. Empty if there is no artifact."""
+    """Return up to four results of a stage as text: the metrics of its artifact, or if there are none, values of the
+    artifact's metadata, such as the number of rows of each split or the number of compiled graphs. Empty if the outcome
+    has no artifact."""
     values: Meta = outcome.metrics
     if not values and outcome.artifact:
         meta = outcome.artifact.meta
@@ -101,10 +103,12 @@ def bytes_(value: int | None) -> str:
 
 
 def change_cells(found: Meta) -> tuple[str, str, str]:
-    """Return one difference between two runs as three short texts for a table: (name, value before, value after).
+    """Return one difference between two runs as three short texts for a table: (the name of the stage, of the value
+    that differs, or both; the value in the earlier run; the value in the later run).
 
-    found: a mapping with "before", "after" and "stage", "name" or both, as in the result of
-    `tasks.keys.lineage.compare`. Digests are cut to 19 characters, other values to 60; a missing value is `nothing`."""
+    Digests are cut to 19 characters, other values to 60; a missing value (None) is shown as `nothing`. found: one
+    difference from the result of `tasks.keys.lineage.compare`: {"before", "after": the values; "stage", "name": either
+    or both}."""
     name = " ".join(str(found[label]) for label in ("stage", "name") if label in found)
     return name, _brief(found["before"]), _brief(found["after"])
 

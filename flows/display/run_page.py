@@ -42,8 +42,9 @@ class Previous(NamedTuple):
 
     Attributes:
         run: The id of the run before.
-        changes: How the two runs differ: {"settings", "data", "code", "env", "artifacts", "metrics": a list of the
-            differences in each}, from `tasks.keys.lineage.compare`.
+        changes: How the two runs differ, as `tasks.keys.lineage.compare` returns it. The entries "settings" (of the
+            recipe), "data" (the inputs of load_data), "code", "env" (library versions, hardware, host), "artifacts" and
+            "metrics" are lists of differences, each with the values "before" and "after".
     """
 
     run: str

@@ -118,8 +118,10 @@ def origin_of(path: tuple[str, ...], origins: Origins) -> str:
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return the most similar of `words`, or an empty string when none is similar. cutoff: the lowest similarity, 0 to
-    1."""
+    """Return the one of `words` whose spelling is most similar to `word`, or an empty string when none is similar
+    enough.
+
+    cutoff: the lowest accepted similarity, from 0 (no common letters) to 1 (equal), as difflib measures it."""
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), "")
 
 

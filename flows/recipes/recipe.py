@@ -188,9 +188,9 @@ class Recipe(StageConfig):
     def folders(self) -> Folders:
         """Return {dotted name of a setting: the folder to which a relative path in its value is joined}.
 
-        The folder is that of the recipe file in which the setting was written. A setting that is missing here uses the
-        working directory. The recipe's values keep the relative path as the user wrote it; run records contain that
-        path, too.
+        The folder is that of the recipe file in which the setting was written. For a setting without an entry, it is
+        the working directory. The recipe's values and the run records (the store's documents about runs) contain the
+        relative path as the user wrote it.
         """
         return self._folders
 

@@ -38,9 +38,9 @@ class Setting(NamedTuple):
 
     Attributes:
         name: the dotted name.
-        meaning: the docstring of its field.
+        meaning: the docstring under the setting's field in the config class.
         takes: the allowed values in words; empty for a section.
-        default: the default as YAML, or `required`; empty for a section, and where the meaning names the default.
+        default: the default as YAML, or `required`; empty for a section, and where `meaning` names the default.
         keyed: whether the value is part of a stage's key (the hash of everything that decides its result), so that
             another value makes the stage run again.
         group: the heading under which the setting stands in its section, if the section has groups.

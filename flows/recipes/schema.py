@@ -1,8 +1,8 @@
 """Find out from the config classes of a recipe which settings exist, which values each one takes and what null means.
 
-Each section and setting of a recipe has a type annotation in its config class. That of a section is another config
-class, that of a *table*, a mapping with names that the user chooses (such as `data.split`, `data.mix`, `model.config`),
-is a `dict[...]`, and that of a single value is any other type.
+Each section and setting of a recipe is a field of a config class, and the field's type annotation tells what it is. The
+annotation of a section is another config class. The annotation of a *table*, a mapping with names that the user chooses
+(such as `data.split`, `data.mix`, `model.config`), is a `dict[...]`. Any other annotation is that of a single value.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def takes_null(annotation: Any) -> bool:
 
 
 def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
-    """Merge the settings `other`, such as those of a recipe, into `into`, such as those of a recipe that it extends, in
-    place. Values of `other` win.
+    """Merge the settings `other` into the settings `into`, which are changed in place. Values of `other` win. Used to
+    merge a recipe (`other`) into the recipes that it extends (`into`).
 
     Mappings are merged entry by entry. Any other value, and the empty mapping `{}`, replaces the earlier value. In a
     table (a mapping with names that the user chooses), null removes the entry; if there is no such entry and the
@@ -121,9 +121,11 @@ def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
 
 
 def without_null(tree: dict[str, Any], annotation: Any) -> dict[str, Any]:
-    """Return a copy of `tree`, a recipe's settings, without those that are null although null is not an allowed value:
-    a setting that is left out takes its default. annotation: the config class of recipes, or that of the section
-    `tree`."""
+    """Return a copy of the settings `tree` without the settings that are null where null is not an allowed value. A
+    setting that is left out takes its default, so such a null means the default.
+
+    tree: the settings of a whole recipe or of one section; annotation: the config class of recipes or of that
+    section."""
     kept = {}
     for name, value in tree.items():
         inner = below(annotation, name)

@@ -62,8 +62,8 @@ class Problem(NamedTuple):
 
 
 def refused(error: ValidationError, read: Recipes) -> ConfigError:
-    """Return one ConfigError whose message describes all problems that pydantic found in a recipe. Its fix, the advice
-    to the user, is that for the first problem. Nothing is raised.
+    """Return one ConfigError whose message describes the problems that pydantic found in a recipe. The error's fix, the
+    advice to the user, is for the first problem only. Nothing is raised.
 
     error: the error that pydantic raised; read: the recipe that failed validation."""
     found = dict.fromkeys(_problem(entry, read.root) for entry in error.errors(include_url=False))

@@ -1,8 +1,8 @@
 """Find out whether a recipe must be trained again, without running a stage.
 
-A recipe is unchanged if the data, code and settings that make the model equal those of its newest judged model. A model
-is judged when a retrain compares it with the champion, the model that the recipe's users get (`judgement.py`). The
-model that training starts from does not count, because a promotion changes it.
+A recipe is unchanged if the data, code and settings that make its model equal those of its newest judged model. A
+model is judged when a retrain compares it with the champion, the model that the recipe's users get (`judgement.py`). A
+different model to start training from (a warm start) is no change, because each promotion changes that model.
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ Verdict = Literal["passed", "warned", "stopped", "not applied"]
 class Checked(NamedTuple):
     """The result of one check of the data, which a retrain makes before training (recipe section `checks`).
 
-    check: the check's settings; measured: the value that was measured, and why it is so; result: `passed`; `warned` or
-    `stopped` if the value is above the limit, as `check.then` says; `not applied` if there is no value."""
+    check: the check's settings; measured: the measured value and the same in words, or why there is none; result:
+    `passed` if the value is within the check's limit (or chance explains it), `warned` or `stopped` if the value is
+    above the limit, as `check.then` says, and `not applied` if no value could be measured."""
 
     check: CheckConfig
     measured: Measured
@@ -112,12 +113,13 @@ def check_data(
 def check_cheaply(
     recipe: Recipe, store: Store, frozen: Frozen | None, champion: str | None, *, offline: bool = False
 ) -> tuple[tuple[Checked, ...], str]:
-    """Check the recipe's data as `check_data` does, if the data is loaded already or expected to load within a minute.
-    Used by a dry run. Does nothing if the recipe has neither `checks` nor, for a classifier, frozen rows (the fixed
-    test rows on which its models are compared), with whose labels those of the data are compared.
+    """Check the recipe's data as `check_data` does, but only if the data is loaded already or expected to load within
+    a minute. Used by a dry run. There is nothing to check if the recipe has no `checks` and, for a classifier, no
+    frozen rows (the fixed test rows on which models are compared, whose labels the data must have).
 
     Returns:
-        The results of the checks, and a sentence that says why the data was not checked: "" if it was.
+        The results of the checks, and a sentence that says why the data was not checked: "" if it was, or if there is
+            nothing to check.
 
     Raises:
         ConfigError, DataError: As `check_data`.

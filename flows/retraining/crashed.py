@@ -1,5 +1,5 @@
-"""Report retrains whose Prefect flow run crashed so often that it is not scheduled again. The run's own process, which
-reports other failures, is gone.
+"""Report retrains whose Prefect flow run crashed so often that the run is not scheduled again. A retrain reports other
+failures itself; after a crash its process is gone, so this module reports the crash in its place.
 
 Called by `trnflow worker` and by the deployment `watch`, after `tend_runs`, which schedules crashed flow runs again.
 """
@@ -25,13 +25,14 @@ from tasks.system.redaction import hide
 
 
 def report_crashed(times: int = TIMES) -> int:
-    """Report each retrain that crashed more than `times` times within the last day, once; return the number of these
-    retrains.
+    """Report each retrain that crashed more than `times` times within the last day, unless it was reported before.
+    Return how many retrains were reported.
 
-    The report is the Prefect event `trnflow.retrain.failed`, and the store's file of how the recipe's newest retrain
-    ended. The file is written after the event was sent, under the lease that lets one process at a time retrain the
-    recipe. A crash is not reported if another retrain of the recipe has ended since, or is under way. If the lease's
-    holder seems dead, this function waits for the lease's time to live (`store.lease_ttl_seconds`).
+    To report is to send the Prefect event `trnflow.retrain.failed`, and then to write the failure to the store's file
+    of how the recipe's newest retrain ended. A lease lets one process at a time retrain the recipe, and is held
+    meanwhile. If the process that holds the lease seems dead, this function waits for the lease's time to live
+    (`store.lease_ttl_seconds`). A crash is not reported if another retrain of the recipe has ended since, or is under
+    way.
 
     Raises:
         ConfigError: Prefect's server can't be reached. The crash is reported the next time.

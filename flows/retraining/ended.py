@@ -48,8 +48,9 @@ class Ended(NamedTuple):
 
 
 def data_digest(data: Source) -> str:
-    """Return a digest that changes with the bytes of a recipe's data, or with the commit of a hub dataset. The name and
-    the time of a file do not count. data: the source that `data_source` returned for the recipe's section `data`."""
+    """Return a digest that identifies a recipe's data: it changes with the bytes of the data, or with the commit of a
+    hub dataset, but not with the name or the time of a file. data: the source that `data_source` returned for the
+    recipe's section `data`."""
     return digest_of(data.identity)
 
 

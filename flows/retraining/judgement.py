@@ -1,6 +1,6 @@
-"""The newest judgement of a recipe: the file `roots/judged/<name>.json` in the store, which names the run whose model
-was judged, and the runs of the models that were judged before. A model is judged when a retrain compares it with the
-champion, or makes it the first champion.
+"""The newest judgement of a recipe: the file `roots/judged/<name>.json` in the store. A model is judged when a retrain
+compares it with the champion (the model that the recipe's users get), or makes it the first champion. The file names
+the run that made the model judged last, and the runs that made earlier judged models.
 
 Garbage collection keeps the artifacts that these runs made.
 """
@@ -23,10 +23,12 @@ JUDGED = "roots/judged"
 
 def newest_judged(store: Store, recipe: Recipe) -> Meta | None:
     """Return the content of a recipe's file `roots/judged/<name>.json` in the store; None if no model was judged. A
-    model is judged when a retrain compares it with the champion (the model that users get), or makes it the first one.
+    model is judged when a retrain compares it with the champion (the model that users get), or makes it the first
+    champion.
 
-    Its field `run` is the id of the run whose model was judged last, `document` the JSON of how that retrain ended
-    (`Retrained`), `created` the time, and `earlier` the models that were judged before, each as {"run", "model"}.
+    Keys: run (the id of the run that made the model judged last), document (how that retrain ended, `Retrained` as
+    JSON), created (when the file was written), earlier (other models whose results are kept, each as {"run", "model"}:
+    the run's id and the model's digest; see `write_judged`).
 
     Raises:
         StoreError: The file can't be read.

@@ -17,12 +17,13 @@ from tasks.store.lease import Holder, Lease, Waiter, newest_holder
 def hold_lease(
     recipe: Recipe, store: Store, *, wait: bool, tell: Callable[[Holder], None] = lambda holder: None
 ) -> Iterator[Lease | str]:
-    """Context that holds the lease of a recipe's retraining (a file in the store, by which one process at a time may
-    retrain the recipe; its holder renews it by heartbeats). Yields the lease; or, if another process holds it, a text
-    that describes that process.
+    """Context that holds the lease of a recipe's retraining: a file in the store, by which one process at a time may
+    retrain the recipe, and which its holder renews by heartbeats. Yields the lease, or, if another process holds the
+    lease, a text that describes that process.
 
     wait: whether to wait while another living process holds the lease; tell: called once with each holder that is
-    waited for. A holder that sends no heartbeats is watched in any case, until the lease's time to live is over."""
+    waited for. If a holder sends no heartbeats, this context waits even without `wait`: until the lease's time to live
+    is over or heartbeats come."""
     run = new_run_id()
     waiter: Waiter = store.waiter(_key(recipe), run=run, attempt=run, ttl=recipe.store.lease_ttl_seconds)
     lease = waiter.take_watching(wait=wait, tell=tell)

@@ -68,7 +68,10 @@ class Retrained:
         return self.error.exit_code if self.error else int(self.stopped)
 
     def to_json(self) -> Meta:
-        """Return the document that `trnflow retrain --json` prints."""
+        """Return the document that `trnflow retrain --json` prints: the fields recipe, run, changed, promoted,
+        stopped, champion, challenger, frozen, why and checks; metrics (the comparison of challenger and champion, null
+        without one), report (the command that shows the run's report, or null), and, after an error, error {stage,
+        type, message, fix}."""
         names = (
             "recipe", "run", "changed", "promoted", "stopped", "champion", "challenger", "frozen", "why",
         )  # fmt: skip

@@ -1,12 +1,12 @@
 """Retrain a recipe: train on its present data if anything changed, compare the new model with the champion on frozen
-rows, and make the new model the champion if it is surely better (the bootstrap interval of the
-difference lies above `promote.margin`).
+rows, and make the new model the champion if the new model is surely better (the bootstrap interval of the difference
+lies above `promote.margin`).
 
-champion: the model that the recipe's users get, named by a file in the store; frozen rows: a copy of test rows, kept so
-that all models of a recipe are compared on the same ones; to judge a model: to compare it with the champion in this
-way, or to make it the first champion.
+champion: the model that the recipe's users get, named by a file in the store; frozen rows: a copy of test rows, kept
+so that all models of a recipe are compared on the same rows; to judge a model: to compare it with the champion on the
+frozen rows, or to make it the first champion.
 
-A lease in the store lets only one process at a time retrain a recipe.
+A lease (a file in the store that one process holds) lets only one process at a time retrain a recipe.
 """
 
 from __future__ import annotations
@@ -93,10 +93,11 @@ def retrain(
 
 
 def record_failure(recipe: Recipe, store: Store, error: Exception, *, offline: bool = False) -> Retrained:
-    """Write to the store, in `roots/retrained/<name>.json`, that a recipe's retraining failed, and return how it ended
-    (see `failure`). Nothing is written after an interruption.
+    """Write to the store, in `roots/retrained/<name>.json`, that a recipe's retraining failed, and return the outcome
+    that `failure` makes of the error. Nothing is written after an interruption.
 
-    error: why it failed; offline: make no requests to a hub when the digest of the present data is looked up."""
+    error: why the retraining failed; offline: make no requests to a hub when the digest of the present data is looked
+    up."""
     data = None
     with contextlib.suppress(TrnflowError):
         data = present_data(recipe, store, offline=offline)
@@ -112,8 +113,8 @@ def failure(recipe: Recipe, store: Store, error: Exception) -> Retrained:
 
 
 def unchanged(change: Change, store: Store) -> Retrained:
-    """Write to the store, in `roots/retrained/<name>.json`, that a retraining found nothing changed, and return its
-    outcome. change: what `find_change` found."""
+    """Return the outcome of a retraining that found nothing changed and trained nothing, and write that outcome to the
+    store, in `roots/retrained/<name>.json`. change: what `find_change` found."""
     frozen = change.frozen.artifact.digest if change.frozen else None
     name, champion, challenger = change.recipe.name, change.champion, change.challenger
     done = Retrained(name, None, False, change.why, champion=champion, challenger=challenger, frozen=frozen)
@@ -121,10 +122,11 @@ def unchanged(change: Change, store: Store) -> Retrained:
 
 
 def on_record(store: Store, done: Retrained, data: str | None) -> Retrained:
-    """Write how a retraining ended to the file `roots/retrained/<name>.json` of the store, and return `done`; with a
-    note for the user if the file can't be written.
+    """Write how a retraining ended to the file `roots/retrained/<name>.json` of the store, and return `done`. If the
+    file can't be written, return `done` with a note for the user instead of raising an error.
 
-    done: how the retraining ended; data: the digest of the recipe's data at that time, None if it is not known."""
+    done: how the retraining ended; data: the digest of the data that the retraining was about, None if it is not
+    known."""
     try:
         write_ended(store, done, data)
     except StoreError as error:

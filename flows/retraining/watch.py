@@ -41,14 +41,16 @@ Outcome = Literal["unchanged", "new", "changed", "waiting", "training", "failed"
 
 
 class Look(NamedTuple):
-    """What a look at a recipe's data found. `trnflow watch` looks again and again whether the data changed.
+    """The result of one look at a recipe's data: the digest of the data, and whether a retrain is due. `trnflow watch`
+    looks again and again.
 
     Attributes:
         recipe: The recipe's name.
-        outcome: `unchanged`: the data is that of the newest retrain that did not fail. `new`: the data was not seen before,
-            and a later look must find the same. `changed`: a retrain is due. `waiting`: the change was announced
-            before, or a retrain failed on this data; it is announced again later. `training`: a retrain of the recipe
-            is under way. `failed`: three retrains failed on this data, which is not announced again.
+        outcome: `unchanged`: the data is that of the newest retrain that did not fail. `new`: this data was not seen
+            before, and a later look must find the same data. `changed`: a retrain is due. `waiting`: the change was
+            announced before, or a retrain failed on this data; the change is announced again later. `training`: a
+            retrain of the recipe is under way. `failed`: three retrains failed on this data, so it is not announced
+            again.
         data: The digest of the data.
         why: The finding in a sentence, for the user.
     """
@@ -63,14 +65,14 @@ class Look(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What earlier looks at a recipe's data found, as the file `<home>/watch/<recipe>.json` has it (home: the folder of
-    local state, TRNFLOW_HOME). Times are seconds since 1970.
+    """The record that earlier looks at a recipe's data left in the file `<home>/watch/<recipe>.json` (home: the folder
+    of local state, TRNFLOW_HOME). Times are seconds since 1970.
 
     Attributes:
-        data: The digest of the data; "" if there was no look.
+        data: The digest that the last look found; "" if there was no look.
         since: When a look first found this digest.
         told: How often a change to this data was announced.
-        last: When it was announced last; 0 if never.
+        last: When the change was announced last; 0 if never.
     """
 
     data: str = ""
@@ -87,9 +89,10 @@ def look(
     offline: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Look:
-    """Look at a recipe's data once, and return whether a retrain is due because the data changed. A new digest of the
-    data is written to `<home>/watch/<recipe>.json` (home: the folder of local state, TRNFLOW_HOME). A caller that
-    announces a change (outcome `changed`) then calls `note_announced`.
+    """Look at a recipe's data once, and return whether a retrain is due because the data changed. To look is to
+    compute the digest of the data that the recipe's section `data` names. A digest that the look before did not find
+    is written to `<home>/watch/<recipe>.json` (home: the folder of local state, TRNFLOW_HOME). If the outcome is
+    `changed`, the caller announces the change and then calls `note_announced`.
 
     Args:
         every: The seconds between two looks; also the first wait before a change is announced again.

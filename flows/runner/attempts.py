@@ -65,9 +65,10 @@ def ending(error: BaseException) -> str:
 def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
     """Return a text for the user that says at which step a resumable stage, such as train, would start.
 
-    Partial state is what the stage saved at a step to resume from. If the stage's key has partial state, the text is
-    "goes on from step N". If only another key of the stage has some, the text says that the stage starts from zero and
-    which values differ between the two key documents. Otherwise the text is empty.
+    Partial state is the state that the stage saved at a step, to resume from. If the store has partial state for the
+    stage's key, the text is "goes on from step N". If the store has partial state only for other keys of the stage (as
+    after a change of a setting), the text says that the stage starts from zero, and which values differ between
+    `document` and that one of the other keys' documents which differs least. Otherwise the text is empty.
 
     Args:
         stage: The stage's name.
@@ -87,13 +88,13 @@ def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
 
 
 def unfinished(store: Store, stage: str) -> list[Meta]:
-    """Return the key documents of a stage's unfinished results, each as {"document": key document}. A key document is
-    the JSON of everything that decides a result (code, settings, inputs), and the key is its hash. A result is
-    unfinished if its key has partial state: state that the stage saved to resume from.
+    """Return [{"document": key document}] for those keys of a stage for which the store has partial state, the state
+    that the stage saved to resume from. A key document is the JSON of everything that decides a result (code, settings,
+    inputs), and the key is its hash.
 
-    The store keeps partial state under the key alone, so the key document is taken from the journal (the store's
-    document about one try to run a stage) of the newest attempt that contains one. Keys without such a journal are left
-    out.
+    The store keeps partial state under the key alone. The key document is therefore taken from the key's newest journal
+    (the store's document about one try to run a stage) that contains a key document. Keys without such a journal are
+    left out.
     """
     found = []
     for key in store.backend.folders("partial"):

@@ -38,9 +38,10 @@ class Call:
     Attributes:
         stage: The description of the stage function.
         inputs: The artifacts and sources that the stage reads, by parameter name; in a plan an input may be `Unknown`.
-        after: Calls of stages whose artifacts this stage reads without their being part of its key (the hash of
-            everything that decides its result), by parameter name, such as precompile for train. Such a stage runs only
-            if this stage has to run.
+        config: The stage's config.
+        after: {parameter name: call} of stages that are run, before this stage, only if this stage has to run (or if
+            the run is to end with them), such as precompile for train. This stage reads their artifacts, but its key
+            (the hash of everything that decides its result) does not depend on them.
     """
 
     stage: Stage
@@ -150,5 +151,5 @@ def bind(function: Function, config: StageConfig, inputs: tuple[Value | None, ..
 
 
 class Stop(Exception):
-    """Raised by `Runner` to leave the pipeline function when the stage that the option `--until` names is done. No
-    error."""
+    """Raised by `Runner` to leave the pipeline function when the stage that the option `--until` names is done. The
+    caller does not treat the exception as an error."""

@@ -48,13 +48,14 @@ def device_names(recipe: Recipe, environment: Mapping[str, str], trainings: int 
 
 
 def devices_of_stages(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return {stage name: names of the devices for which the stage needs leases}; other stages need none. The lease of
-    a device is a file in the store by which only one process at a time uses the device.
+    """Return {stage name: names of the devices for which the stage needs leases}. Other stages need no leases. The
+    lease of a device is a file in the store by which only one process at a time uses the device.
 
-    train is always among the stages, with no names on the CPU unless `launch.device_names` is set; precompile if
-    `train.micro_batch` is `auto`, which it then measures; evaluate_model and score_rows (the stage that scores
-    champions) if they run on a GPU. These two need the first GPU only, or all names of `launch.device_names` if that is
-    set.
+    - train is always in the result, with the names from `device_names` (none on the CPU by default).
+    - precompile is in the result, with the same names, if `train.micro_batch` is `auto`: precompile then measures
+      memory on the device.
+    - evaluate_model and score_rows (the stage that scores champions) are in the result if they run on a GPU. They need
+      the first GPU only, or all names of `launch.device_names` if that is set.
 
     environment: the setting `launch.environment`, with the variables in its values filled in."""
     training = device_names(recipe, environment)
@@ -68,11 +69,11 @@ def devices_of_stages(recipe: Recipe, environment: Mapping[str, str]) -> dict[st
 
 
 def visible_gpus(environment: Mapping[str, str], count: int) -> list[str]:
-    """Return the names of the first `count` GPUs that a training may use, at most as many as CUDA_VISIBLE_DEVICES
-    names.
+    """Return the names of the GPUs that a training may use: the first `count` entries of the environment variable
+    CUDA_VISIBLE_DEVICES, or all of them if it has fewer.
 
-    That variable is looked up in `environment` (the setting `launch.environment`, filled in), then in the environment
-    of this process. If neither has it, the names are 0, 1, ..., count - 1."""
+    The variable is looked up in `environment` (the setting `launch.environment`, filled in), then in the environment of
+    this process. If it is set in neither, the names are "0", "1", ..., up to count - 1."""
     found = gpu_names(environment) or gpu_names(os.environ)
     return found[:count] or [str(number) for number in range(count)]
 

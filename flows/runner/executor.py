@@ -1,8 +1,9 @@
 """Execute one stage: take its artifact from the store or, under a lease, make the artifact in a process and publish it.
 
-A lease is a file in the store by which one run at a time makes the result of a key; other runs wait and use that
-result. To publish an artifact is to write the record by which later runs find it. An attempt is one try to run a stage;
-its journal is a JSON document in the store with host, times, outcome and error.
+A stage's key is the hash of everything that decides its result. A lease is a file in the store by which one run at a
+time makes the result of a key; other runs wait and use that result. To publish an artifact is to write the record (a
+document in the store) by which later runs find the artifact. An attempt is one try to run a stage; its journal is a
+JSON document in the store with host, times, outcome and error.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class Executor:
         return self.look(call, self.key(call), self.notes.append)
 
     def key(self, call: Call) -> str:
-        """Return the stage's key for this config and these inputs, which must all be known: the hash, 64 hexadecimal
-        digits, of everything that decides the stage's result."""
+        """Return the key of a call's stage: the hash, 64 hexadecimal digits, of everything that decides the stage's
+        result. All inputs of the call must be known."""
         return key_of(self._document(call))
 
     # What is made
@@ -164,8 +165,9 @@ class Executor:
         return Job(call.stage, call.config, document, inputs, attempt, log, environment, grace, self._launcher)
 
     def usable(self, call: Call, record: Meta) -> bool:
-        """Return whether the artifact that a record (the store's document about a key's result) names can be used: none
-        of its blobs (files in the store) is missing or known to be damaged. Reads no blob."""
+        """Return whether the artifact that a record (the store's document about a key's result) names can be used: it
+        is of the stage's kind, and none of its blobs (files in the store) is missing or known to be damaged. Reads no
+        blob."""
         return on_record(self.store, record, call.stage.kind, self.lost).artifact is not None
 
     def look(self, call: Call, key: str, note: Callable[[str], None]) -> Outcome | None:

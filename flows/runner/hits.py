@@ -1,7 +1,8 @@
 """Check whether a stage's result in the store can be used instead of running the stage (a hit).
 
-A record names the artifact that a stage made for a key. The artifact can be used if none of its blobs, the files that
-the store keeps under the digest of their bytes, is missing or damaged.
+A stage's key is the hash of everything that decides its result. The record of a key is the document in the store that
+names the artifact which the stage made. The artifact can be used if it is of the kind that the stage makes, and none of
+its blobs (the files that the store keeps under the digest of their bytes) is missing or damaged.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tasks.store import Store
 
 
 class OnRecord(NamedTuple):
-    """Whether the artifact that a record (the store's document about the result of a key) names can be used now.
+    """The answer to the question whether the artifact that a record (the store's document about the result of a key)
+    names can be used now.
 
     Attributes:
         artifact: The recorded artifact, or None if it can't be used.
@@ -31,8 +33,11 @@ class OnRecord(NamedTuple):
 
 def on_record(store: Store, record: Meta, kind: str, lost: set[str]) -> OnRecord:
     """Look up the artifact that a record (the store's document about the result of a key) names, and check whether the
-    artifact can be used. Compares sizes and modification stamps, and reads no blob (the store's copy of a file's
-    bytes).
+    artifact can be used.
+
+    Reads no blob (the store's copy of a file's bytes). In a local store, each blob's size is compared with the
+    artifact's list of files, and its stamp (inode, size and times) with the stamp recorded when it was last verified.
+    Blobs of a remote store are not checked here.
 
     Args:
         record: A record of a stage.
@@ -68,9 +73,9 @@ def checked(store: Store, found: OnRecord) -> OnRecord:
 def hit(store: Store, record: Meta, artifact: Artifact) -> Outcome:
     """Return the outcome `hit` of a stage whose artifact is in the store and can be used.
 
-    Its figures (seconds, samples per second and others) are those of the attempt (try to run the stage) that made the
-    artifact. Its `why` says when the artifact was made, or when the user accepted an artifact of another key for this
-    one ("adopted"). record: the store's document that names the artifact of the stage's key.
+    The outcome's `figures` (samples per second and others) are those of the attempt (try to run the stage) that made
+    the artifact. The outcome's `seconds` are 0. Its `why` says when the artifact was made, or when the user accepted an
+    artifact of another key for the stage's key ("adopted"). record: the store's document that names the artifact.
     """
     figures = store.attempt(record["key"], record["attempt"]).get("figures", {})
     why = f"adopted {record['created']}" if "adopted" in record else f"made {record['created']}"

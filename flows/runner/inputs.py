@@ -31,8 +31,8 @@ class Inputs:
     Attributes:
         sources: The sources found so far, by kind ("data" or "model").
         notes: Sentences to show to the user when the run or plan ends.
-        start: The model that training starts from, set by `starting_model`; None if no model was named or the plan can't tell
-            it.
+        start: The model in the store that training starts from, set by `starting_model`; None if there is none, or if
+            a plan does not know yet which one.
     """
 
     def __init__(self, store: Store, resolver: Resolver) -> None:
@@ -73,7 +73,8 @@ class Inputs:
         return None if text is None else earlier_model(self.store, text, setting)
 
     def check_vocabulary(self, start: EarlierModel | None, tokens: Artifact | Unknown) -> None:
-        """Raise ConfigError if a token id means one word in the model `start` and another in `tokens`.
+        """Raise ConfigError if a token id stands for one token in the tokenizer of the model `start`, and for another
+        one in the tokenizer of `tokens`.
 
         tokens: the artifact of tokenize_text, which contains the tokenizer of this run. Nothing is checked if `start`
         is None, or in a plan in which tokenize_text has yet to run.
@@ -89,18 +90,21 @@ class Inputs:
         *inputs: Value | None,
         after: Call | None,
     ) -> Artifact | None:
-        """Return the model that a training starts from, or None if it starts from none in the store.
+        """Return the model that a training starts from, usually `earlier`; None if the training starts from no model in
+        the store.
 
-        Usually this is the model `earlier`. If a training with the same config and inputs made that model from yet
-        another model, the other model is returned: the training's key (the hash of everything that decides its result)
-        is then the same as before, and a repeated run is a hit. In a plan with unknown inputs, `earlier` is returned
+        A repeated training is an exception: if `earlier` was made by a training with the same code, config and inputs,
+        the model from which that training started is returned (`flows.runner.warm_start.starting_model` has the
+        details). The key of the training, the hash of everything that decides its result, is then the same as before,
+        and the run finds the result in the store. In a plan in which an input is not known yet, `earlier` is returned
         without this check, and the attribute `start` is not set.
 
         Args:
             earlier: The model that the setting names, or None.
             function: The training stage's function.
-            config, inputs, after: Those of the call of `function`, as for `flows.runner.call.bind`, with None in place
-                of the model that this method finds.
+            config: The config with which the training stage will be called.
+            inputs: The inputs with which it will be called, with None in place of the model that this method returns.
+            after: The call of a stage that must run first, such as precompile, or None.
         """
         call = bind(function, config, inputs, after)
         if earlier is None or call.unknown:

@@ -26,12 +26,12 @@ from tasks.system.redaction import scrub
 
 @dataclass(frozen=True)
 class Job:
-    """A stage, with its inputs and its place to write, ready to run in a process.
+    """A stage, or one part (piece of the work) of a stage, with all that is needed to run it in a process by `run`.
 
     Attributes:
         stage: The description of the stage function.
-        document: The key document, the JSON of everything that decides the result, of the stage or of one part (piece)
-            of its work.
+        config: The stage's config.
+        document: The key document of the stage or part: the JSON of everything that decides the result.
         inputs: The inputs by parameter name; the files of artifacts are on this machine.
         attempt: The id of the attempt, this one try to run the stage.
         log: The file to which stdout and stderr of the stage's processes are written.

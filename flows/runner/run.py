@@ -105,7 +105,7 @@ class Options:
         until: The stage after which the run stops; None for the last.
         force: Stages to run even if their artifacts are in the store.
         offline: Whether to make no requests to a model or data hub.
-        preview: Whether the run only shows rows: its id ends in `-preview`, and the store keeps no record of the run.
+        preview: Whether the run is for `trnflow preview`: its id ends in `-preview`, and the store keeps no run record.
     """
 
     until: str | None = None
@@ -150,7 +150,7 @@ def look(recipe: Recipe, store: Store, pipeline: Pipeline, *, offline: bool = Tr
     """Plan the pipeline without running a stage, and return the planner. Its attribute `outcomes` is what a run would
     do with each stage.
 
-    offline: make no requests to a model or data hub; use the hub's last answers on this machine.
+    offline: whether to make no requests to a model or data hub, and to use its answers cached on this machine.
     """
     planner = Planner(store, resolver_of(recipe, store, offline=offline))
     pipeline.call_stages(recipe, planner)
@@ -161,7 +161,7 @@ def look(recipe: Recipe, store: Store, pipeline: Pipeline, *, offline: bool = Tr
 def resolver_of(recipe: Recipe, store: Store, *, offline: bool) -> Resolver:
     """Return the `Resolver` that finds out which exact bytes the paths, URLs and hub names in a recipe stand for.
 
-    offline: make no requests to a model or data hub; use the hub's last answers on this machine."""
+    offline: whether to make no requests to a model or data hub, and to use its answers cached on this machine."""
     return Resolver(store.home, offline=offline, memo=store.memo, folders=recipe.folders)
 
 
@@ -197,7 +197,7 @@ def execute(
     runner_type: Callable[..., Runner] = Runner,
     part_maker: PartMaker | None = None,
 ) -> Result:
-    """Run the stages of a pipeline that are not in the store yet, and write the run record to the store.
+    """Run those stages of a pipeline whose artifacts are not in the store, and write the run record to the store.
 
     A TrnflowError, such as that of a stage, and Ctrl-C end the run and are returned in the result's `error`. Any other
     exception is put on record as the run's error and then raised.
@@ -275,7 +275,7 @@ def new_runner(
 
 def preload_for(recipe: Recipe, store: Store, options: Options, pipeline: Pipeline) -> None:
     """Start the warm parents of a run that is about to begin: processes that import slow libraries, such as torch, and
-    from which the stages' processes are forked. They import while this process imports Prefect and starts its server.
+    from which stages' processes are forked. The imports go on while this process imports Prefect and starts its server.
 
     A TrnflowError, such as a wrong setting, is ignored here: the run raises the same error later."""
     with contextlib.suppress(TrnflowError):

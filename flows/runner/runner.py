@@ -24,7 +24,7 @@ class Runner(Inputs):
 
     Args:
         until: The stage after which the pipeline stops; None for the last.
-        settings: Further attributes of `Executor`, such as run (the run's id), listeners (objects that receive the
+        settings: Values of attributes of `Executor`, such as run (the run's id), listeners (objects that receive the
             run's events) and force (stages to run in any case).
 
     Attributes:
@@ -82,7 +82,7 @@ class Runner(Inputs):
         """Return an outcome for each stage that was registered by `defer`, to run only if another stage needs it, and
         did not run.
 
-        Its action is `hit` if the store has the stage's artifact, else `skip`.
+        The action of the outcome is `hit` if the store has the stage's artifact, else `skip`.
         """
         return [self._not_run(call) for call in self._deferred if call.name not in self.outcomes]
 

@@ -1,8 +1,8 @@
-"""Make sure that only one run makes the result of a key while other runs that need the result wait for it and then use
-it.
+"""Let only one run at a time make the result of a stage's key. Other runs that need the same result wait until it is
+made, and use it.
 
-This works on one machine and across several. The run that has the *lease* of the key, a file in the store, makes the
-result. A key is the hash of everything that decides the result of a stage.
+A key is the hash of everything that decides the result of a stage. The run that has the *lease* of the key, a file in
+the store, makes the result. The runs may be on one machine or on several.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def single_flight(
     """Make the result of a key (the hash of everything that decides a stage's result) under the key's lease, a file in
     the store that one run at a time has. If another run has the lease, wait and use the result of that run.
 
-    Ctrl-C ends the waiting at once. The resources that `take` takes are held while this run makes the result, and not
-    while it waits for the lease; the lease is not held while `take` waits. A waiting run therefore keeps nothing from
-    other runs, and no two runs wait for each other.
+    The resources that `take` takes are held while this run makes the result. They are not held while this run waits for
+    the lease, and the lease is not held while `take` waits: no two runs wait for each other. Ctrl-C ends the waiting at
+    once.
 
     Args:
         waiter: Returns an object that tries to take the lease.
@@ -47,7 +47,7 @@ def single_flight(
         say: Gets text for the user: once for each run that is waited for.
         heed: Called again and again while this run waits; an error that it raises ends the waiting.
         take: Takes further resources that `make` needs, such as devices, and puts them into the stack, which releases
-            them. It may wait. If another run publishes the result meanwhile, it returns the outcome, else None.
+            them. `take` may wait. It returns the outcome if another run publishes the result meanwhile, else None.
 
     Returns:
         The outcome that `make`, `made` or `take` returned.
@@ -82,11 +82,11 @@ def await_turn(
     tell: Callable[[Holder], None],
     heed: Callable[[], None],
 ) -> Lease | Outcome:
-    """Wait until a lease (a file in the store by which one run at a time makes a result or uses a device) is free, and
-    return the lease, which this run then has. If another run publishes the result meanwhile, return the outcome
-    instead.
+    """Wait until a lease is free, take it for this run and return it. If another run publishes the result meanwhile,
+    return the outcome of that result instead.
 
-    A lease that another thread of this process holds is waited for, too.
+    A lease is a file in the store by which one run at a time makes a result or uses a device. If another thread of this
+    process holds the lease, this function waits in the same way.
 
     Args:
         waiter: Tries to take the lease.

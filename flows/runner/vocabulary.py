@@ -47,8 +47,8 @@ def refuse_unknown_vocabulary(recipe: Recipe, planned: dict[str, Outcome]) -> No
     """Raise ConfigError if training starts from an earlier model, and this run may first train a tokenizer of its own
     (`tokenize.train`).
 
-    The vocabulary of a tokenizer that is yet to be trained can't be compared with the model's before the run. Nothing
-    is raised if the store has the tokens already.
+    The vocabulary of a tokenizer that is yet to be trained can't be compared with the model's before the run. No error
+    is raised if the store has this run's artifact of tokenize_text, which contains the trained tokenizer.
 
     Args:
         planned: What the run would do with each stage, by stage name.

@@ -6,8 +6,9 @@ The recipe's name stands for its newest model, `NAME@champion` for its champion 
 
 A recipe may name itself, to continue training from its own newest model. That model changes with each run, so a
 repeated run would never find its result in the store. If nothing else has changed, `starting_model` therefore returns
-the model from which the newest model was trained: the key is then the same as before, and the result is found. The same
-holds for a champion, also if it was trained from no earlier model.
+the model from which the newest model was trained: the training's key (the hash of everything that decides its result)
+is then the same as before, and the result is found. The same holds for a champion; if the champion was trained from no
+earlier model, `starting_model` returns None.
 """
 
 from __future__ import annotations
@@ -77,12 +78,14 @@ def earlier_model(store: Store, text: str, setting: str) -> EarlierModel | None:
 
 
 def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact | None, str]:
-    """Return (the model that training starts from, a note for the user or "").
+    """Return (the model that training starts from, or None for no model; a note for the user, or "").
 
-    Usually the model is `earlier`. If the training that made `earlier` had the same key document (the JSON of
-    everything that decides a result), the model is the one from which that training started: the key is then the same
-    as before, and a repeated run finds its result. If that training started from no model, the model is None for a
-    champion, and else `earlier`. If the store no longer has the other model, `earlier` is returned with a note.
+    Usually the model is that of `earlier`. The exception is a training that repeats the one that made `earlier`: their
+    key documents (the JSON of everything that decides a result) are equal except for the starting model. Then the model
+    from which the former training started is returned, with a note: the new training's key is the same as before, and
+    the run finds the result in the store. If the former training started from no model, None is returned for a
+    champion (a promoted model), and the model of `earlier` otherwise. If the store has lost the model from which the
+    former training started, the model of `earlier` is returned with a note.
 
     Args:
         earlier: The model that the setting names.

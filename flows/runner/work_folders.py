@@ -1,7 +1,8 @@
 """Make and remove the folders that attempts work in: `<home>/work/<process>~<attempt>`.
 
-An attempt is one try to run a stage; home is the folder of local state, TRNFLOW_HOME. An attempt removes its folder
-when it ends. If it was killed, the next run removes the folder.
+An attempt is one try to run a stage, and `<attempt>` its id; home is the folder of local state, TRNFLOW_HOME;
+`<process>` identifies the process and its machine. An attempt removes its folder when it ends. If the attempt was
+killed, the next run removes the folder.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def open_home() -> Path:
     """Return the home, the folder of local state (TRNFLOW_HOME). If it is missing, create it, readable by its owner
     alone, and say so on stderr.
 
-    If it can't be created, nothing is raised here: its first use raises the error.
+    No error is raised here if the folder can't be created; the first use of the folder raises one.
     """
     home = home_folder()
     with contextlib.suppress(OSError):  # the first use of the folder raises the error, with its reason
@@ -95,10 +96,11 @@ def attempt_log(home: Path, name: str) -> Path:
 
 
 def data_folders(store: Store) -> list[Path]:
-    """Return the folders of the home (local state) and of the store, which contain data and no code.
+    """Return the folders in which a stage may read any file because they contain data and no code: the home (the folder
+    of local state), the store, and some folders in both.
 
-    A stage may read any file there, although a stage may not read files of the project that its key does not include:
-    the home or the store may be inside the project's folder (see `tasks.keys.allowed_files`).
+    Other files of the project may be read by a stage only if its key includes them. The home or the store may lie
+    inside the project's folder, which is why they are exempted (see `tasks.keys.allowed_files`).
     """
     root, home = Path(local_path(store.root) or store.home), store.home
     return [home, home / "work", home / "cache", root, root / "blobs", root / "partial"]
@@ -106,14 +108,15 @@ def data_folders(store: Store) -> list[Path]:
 
 def clean(store: Store) -> None:
     """Remove the work folders in the home and the leases in the store (files by which a run claims to make a result)
-    that killed runs left behind. Costs two listings when there are none."""
+    that killed runs left behind. Costs two listings of folders when there is nothing to remove."""
     clear(store.home / "work")
     store.sweep_leases()
 
 
 def clear(base: Path) -> None:
-    """Remove the work folders in `base` whose processes, named in the folder's name, have certainly ended, and whose
-    attempt (try to run a stage) has no process left; also folders whose name names no process.
+    """Remove the folders in `base` that killed processes left behind. A folder is removed if the process in its name
+    has certainly ended and the attempt (try to run a stage) in its name has no process left. A folder whose name has no
+    process is removed, too.
 
     Folders of other machines that share the home are kept: this machine can't find out whether their processes live.
     """

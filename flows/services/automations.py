@@ -3,11 +3,15 @@ or fails to come. By name:
 
 - `trnflow: data changed` runs the deployment `retrain` when the event `trnflow.data.changed` names a recipe (and overrides).
 - `trnflow: retrained` sends a notification when a retraining was promoted, kept, stopped or failed.
-- `trnflow: NAME did not run` sends one when no retraining of a scheduled recipe ended for one and a half periods of its
-  schedule: that leaves time for a training that takes longer than the one before.
+- `trnflow: NAME did not run` sends a notification when no retraining of the recipe NAME, which has a schedule, ended
+  within 1.5 times the longest pause of the schedule. This leaves time for a training that takes longer than the last.
 
-A second `deploy` leaves an unchanged automation alone, since Prefect begins to count the time anew when one is updated.
-An automation that the user disabled stays disabled. One that carries the tag `trnflow` and is no longer wanted is deleted.
+A retraining is promoted (the new model is better and becomes the recipe's champion, the model that its users should
+get), kept (the champion stays), stopped (by a check of the data) or failed.
+
+`trnflow deploy` does not update an automation that is the same as before: Prefect would begin to count its time anew.
+An automation that the user disabled stays disabled. An automation with the tag `trnflow` that is not wanted any more is
+deleted.
 """
 
 from __future__ import annotations
@@ -59,10 +63,11 @@ def renew(
 
     Args:
         retrain: The deployment of the flow `retrain`; None if there is none.
-        recipe_names: {(recipe, *overrides) as given in a deployment or schedule: the recipe's own name}.
-        notify: The value of TRNFLOW_NOTIFY, which names the block; None if it is not set: then the block that the
-            present automations use is kept.
-        further: More automations that are wanted.
+        recipe_names: {(recipe, *overrides) as given in a deployment or schedule: the recipe's own name}. A recipe with
+            an active schedule gets an automation that notifies when the recipe was not retrained in time.
+        notify: The value of TRNFLOW_NOTIFY, which names the block; None if the variable is not set: then the block
+            that the present automations use is kept.
+        further: More automations that are wanted, such as those of `recovery.recovery_automations`.
 
     Raises:
         ConfigError: TRNFLOW_NOTIFY names a block that Prefect does not have or that can't send notifications.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CrashedRun:
-    """A flow run (Prefect's word for one run) of the deployment `retrain` that Prefect marked as crashed, since its
-    process was lost.
+    """A flow run (Prefect's word for one run of a flow) of the deployment `retrain` that is marked in Prefect as
+    crashed, because its process was lost.
 
     Attributes:
         id, name: Id and name of the flow run, as Prefect shows them.
@@ -37,14 +37,16 @@ class CrashedRun:
 
     @property
     def event_id(self) -> UUID:
-        """The id of the event that reports the crash. It follows from `id` and `starts`, so that a second report of the
-        same crash can be recognised."""
+        """The id of the event that reports the crash. The id is computed from the run's `id` and `starts`, so a second
+        report of the same crash has the same id."""
         return uuid5(NAMESPACE_URL, f"trnflow crashed {self.id} {self.starts}")
 
 
 def unreported_crashes(times: int) -> list[CrashedRun]:
-    """Return the retrains that began more than `times` times (after which Prefect does not schedule them again),
-    crashed within the last day, and for which the event `trnflow.retrain.failed` is not on Prefect's server yet.
+    """Return the flow runs of the deployment `retrain` that crashed within the last day and are not reported yet: the
+    event `trnflow.retrain.failed` about the crash is not on Prefect's server yet.
+
+    times: Only flow runs that began more often than this are returned; Prefect does not schedule them again.
 
     Raises:
         ConfigError: Prefect's server can't be reached.

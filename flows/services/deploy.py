@@ -50,8 +50,9 @@ SCHEDULE_SECONDS = 90.0
 
 class Deployed(NamedTuple):
     """The result of `deploy`. names: the names of the registered deployments (flows that Prefect can start, with their
-    parameters and schedules); automations: those of the automations (rules by which Prefect's server acts on events);
-    notified: `TYPE/NAME` of the Prefect block through which notifications are sent, or None if none are sent."""
+    parameters and schedules); automations: the names of the automations (rules by which Prefect's server acts on
+    events) with the tag `trnflow`; notified: `TYPE/NAME` of the Prefect block (a stored address and its type) through
+    which notifications are sent, or None if none are sent."""
 
     names: list[str]
     automations: list[str]

@@ -29,7 +29,7 @@ def case_of(parameters: Meta) -> Case:
 
 def check_recipes(document: Meta, file: object) -> dict[Case, str]:
     """Read all recipes that the deployments and schedules of a prefect.yaml name. Return
-    {(recipe, *overrides) as given there: the recipe's own name}.
+    {(recipe, *overrides) as given in the prefect.yaml: the recipe's own name}.
 
     Recipes and overrides with `{{ }}`, which Prefect fills in, are left out. document: the content of the prefect.yaml;
     file: its path, for the message of an error. Raises ConfigError if a recipe can't be read.
@@ -47,10 +47,10 @@ def check_recipes(document: Meta, file: object) -> dict[Case, str]:
 
 
 def offer_recipes(client: SyncPrefectClient, deployments: Iterable[DeploymentResponse], named: Iterable[Case]) -> None:
-    """Limit the parameter `recipe` of deployments on Prefect's server to the shipped recipes (those in `conf/`) and
-    those of `named`.
+    """Limit the parameter `recipe` of deployments on Prefect's server to the shipped recipes (the files in `conf/`) and
+    the recipes in `named`.
 
-    Prefect's form for a run then offers the list, and Prefect refuses other values before a run begins.
+    Prefect's form for a run then offers these recipes, and Prefect refuses other values before a run begins.
 
     Args:
         deployments: The deployments to change; those without a parameter `recipe` are left alone.

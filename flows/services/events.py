@@ -69,7 +69,7 @@ def send_events(events: list[Event]) -> None:
 
 @contextmanager
 def connected() -> Iterator[SyncPrefectClient]:
-    """Yield a client of the Prefect server of PREFECT_API_URL, which is closed when the context ends.
+    """Yield a client for requests to the Prefect server of PREFECT_API_URL; close the client when the context ends.
 
     Raises:
         ConfigError: A request within the context failed: the server can't be reached, fails, or refuses the request.

@@ -65,8 +65,11 @@ class Tracking(Listener):
             self._tracker.metrics(stage, metrics["step"], metrics["values"], metrics["time"])
 
     def stage_ended(self, outcome: Outcome) -> None:
-        """Record how a stage ended, if it has an artifact: key, artifact, seconds and metrics. For load_data the data
-        sources are recorded too, for evaluate_model the plots."""
+        """Record how a stage ended: its key (the hash of all that decides its result), its artifact's digest, its
+        seconds, metrics and figures, and the number of rows of each split. A stage without an artifact is not recorded.
+
+        For `load_data` the recipe's data sources are recorded too, for `evaluate_model` its plots and reports.
+        """
         if outcome.artifact is None:
             return
         if self._tracker is None:
@@ -146,9 +149,11 @@ def record_champion(
         tracker: the recording of an MLflow run; the event is written to its spool, the file in which events wait until
             another process has uploaded them to MLflow.
         recipe: the recipe's name.
-        found: the files of all champions of the recipe in the store, the present one first.
-        challenger: digest of the model that was compared and lost; None if there is none.
-        comparison: figures of the comparison by name, such as `difference`; {} if none was made.
+        found: (n, content) of the file `roots/champions/<recipe>/<n>.json` in the store, for the present and all
+            earlier champions of the recipe, the present one first.
+        challenger: digest of the model that was compared with the champion and lost; None if there is none.
+        comparison: {name: value} of the comparison of the two models: champion and challenger (the metric of each),
+            difference, low and high (the ends of its interval); {} if no models were compared.
     """
     number, champion = found[0]
     tracker.champion(

@@ -127,8 +127,10 @@ def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
 
 
 def retrain_message(block: Block) -> ActionTypes:
-    """Return the action with which an automation (a rule of Prefect's server) sends the message about a retraining that
-    ended. block: the Prefect block through which the message is sent."""
+    """Return the action with which an automation (a rule of Prefect's server) sends a message about a retraining that
+    ended: how it ended, why, and the metrics of the compared models.
+
+    block: the Prefect block (a stored address and its type) through which the message is sent."""
     rendered = "{% set text %}" + RETRAIN_TEXT + "{% endset %}"
     document = rendered + "{{ {'text': text, 'event': event.event, 'retrain': event.payload} | tojson }}"
     return _message(
@@ -138,8 +140,10 @@ def retrain_message(block: Block) -> ActionTypes:
 
 def plain_message(block: Block, subject: str, text: str, **further: Any) -> ActionTypes:
     """Return the action with which an automation (a rule of Prefect's server) sends a fixed text through a Prefect
-    block. subject: the message's subject, for blocks that take one; further: fields of the JSON document that a webhook
-    gets besides `text`."""
+    block (a stored address and its type).
+
+    subject: the message's subject; a webhook does not get one; text: the message; further: more fields of the JSON
+    document that a webhook gets, whose field `text` is the message."""
     document = json.dumps({"text": text, **further})
     return _message(block, _literal(subject), _literal(text), _literal(document))
 

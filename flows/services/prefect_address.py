@@ -38,8 +38,11 @@ def recorded_server(home: Path) -> dict[str, Any]:
     """Return the record that the last start of a local Prefect server left in `<home>/prefect/server.json`, whether
     that server still runs or not. home: the folder of local state (TRNFLOW_HOME).
 
-    The record has "url", "page", "port", "pid", "process", "started", "log" and "stays" (whether it runs until it is
-    stopped). It is {} when no server was ever started, and after the last server was stopped or ended by itself.
+    Returns:
+        "url": the address of the server's API; "page": the address of its web page; "port"; "pid": the id of its
+        process; "process": a text that also tells the process from a later one with the same pid; "started": when, as
+        text; "log": the path of its log; "stays": whether the server runs until `trnflow down`. {} when no server was
+        ever started, and after the last server was stopped or ended by itself.
     """
     try:
         return dict(json.loads((home / "prefect" / "server.json").read_text(encoding="utf-8")))

@@ -147,10 +147,11 @@ def last_error(home: Path) -> str:
 
 
 def cause_of_failure(home: Path) -> tuple[str, str]:
-    """Return (cause, fix) for the running Prefect server that is in use and answers requests with errors.
+    """Return (cause, fix) as text, for the Prefect server in use, when it answers requests with errors: why the server
+    fails, and what the user can do.
 
-    The only cause that is recognised is a full disk of the local server (folder `<home>/prefect`); else the cause is
-    empty, and the fix says where to look. The server's log is not searched: it may hold errors from days ago.
+    The only cause that is recognised is a full disk of the local server (folder `<home>/prefect`). For all others the
+    cause is empty, and the fix says where to look. The server's log is not searched: it may hold errors from days ago.
     """
     folder = home / "prefect"
     if configured_url() not in (None, recorded_server(home).get("url")):

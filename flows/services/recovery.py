@@ -1,19 +1,18 @@
-"""End the flow runs whose process was lost, and schedule them again: by automations of Prefect, and by `tend_runs`,
-which finds the runs that the automations missed.
+"""End the flow runs whose process was lost, and schedule them again. Automations (rules by which Prefect's server acts
+on events) do this; `tend_runs` does it for the runs that the automations missed.
 
 A worker reports how a flow's process ended. If the worker dies too, or the machine stops, nobody reports it. Prefect's
-server then sees that the run's heartbeats stop. The automations of this module (rules by which Prefect's server acts on
-events) mark such a run as crashed and schedule it again; the stages that it finished are cached, and training goes on
-from its newest checkpoint.
+server then gets no more heartbeats of the run. The automations of this module mark such a run as crashed and schedule
+it again; the stages that the run finished are cached, and training goes on from its newest checkpoint.
 
 How often a run began is in its label `prefect.run-count`. A worker that is stopped with Ctrl-C leaves crashed runs too,
-which the next worker then takes up.
+which the next worker then runs.
 
 The automations miss two cases. An automation waits for an event during a time window, and Prefect forgets the window a
 minute after its end, so a run that stops together with the server would stay "Running". And events are lost: those that
 a killed server had not written yet, and, on a busy machine, those that SQLite refused five times ("database is
-locked"). `tend_runs` makes up for both: when a worker starts, and in each run of the deployment `watch`. Each retrain
-looks for the commonest case, a run that never began (`end_unbegun_runs`).
+locked"). `tend_runs` ends or schedules such runs when a worker starts, and in each run of the deployment `watch`. Each
+retrain looks for the commonest case only, a run that never began (`end_unbegun_runs`).
 """
 
 from __future__ import annotations
@@ -128,16 +127,20 @@ def recovery_automations(
 
 
 def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, times: int = TIMES) -> int:
-    """Find the flow runs whose process was lost without a reaction of Prefect's automations (rules by which its server
-    acts on events), and end or schedule them again. Return for how many flow runs something was done; runs that are
-    alive and get an event are counted too.
+    """Find the flow runs whose process was lost and which Prefect's automations (rules by which Prefect's server acts
+    on events) missed. Mark these runs as crashed or cancelled, or schedule them again:
 
-    - Flow runs that did not begin within `pending` seconds are marked as crashed (`end_unbegun_runs`).
-    - For each flow run that is running or being cancelled, other than the one of this process, an event
-      is sent after which an automation waits for some time. If the run sends a heartbeat (or ends, if it is being
-      cancelled) in that time, nothing happens; else the automation marks the run as crashed or cancelled.
-    - A flow run that crashed more than `left` seconds and less than a day ago, and that began once to `times` times, is
-      scheduled again; not one of the deployment `watch`.
+    - A deployment's flow run that a worker took, but that did not begin within `pending` seconds, is marked as crashed
+      (`end_unbegun_runs`).
+    - For each flow run that is running or being cancelled, except the run of this process, an event is sent that makes
+      an automation wait. The automation marks the run as crashed if no heartbeat of the run comes in time, or, if the
+      run is being cancelled, as cancelled if the run does not end in time. A run that is alive goes on.
+    - A deployment's flow run that crashed more than `left` seconds and less than a day ago, and that began 1 to `times`
+      times, is scheduled again. A run of the flow `watch` is not: its schedule begins a new run every few minutes.
+
+    Returns:
+        The number of flow runs that were marked, scheduled again, or for which an event was sent. Runs that are alive
+        are among them.
 
     Raises:
         ConfigError: Prefect's server can't be reached.
@@ -170,8 +173,8 @@ def our_flows() -> FlowFilter:
 
 
 def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
-    """Mark the flow runs of deployments that a worker took, but that did not begin within `pending` seconds, as crashed; return
-    their number. An automation (a rule of Prefect's server) then schedules them again.
+    """Mark as crashed the flow runs of deployments that a worker took, but that did not begin within `pending` seconds.
+    Return the number of flow runs marked. An automation (a rule of Prefect's server) then schedules these runs again.
 
     Raises:
         ConfigError: Prefect's server can't be reached.
@@ -194,8 +197,9 @@ def _unbegun(pending: float) -> str:
 
 
 def prefect_worker() -> None:
-    """Run Prefect's command line with this process's arguments. Its worker takes no flow run while it still counts
-    an earlier process of the same run against its limit of runs (`leave_counted_runs`).
+    """Run Prefect's command line with this process's arguments, with a change to Prefect's worker
+    (`leave_counted_runs`): the worker does not take a flow run again while an earlier process of this run counts
+    against the worker's limit of concurrent runs.
 
     `trnflow worker` starts its worker process with this function."""
     from prefect.cli import app
@@ -205,8 +209,8 @@ def prefect_worker() -> None:
 
 
 def leave_counted_runs() -> None:
-    """Change Prefect's worker class, so that a worker takes no flow run while it still counts an earlier process of
-    the same run against its limit of runs.
+    """Change Prefect's worker class in this process: a worker no longer takes a flow run while an earlier process of
+    this run counts against the worker's limit of concurrent runs.
 
     When a flow run's process is killed, the run is scheduled again within seconds. A worker with a limit of runs that
     takes the run while the old process still counts raises RuntimeError and ends. The changed worker takes the run when

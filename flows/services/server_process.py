@@ -2,18 +2,21 @@
 
     python server_process.py DESCRIPTOR SECONDS     in the folder `<home>/prefect`
 
-A run, a worker and an open page send requests or hold a connection (a websocket), which uvicorn counts. So no process has to be
-watched, and a killed run that the database shows as running does not keep the server. After SECONDS without a request and a
-connection the server asks its own API for active schedules. If there is none, it ends.
+DESCRIPTOR is that of the listening socket. A run, a worker and an open page send requests or hold a connection (a
+websocket); uvicorn counts both. After SECONDS without a request or connection the server asks its own API for active
+schedules, and ends if there are none. Processes are not watched, so a killed run that the database still shows as
+running does not keep the server.
 
-No run loses its server at that moment: a process that needs the server takes `server.lock` first, and touches the file
-(`start_server`). The server takes the same lock, stays if the file was touched since its last look, else removes
-`server.json` and keeps the lock until its process has ended. A run that waits for the lock then starts a new server. A
-server that `trnflow up` asked for has `stays` in `server.json`, and does not end by itself. Neither does one whose API
-can't be asked.
+No run loses its server while the server ends. A process that needs the server first takes the lock `server.lock` and
+touches the file (`start_server`). The server takes the same lock before it ends. If the file was touched since the
+server last checked, the server stays. Else it removes `server.json` and keeps the lock until its process has ended; a
+run that waits for the lock then starts a new server.
 
-This does what `prefect server start` does, without loading Prefect's command line (1.5 s), and lets transactions on SQLite take
-turns (`take_turns`).
+A server that `trnflow up` started or used has `"stays": true` in `server.json` and does not end by itself. A server
+whose API can't be asked for schedules does not end either.
+
+The program serves what `prefect server start` serves, without loading Prefect's command line (1.5 s), and lets
+transactions on SQLite take turns (`take_turns`).
 """
 
 from __future__ import annotations
@@ -52,8 +55,8 @@ PAGE = 200
 
 
 class Idleness:
-    """Measures how long no process or page has used the local Prefect server: by requests, connections, and the file
-    `server.lock`, which a process touches before it uses the server.
+    """Measures how long no process or page has used the local Prefect server. Use is a request, an open connection, or
+    a touch of the file `server.lock`, which a process touches before it uses the server.
 
     Args:
         server: The server, which counts requests and connections.
@@ -67,9 +70,10 @@ class Idleness:
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing has used the server for `seconds`. Each read of this property is a look: the time
-        begins anew if requests came or `server.lock` (touched by a process that needs the server) was touched
-        since the last look, or if a connection is open now."""
+        """Whether nothing has used the server for `seconds`.
+
+        Reading this property also restarts the count of seconds, if the server was used: a request came or
+        `server.lock` was touched since the property was read last, or a connection is open now."""
         seen = (self._server.server_state.total_requests, touched())
         if seen != self._seen or self._server.server_state.connections:
             self.begin_anew()
@@ -78,12 +82,12 @@ class Idleness:
 
     @property
     def was_touched(self) -> bool:
-        """Return whether a process that needs the server took and touched the lock file `server.lock` since `is_over`
-        was read last."""
+        """Whether a process that needs the server touched the file `server.lock` since `is_over` last found the server
+        in use."""
         return touched() != self._seen[1]
 
     def begin_anew(self) -> None:
-        """Begin the time without use anew, from now on."""
+        """Restart the count of seconds without use at 0."""
         self._since = time.monotonic()
 
 
@@ -161,8 +165,8 @@ def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: floa
     """Wait until nothing has used the server for `seconds`, then end the server and this process. Runs in its own
     thread.
 
-    The server stays while a deployment has an active schedule, and if it was started to stay (`trnflow up`). listener:
-    the server's socket, which tells its port."""
+    The server does not end while a deployment has an active schedule, nor if it was asked to stay (`trnflow up`).
+    listener: the server's listening socket; the port is read from this socket."""
     while not server.started:
         time.sleep(0.1)
     port = listener.getsockname()[1]

@@ -53,7 +53,7 @@ def task_runner(config: TaskRunnerConfig) -> Iterator[TaskRunner | None]:
 
 class TaskRunner:
     """Makes each part of a stage (a share of a data stage's work, such as some rows) in a task run of one of Prefect's
-    task runners. A `flows.runner.parts.part_makers.PartMaker`.
+    task runners. Implements the protocol `flows.runner.parts.part_makers.PartMaker`.
 
     Args:
         config: The recipe's section `task_runner`: kind and number of workers, address of a cluster.
@@ -71,11 +71,14 @@ class TaskRunner:
         self._flow = contextvars.copy_context()
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make each part (a share of a data stage's work) in a task run, and yield the results in the order of `jobs`,
-        which describe the parts.
+        """Make each part (a share of a data stage's work) in a task run and put it into the store. Yield for each part
+        {"artifact": the digest in the part's record in the store, "made": the digest of the result made now, "said":
+        the part's events}, in the order of `jobs`.
 
-        At most twice as many parts as there are workers are submitted at once. When the caller stops, the parts still
-        waiting are cancelled.
+        At most twice as many parts as there are workers are submitted at once. When the caller stops early, the parts
+        that still wait are cancelled.
+
+        jobs: Descriptions of the parts, made by `flows.runner.parts.worker_process.part_job`.
 
         Raises:
             ProcessFailed: A worker died.

@@ -26,11 +26,13 @@ PRIVATE = "launch"
 
 
 def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta | None) -> Meta:
-    """Return the content of sweep.json: the sweep's metric and direction, its trials, the best trial and the winner
-    (the run of the whole pipeline with the best trial's settings).
+    """Return the content of sweep.json: schema (1), study (the sweep's name), recipe (its name), metric (by which
+    trials are compared), direction ("max" or "min"), trials and best (each trial as the fields of `Tried`), winner
+    (the run of the whole pipeline with the best trial's settings), shared_seconds (which all trials saved by results
+    in the store).
 
     plan: the sweep's checked settings; best: the best trial, None if no trial completed; winner: what
-    `SweepStudy.winner` returns. A winner with other settings than the best trial is left out."""
+    `SweepStudy.winner` returns. The winner is null in sweep.json if its settings are not those of the best trial."""
     sweep = plan.recipe.sweep
     return {
         "schema": 1,
@@ -52,9 +54,9 @@ def write_json(folder: Path, content: Meta) -> None:
 
 
 def write_best(folder: Path, plan: Plan, best: Tried) -> None:
-    """Write best.yaml into `folder`: a recipe that extends the sweep's recipe and has every setting in which the best
-    trial differs from that recipe, overrides of the command line included. Secrets are replaced by `***`; the sections
-    `launch` and `sweep` are left out. If the recipe can be read only with the overrides, best.yaml has all
+    """Write best.yaml into `folder`: a recipe that extends the sweep's recipe. It has every setting in which the best
+    trial differs from that recipe, overrides of the command line included, but not the sections `launch` and `sweep`.
+    Secrets are replaced by `***`. If the sweep's recipe is complete only with the overrides, best.yaml has all
     settings."""
     found = plan.best_recipe(best.settings)
     after = found.model_dump(mode="json")

@@ -89,8 +89,8 @@ class Plan:
         return settings.load(self.named, [*self.overrides, *varied, f"name={self.recipe.name}{SUFFIX}"])
 
     def best_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe with the settings of the best trial, without the ending `.sweep` of a trial's name. values:
-        {setting: value} of the settings that vary."""
+        """Return the recipe with the settings of the best trial. Its name is that of the sweep's recipe, without the
+        ending `.sweep` that the names of trials have. values: {setting: value} of the settings that vary."""
         return settings.load(self.named, [*self.overrides, *(override(*one) for one in values.items())])
 
     def refuse_changed(self) -> None:
@@ -104,9 +104,11 @@ class Plan:
             )
 
     def definition(self) -> Meta:
-        """Return the settings that must be unchanged when a sweep is resumed: recipe (without the settings that vary
-        and without the sections that do not affect training's metrics, such as `store` and `evaluate`), space {setting:
-        its range or choices}, metric and direction."""
+        """Return what must be unchanged when a sweep is resumed.
+
+        recipe: the recipe without the settings that vary, and without the sections that do not affect training's
+        metrics, such as `store` and `evaluate`; space: {setting: its range or choices}; metric: the metric by which
+        trials are compared; direction: "max" or "min"."""
         common = {name: value for name, value in self.recipe.to_json().items() if name not in AROUND}
         for dimension in self.space:
             _remove(common, dimension.setting.split("."))

@@ -57,9 +57,11 @@ def on_slot(recipe: Recipe, slot: int) -> Recipe:
 
 @dataclass(frozen=True)
 class Leases:
-    """The leases of a sweep (files in the store by which one process at a time may use something): one lease for its
-    study, Optuna's record of its trials, and one for each device that it uses. If this process dies, its leases end; a
-    device's lease then ends only after the trials' own processes, which may need a while to save their state.
+    """The leases of a sweep. A lease is a file in the store by which one process at a time may use something. A sweep
+    has one lease for its study (Optuna's record of its trials) and one for each device that it uses.
+
+    If the sweep's process dies, its leases end. The lease of a device ends only after the processes of the trials,
+    which may need a while to save their state.
 
     Attributes:
         recipe: The sweep's recipe.
@@ -85,9 +87,9 @@ class Leases:
 
     @contextmanager
     def hold_devices(self) -> Iterator[None]:
-        """Context that holds the leases of the devices, so that no other sweep and no training uses them. On the CPU,
-        one lease for the machine keeps other sweeps away. ConfigError if another sweep or a training holds one of them
-        and `wait` is false."""
+        """Context that holds the leases of the sweep's devices, so that no other sweep and no training uses them. On
+        the CPU there is one lease for the whole machine, which keeps other sweeps away. ConfigError if another sweep
+        or a training holds one of the leases and `wait` is false."""
         names = device_names(self.recipe, filled_environment(self.recipe.launch), self.recipe.sweep.parallel) or (
             "cpu",
         )

@@ -35,10 +35,13 @@ CHOICES = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^,"'\[\]{}]*)(?:,|$)""")
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting that a sweep varies: over `values` if there are any, else from `low` to `high`.
+    """One setting that a sweep varies: over the choices in `values` if there are any, else over the range from `low`
+    to `high`.
 
     Attributes:
-        setting: Its dotted name, such as `train.learning_rate`.
+        setting: The setting's dotted name, such as `train.learning_rate`.
+        values: The choices; empty for a range.
+        low, high: The lower and the upper end of the range.
         log: Whether values are drawn evenly on a logarithmic scale.
         step: The distance between two neighbouring values; None for any value between the ends (for whole numbers: 1).
         whole: Whether the values are whole numbers.

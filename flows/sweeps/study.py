@@ -1,8 +1,10 @@
 """The Optuna study of a sweep, in a database: it proposes the settings of each trial and keeps the results.
 
-With one trial at a time the proposals depend only on the seed and the results so far, so a sweep that was killed and resumed
-proposes what it would have proposed. If the database was lost this holds until the first trial that had been pruned: trials
-that the store has report no evaluations, so nothing is pruned by them.
+With one trial at a time the proposals depend only on the seed and the earlier results. A sweep that was killed and
+resumed therefore proposes the same settings as one that was never killed. If the database was lost, the trials run
+again, and their results come from the store. Then the proposals are the same only up to the first trial that had been
+pruned (ended early): a trial whose training is in the store reports no evaluations, so no trial is pruned because of
+it.
 """
 
 from __future__ import annotations
@@ -172,8 +174,8 @@ class SweepStudy:
             trial.set_user_attr(RUN, run)
 
     def note_shared(self, trial: Trial, seconds: float) -> None:
-        """Record the seconds that a trial saved, because it found results of stages in the store
-        (`Tried.shared_seconds`). Call it before `complete`, `prune` or `fail`."""
+        """Record how many seconds a trial saved because it found results of stages in the store
+        (`Tried.shared_seconds`). Call this method before `complete`, `prune` or `fail`."""
         with self._access():
             trial.set_user_attr(SHARED, round(seconds, 3))
 
@@ -185,7 +187,7 @@ class SweepStudy:
             trial.set_user_attr(STOPPED, True)
 
     def report(self, trial: Trial, value: float, step: int) -> bool:
-        """Record the trial's metric at a step of training. Return whether the pruner wants to end the trial, because
+        """Record the trial's metric at a step of training. Return whether to end the trial early (prune it), because
         the value is worse than the median of earlier trials; always False with `sweep.pruner` none."""
         with self._access():
             trial.report(value, step)
@@ -219,15 +221,16 @@ class SweepStudy:
         return found
 
     def set_winner(self, document: Meta) -> None:
-        """Record in the study the run of the whole pipeline with the settings of the best trial.
+        """Record in the study the run of the whole pipeline with the settings of the best trial (the winner).
 
-        document: trial (its number), settings, run (its id), metrics, test (metrics on the test split), around (the
-        recipe's sections `export` and `evaluate`)."""
+        document: trial (the best trial's number), settings {setting: value}, run (the id of the winner's run), metrics
+        {name: value} of all stages, test (the metrics on the test split alone), around (the recipe's sections `export`
+        and `evaluate`, {section: settings})."""
         with self._access():
             self._study.set_user_attr(WINNER, document)
 
     def figure_source(self) -> Study:
-        """Return the Optuna study itself, from which Optuna's plotting functions read."""
+        """Return the Optuna study, from which Optuna's plotting functions read the trials."""
         return self._study
 
     def _sampler(self, seed: int) -> BaseSampler:

@@ -44,8 +44,8 @@ class Pruned(Interrupted):
 
 @dataclass
 class Watch(Listener):
-    """Listener of a trial's run: reports the metric of each evaluation to the study, and raises an error to end the run
-    when the study wants to end the trial early or when the sweep is stopped.
+    """Listener of a trial's run: reports the metric of each evaluation to the study. It raises an error to end the run
+    when the study wants to end the trial early, or when the sweep is stopped.
 
     Attributes:
         study: The study that records the trial.
@@ -53,8 +53,8 @@ class Watch(Listener):
         metric: The metric of the stage `train` by which trials are compared, such as eval_loss.
         stopping: Set by the sweep to end its trials, such as after Ctrl-C.
         say: Called with a line of text for each other run that the trial waits for.
-        key: The key of the stage `train` (the hash of its settings, inputs and code), under which the store keeps its
-            checkpoints; None until training begins.
+        key: The key of the stage `train` (the hash of its settings, inputs and code), under which the store keeps the
+            trial's checkpoints; None until training begins.
         pruned: Whether the study ended the trial early.
         lost: The error that ends the whole sweep: the study's database failed, or training does not report `metric`.
             None if there was none.
@@ -175,8 +175,8 @@ def run_trial(
 
 
 def unreported(metric: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a sweep whose `sweep.metric` is a metric that training does not report. metric: its name;
-    known: the names of the metrics that training reports."""
+    """Return, without raising it, the error for a sweep whose setting `sweep.metric` names a metric that training does
+    not report. metric: that name; known: the names of the metrics that training reports."""
     return ConfigError(
         f"training reports no metric {metric}: it reports {', '.join(sorted(known)) or 'nothing'}",
         "name one of these: --metric NAME",

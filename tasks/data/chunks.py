@@ -36,9 +36,9 @@ def chunk_file(artifact: Path, split: str, length: int) -> Path:
 
 
 def segments_file(artifact: Path, split: str, length: int) -> Path:
-    """Return the path of the file that lists, for each segment of one split and length (in tokens), the row that the
-    segment was cut from. A segment is a text or a piece of one that stands in a chunk, perhaps beside others; artifact:
-    the output folder of `pack_chunks`."""
+    """Return the path of the file that lists, for each segment in the chunks of one split and length (in tokens), the
+    row from which the segment was cut. A segment is a text or a piece of one that stands in a chunk, perhaps beside
+    others; artifact: the output folder of `pack_chunks`."""
     return artifact / split / f"{length}.segments.npy"
 
 

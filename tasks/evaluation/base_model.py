@@ -1,8 +1,8 @@
-"""Load the language model that training started from, in the architecture and the dtype of the trained one.
+"""Load the language model that training started from, in the architecture and the dtype of the trained model.
 
-The model that training started from gets the trained model's generation settings, so that texts of the two models
-differ by their weights alone. The tokenizer is the trained model's: training never adds embeddings (rows with a larger
-vocabulary than the model's are refused), so each of its ids has an embedding in the base model.
+The loaded model gets the trained model's generation settings, so that texts of the two models differ by their weights
+alone. The trained model's tokenizer serves both models: training never adds embeddings (rows with a larger vocabulary
+than the model's are refused), so the model before training has an embedding for each id of the tokenizer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compute the figures of a classification from its predictions, by scikit-learn and scipy.
 
-Everything follows from the columns of predictions.parquet: the true and the predicted class, the probabilities (float32)
-and the loss of each row.
+All figures can be computed again from the columns of predictions.parquet: the true and the predicted class, the
+probabilities (float32) and the loss of each row.
 """
 
 from __future__ import annotations
@@ -131,10 +131,11 @@ def calibration_error(bins: list[Meta]) -> float:
 
 
 def intervals(found: Predictions, matrix: Ints) -> Meta:
-    """Return bootstrap intervals {metric: [low, high]} of accuracy, f1_macro, f1_weighted and loss.
+    """Return the bootstrap interval [low, high] of each of the metrics accuracy, f1_macro, f1_weighted and loss, by
+    the metric's name; and `confidence` (of the intervals, 0.95) and `resamples` (how many were drawn).
 
-    matrix: the confusion matrix. Drawing rows with replacement draws the cells of the confusion matrix from a multinomial
-    distribution, which is how the resamples of the first three are made."""
+    matrix: the confusion matrix of `found`. Resamples of the first three metrics are confusion matrices drawn from a
+    multinomial distribution, which is the same as drawing rows with replacement."""
     import numpy as np
 
     random, rows = np.random.default_rng(SEED), int(matrix.sum())

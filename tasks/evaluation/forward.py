@@ -50,11 +50,11 @@ class Predictions(NamedTuple):
 
 
 class TokenLosses(NamedTuple):
-    """The losses of a language model by segment (a row, or a piece of one, in a packed chunk), in the order of lengths,
-    chunks and segment ids. All arrays are [segments].
+    """The losses of a language model for each segment of a split. A segment is a row, or a piece of one, in a packed
+    chunk. Segments are in the order of chunk length, chunk and segment id. All arrays are [segments].
 
-    nll: float64, the sum over the segment's supervised tokens of the negative log likelihood, in nats; tokens: int64, the
-    number of these tokens; sizes: int64, the number of all its tokens."""
+    nll: float64, the sum of the negative log likelihoods of the segment's supervised tokens, in nats; tokens: int64,
+    the number of supervised tokens; sizes: int64, the number of all tokens of the segment."""
 
     nll: Floats
     tokens: Ints
@@ -147,10 +147,11 @@ def _by_segment(losses: Any, targets: Any, segments: Any) -> tuple[Any, Any, Any
 
 
 def single_row_seconds(model: Any, split: Split) -> list[float]:
-    """Return the wall-clock seconds of forward passes of one row each, over rows taken evenly from a split.
+    """Measure the latency of a model: return the wall-clock seconds of forward passes of one row each, over rows taken
+    evenly from a split. The first row is also run once before, as a warm-up that is not counted.
 
-    The number of rows is such that all passes take about 10^12 floating point operations, at least 3 (if the split has
-    so many) and at most 50. One more pass is run first, as a warm-up, and not counted."""
+    The number of rows depends on the model's size: all passes together take about 10^12 floating point operations. It
+    is at least 3 (fewer if the split has fewer rows) and at most 50."""
     import torch
 
     length = max(split.rows)

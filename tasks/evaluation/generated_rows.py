@@ -1,5 +1,5 @@
-"""Make the lines of generations.jsonl: for each prompt the trained model's texts, and beside them those of the model that
-training started from."""
+"""Make the lines of generations.jsonl, one for each prompt of an evaluation. A line has the texts that the trained
+model generates for the prompt and, if asked for, the texts that the model before training generates."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ class Generations:
     texts: Meta
 
     def of(self, model: PreTrainedModel, out: Workdir, unit: str) -> list[Meta]:
-        """Generate two texts for each prompt, a greedy and a sampled one. Return a mapping for each prompt: row,
-        prompt, answer, generated (the greedy text), tokens, prompt_tokens, prompt_tokens_cut and ended, as `generate`
-        returns them, and for the other text `sampled` and `sampled_ended` (whether an end token came). unit: the name
-        of the progress bar."""
+        """Generate two texts for each prompt, a greedy and a sampled one. Return one dict for each prompt, in their
+        order.
+
+        The dict has the keys that `generate` returns for the greedy text (row, prompt, answer, generated, tokens,
+        prompt_tokens, prompt_tokens_cut, ended), and for the sampled text `sampled` (the text) and `sampled_ended`
+        (whether its last token is an end token). unit: the name of the progress bar."""
         tokenizer, positions = read_tokenizer(self.folder), longest_sequence(model)
         encoder = prompt_encoder(tokenizer, self.texts)
         ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
@@ -64,8 +66,8 @@ class Generations:
         return made
 
     def before(self, base: Source, warm_start: Input | None, device: str, out: Workdir) -> list[Meta]:
-        """Load the model that training started from, and return the texts that it generates for the prompts, as `of`
-        does; [] without prompts. The model's memory is free again afterwards.
+        """Load the model that training started from, and return the texts that this model generates for the prompts,
+        in the form that `of` returns; [] without prompts. The model's memory is freed afterwards.
 
         base: the base model, from `model_source`; warm_start: the model's artifact whose weights replaced those of
         `base`, or None; device: "cpu" or "cuda"."""

@@ -1,5 +1,6 @@
-"""Generate texts for the evaluation report. The prompts are the first rows of a split, each cut before its supervised
-part (the text that is trained on, such as an answer), and the prompts of the recipe.
+"""Generate texts for the evaluation report. The prompts are those of the recipe (`evaluate.prompts`), then the first
+rows of a split. A row's prompt is the text before its supervised part (the text that is trained on, such as an
+answer).
 
 Token ids and position ids are computed as in training.
 """
@@ -135,12 +136,20 @@ def generate(
     ends: list[int],
     sample: bool = True,
 ) -> Meta:
-    """Generate a text for one prompt. Return {row, prompt, answer, generated (the text), tokens (generated ones),
-    prompt_tokens, prompt_tokens_cut (those left out of the prompt), ended (whether an end token came)}.
+    """Generate a text for one prompt.
 
-    sample: draw each token from the model's probabilities, else take the most probable one (greedy); encoder: turns the
-    prompt into token ids; positions: the number of tokens that the model has positions for, None for any number (a prompt
-    that leaves no room for the answer loses its first tokens); ends: ids of the tokens that end a text.
+    Args:
+        encoder: turns the prompt into token ids.
+        positions: the number of tokens that the model has positions for; None for any number. A prompt that leaves no
+            room for the answer loses its first tokens.
+        ends: ids of the tokens that end a text.
+        sample: whether to draw each token from the model's probabilities; if False, take the most probable token
+            (greedy).
+
+    Returns: row (the prompt's row in the split, null for a prompt of the recipe), prompt (its text), answer (the text
+    that the data has, or null), generated (the text), tokens (how many were generated), prompt_tokens (how many the
+    prompt has), prompt_tokens_cut (how many of these were left out) and ended (whether the last generated token is an
+    end token).
     """
     import torch
 

@@ -1,5 +1,5 @@
-"""Bootstrap intervals of metrics: how far a figure could lie from another draw of as many rows. The seed is fixed, so the
-same rows give the same interval."""
+"""Bootstrap intervals of metrics: in what range a figure would lie if as many other rows had been drawn. The seed is
+fixed, so the same rows give the same interval."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def mean_interval(values: Floats) -> list[float]:
 
 def ratio_interval(above: Any, below: Any) -> list[float]:
     """Return the bootstrap interval [low, high], with confidence 0.95, of sum(above) / sum(below), such as the summed
-    loss by the number of tokens. A resample draws rows with replacement, and takes both values of each. above, below:
-    [rows]."""
+    loss divided by the number of tokens. above, below: two values of each row, [rows]. A resample draws rows with
+    replacement, and takes both values of each drawn row."""
     import numpy as np
     from scipy.stats import bootstrap
 

@@ -1,5 +1,5 @@
-"""Count the rows of each split that the model saw only in part, or not at all: a figure computed without them is about fewer
-rows than the data has."""
+"""Count, for each split, the rows that the model saw only in part or not at all. Metrics on a split are computed
+without the rows that were left out, so the report shows these counts beside them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ COLUMNS = {
 
 
 def lost_rows(texts: Input, packed: Input) -> Meta:
-    """Return {split: {rows, truncated, too_long, unsupervised}}: how many rows the split has as texts, how many of them were
-    cut to the maximal length, how many were left out because they are longer than `tokenize.max_length` or than any chunk,
-    and how many because no token of them is trained on (language models).
+    """Count the rows of each split of which tokenizing or packing left out tokens, or the whole row. Return {split:
+    {rows, truncated, too_long, unsupervised}}, each a number of rows of that split.
 
-    texts, packed: the artifacts of format_prompts (rows as text) and pack_chunks (rows packed into chunks of
-    tokens)."""
+    Keys:
+        rows: all rows of the split after format_prompts.
+        truncated: rows cut to `tokenize.max_length` tokens; the rest of their tokens is used.
+        too_long: rows left out because they are longer than `tokenize.max_length`, or than the longest chunk.
+        unsupervised: rows of a language model left out because the model would be trained on none of their tokens.
+
+    texts: the artifact of format_prompts (rows as text); packed: the artifact of pack_chunks (rows packed into chunks
+    of tokens).
+    """
     return {split: {"rows": rows, **_lost(packed.meta, split)} for split, rows in texts.meta.get("splits", {}).items()}
 
 
@@ -36,9 +42,11 @@ def _lost(packed: Meta, split: str) -> Meta:
 
 
 def lost_rows_notes(split: str, counts: Meta, max_length: int | None) -> list[str]:
-    """Return a sentence for each kind of lost rows (truncated, too long, without a token to train on) that the split
-    has, for the notes of the evaluation's report. counts: the split's entry in what `lost_rows` returns; max_length:
-    the number of tokens to which rows were cut."""
+    """Return sentences for the evaluation's report about the rows of one split that lost tokens or were left out: one
+    sentence for each count above 0 of truncated, too_long and unsupervised.
+
+    split: the split's name; counts: the value of `lost_rows` for this split, {rows, truncated, too_long,
+    unsupervised}; max_length: the number of tokens to which rows were cut."""
     rows = counts["rows"]
     sentences = {
         "truncated": f"were truncated to {max_length} tokens",

@@ -1,8 +1,8 @@
-"""Write predictions.parquet, one row for each row of the texts that was evaluated, in their order.
+"""Write predictions.parquet: the prediction, or the losses, of each evaluated row. The rows are those of
+`<split>.parquet`, which format_prompts wrote, in the same order; rows that tokenizing or packing dropped are missing.
 
-`row` counts the rows of the texts' `<split>.parquet` from 0; `digest` is `sha256:<hex>` of the text that the model reads
-(UTF-8), so that predictions of different models, or of rows in another order, can be joined. Rows that tokenizing or
-packing dropped have no prediction.
+The column `row` is the row's number in `<split>.parquet`, from 0. The column `digest` is `sha256:<hex>` of the text
+that the model reads (UTF-8), by which predictions of different models, or of rows in another order, can be joined.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ BATCH = 1024
 
 
 class RowLosses(NamedTuple):
-    """The losses of a language model for the rows of a split as format_prompts wrote them, by ascending row number. All
-    arrays are [rows].
+    """The losses of a language model for the rows of a split as format_prompts wrote them, by ascending row number.
+    All arrays are [rows].
 
-    row: int64, the row's number from 0; nll: float64, the sum over the row's supervised tokens of the negative log
-    likelihood, in nats; tokens: int64, their number; bytes: int64, the UTF-8 bytes of the text that they spell (special
-    tokens spell none); cut: bool, whether tokens of the row were left out, or it was read in several pieces."""
+    row: int64, the row's number from 0; nll: float64, the sum of the negative log likelihoods of the row's supervised
+    tokens, in nats; tokens: int64, the number of supervised tokens; bytes: int64, the number of UTF-8 bytes of the
+    supervised tokens' text, without special tokens; cut: bool, whether some of the row's tokens were left out, or the
+    row was divided into several pieces."""
 
     row: Ints
     nll: NDArray[np.float64]

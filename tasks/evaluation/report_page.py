@@ -55,8 +55,9 @@ def subtitle_of(report: Meta) -> str:
 
 
 def evaluation_part(folder: Path, report: Meta) -> Meta:
-    """Return the values from which the template of the report page makes the part about an evaluation: tables, plots,
-    generated texts.
+    """Return the values that the template of the report page shows about an evaluation: its metrics and their
+    intervals, plots, scores of each class, the worst predictions, generated texts, the comparison with the exported
+    model, and the numbers of lost rows.
 
     folder: the folder of the evaluation's artifact, which has the plots; report: the content of its report.json."""
     metrics, intervals = report["metrics"], report["intervals"]

@@ -1,8 +1,9 @@
 """Compare an exported model with the same model in eager PyTorch.
 
-The comparison has two steps, so that the two copies of the weights need not be in memory at once: `eager_call` runs the
-PyTorch model, then `compare` runs the exported one. The logits that are kept between the steps take at most HELD bytes: of
-a language model with long rows and a large vocabulary, only some positions of each row are compared.
+The comparison has two steps, so that the two copies of the weights need not be in memory at once: `eager_calls` runs
+the PyTorch model, then `compare` runs the exported one. For a language model with long rows and a large vocabulary,
+only some positions of each row are compared, so that the logits kept between the steps take at most 256 MiB, or those
+of one position of each row if they take more.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ class Call(NamedTuple):
 
     Attributes:
         input_ids, attention_mask: int64 [batch, length].
-        compared: bool, True for what is compared: rows of a classifier, [batch], or positions of a language model,
-            [batch, length].
-        logits: float [number of compared rows or positions, labels or vocabulary].
+        compared: bool: for a classifier [batch], True for each row that is compared; for a language model
+            [batch, length], True for each position that is compared.
+        logits: PyTorch's logits of the compared rows, float [compared rows, labels]; for a language model those of the
+            compared positions, float [compared positions, vocabulary].
     """
 
     input_ids: Tensor
@@ -54,18 +56,18 @@ class Call(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows of which something is compared: for a language model, at least one position."""
+        """The number of rows that are compared; for a language model, of rows with at least one compared position."""
         return int((self.compared.any(-1) if self.compared.ndim == 2 else self.compared).sum())
 
 
 def calls_by_default(parameters: int, lengths: Sequence[int], batch: int, *, compiles_once: bool) -> int:
-    """Return how many calls of an exported model with rows of each length to compare with PyTorch: enough to compare
-    256 rows over all lengths, or as many as by estimate take 600 seconds where a graph is compiled once, else 30
-    seconds, but at least one.
+    """Return how many calls of an exported model to compare with PyTorch, for each row length: enough calls to compare
+    256 rows over all lengths. If by estimate they would take more than 600 seconds (30 seconds without
+    `compiles_once`), return as many calls as fit into that time, at least one.
 
-    parameters: the number of the model's parameters; lengths: in tokens; batch: the rows of a call; compiles_once:
-    whether a graph is compiled at its first call only, else at every call. The estimate reads no clock, so that the
-    same model is always compared on as many rows."""
+    parameters: the number of the model's parameters; lengths: the row lengths in tokens; batch: the rows of a call;
+    compiles_once: whether a graph is compiled at its first call only, and not at every call. The estimate reads no
+    clock, so that the same model is always compared on the same number of rows."""
     wanted = math.ceil(ROWS / (batch * len(lengths)))
     running = sum(parameters * WEIGHT_AND_TOKEN * batch * length for length in lengths)
     if compiles_once:
@@ -81,11 +83,12 @@ def positions_of_a_row(rows: int, vocabulary: int) -> int:
 
 
 def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int, positions: int) -> Call:
-    """Call the PyTorch model with one batch. Return the inputs, and of its logits those that will be compared with the
-    exported model's.
+    """Call the PyTorch model with one batch. Return the inputs, and the logits that will be compared with those of the
+    exported model.
 
-    rows: how many rows to compare, the first of the batch; positions: for a language model, how many positions of
-    each row to compare, spread evenly over those that are not padding."""
+    input_ids, attention_mask: int64 [batch, length]; rows: how many rows of the batch to compare, from the first on;
+    positions: for a language model, how many positions of each row to compare, spread evenly over the positions that
+    are not padding."""
     import torch
 
     with torch.inference_mode():
@@ -99,10 +102,11 @@ def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int,
 def eager_calls(
     model: Any, split: Split, exported: Input, rows: int | None, report: Callable[[int, int], None]
 ) -> list[Call]:
-    """Call the PyTorch model with rows of a split, in the shapes that the export has graphs for. Return the calls.
+    """Call the PyTorch model with rows of a split, in the shapes for which the export has graphs. Return, for each
+    call, the inputs and the logits to compare.
 
     Args:
-        split: the rows of tokens (such as the test rows), read from the first on.
+        split: the rows of tokens of one split, such as the test split, read from the first on.
         exported: the artifact of the stage export_neuron.
         rows: about how many rows to compare, divided among the lengths: at least one call of each length, and each
             row of the split at most once for each length. None: 256, or fewer where that would take too long by
@@ -125,14 +129,16 @@ def eager_calls(
 
 
 def compare(exported: Input, calls: list[Call], report: Callable[[int, int], None]) -> tuple[Meta, Meta]:
-    """Call the exported model with the inputs of `calls`, and compare its logits with those of `calls`. Return (what
-    was compared, metrics).
+    """Call the exported model with the inputs of `calls`, and compare its logits with PyTorch's, which `calls` hold.
+    Return (counts, metrics).
 
-    What was compared: {"calls": how many, "batch": rows of a call, "rows": rows, "compared": rows of a classifier or
-    tokens of a language model}. Padding is not compared. The metrics are `export_max_difference`, the largest
-    absolute difference of two logits, and `export_agreement`, the share of rows or tokens for which both models
-    predict the same class. report: called after each call with the number of calls done and the number of all calls.
-    ModelError when a logit of the exported model is not finite."""
+    counts: {"calls": the number of calls, "batch": the rows of one call, "rows": the number of compared rows,
+    "compared": the number of compared rows of a classifier, or of compared tokens of a language model}. Padding is not
+    compared. metrics: {"export_max_difference": the largest absolute difference between the two models' logits,
+    "export_agreement": the share of compared rows or tokens for which both models predict the same class (or token)}.
+
+    exported: the artifact of the stage export_neuron; report: called after each call with the number of calls done and
+    the number of all calls. Raise ModelError when a difference of logits is not a finite number."""
     program = load_stablehlo(exported.path)
     worst, agreed, compared = 0.0, 0, 0
     for done, call in enumerate(calls, 1):
@@ -147,9 +153,9 @@ def compare(exported: Input, calls: list[Call], report: Callable[[int, int], Non
 
 
 def compared_logits(program: StableHlo, call: Call) -> tuple[float, int]:
-    """Call the exported model `program` with the inputs of `call`, and compare its logits with those that PyTorch
-    computed. Return (the largest absolute difference of two logits, NaN if a logit is NaN; the number of compared rows
-    or tokens for which both models' largest logit is that of the same class)."""
+    """Call the exported model `program` with the inputs of `call`, and compare its logits with PyTorch's. Return (the
+    largest absolute difference between the two models' logits, NaN if a logit is NaN; the number of compared rows or
+    tokens for which both models predict the same class or token)."""
     ran = program(call.input_ids, call.attention_mask)[call.compared]
     apart = float((ran.float() - call.logits.float()).abs().max())
     return apart, int((ran.argmax(-1) == call.logits.argmax(-1)).sum())

@@ -1,5 +1,5 @@
-"""Time the calls of a StableHLO export where jax is installed, because jax compiles a graph once. torch_xla compiles
-at every call, so its seconds say nothing about the model."""
+"""Time the calls of a StableHLO export. This needs jax, which compiles a graph once. torch_xla compiles a graph at
+every call, so the seconds of its calls say nothing about the model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ TIMED = 50
 
 
 def call_seconds(exported: Input, calls: Sequence[Call]) -> list[float]:
-    """Call an exported model (StableHLO) and return the wall-clock seconds of each timed call, ordered by length; []
-    where jax is not installed.
+    """Call an exported model (StableHLO) and return the wall-clock seconds of each timed call, the shortest row length
+    first; [] where jax is not installed.
 
-    calls: the inputs. Of each length at most the first 50 calls are timed. The first of them is also called once
-    before, untimed, which compiles the graph with XLA's optimisation, as a server would. (Stages turn the optimisation
-    off, because they compile more than they run.)"""
+    exported: the artifact of the stage export_neuron; calls: the inputs. For each row length at most the first 50 calls
+    are timed. Before that the first call of the length runs once without timing, because its graph is compiled then.
+    The graph is compiled with XLA's optimisation, as on a server, although stages turn this
+    optimisation off elsewhere."""
     program = load_stablehlo(exported.path, optimised=True)
     if not program.compiles_once:
         return []

@@ -60,9 +60,9 @@ class Graph:
 
     Attributes:
         bytecode: the graph as MLIR bytecode.
-        arguments: ("input" or "tensor", its name, shape and dtype) of each argument in order; a `tensor` is a weight or
-            constant that is passed in.
-        outputs: names, shapes and dtypes of the results, in order.
+        arguments: (kind, name with shape and dtype) of each argument, in order. Kind "input": input_ids or
+            attention_mask. Kind "tensor": a weight or constant, which is passed in, too.
+        outputs: name ("logits"), shape and dtype of each result, in order.
         tensors: {name: tensor} of all parameters, buffers and constants of the model.
     """
 

@@ -1,7 +1,8 @@
 """Call AWS's Neuron compiler. This code follows AWS's documentation and optimum-neuron's sources; it has never been run.
 
-Of these compilers the first that is installed is used: optimum-neuron in the environment of `export.neuron_python`,
-optimum-neuron in this environment, `optimum-cli` on the PATH, torch_neuronx in this environment (for one core).
+The setting `export.neuron_python`, if given, names the Python whose optimum-neuron is used. Else the first compiler of
+these that is installed is used: optimum-neuron in this environment, `optimum-cli` on the PATH, torch_neuronx in this
+environment (for one core).
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out
 
 
 def compiler(config: ExportConfig) -> Meta:
-    """Return the part of the stage's cache key about the Neuron compiler: {"versions": {package: version, None if it
-    is not installed}, "flags": {"NEURON_CC_FLAGS": the flags in that variable}, {} without flags}. The packages are
-    looked up in the environment of `export.neuron_python`, else in this one."""
+    """Return the facts about the Neuron compiler, which become a part of the stage's cache key (the hash under which
+    its result is cached): {"versions": {package: its version, or None if the package is not installed}, "flags":
+    {"NEURON_CC_FLAGS": the flags in this environment variable}, empty without flags}. The packages are looked up in the
+    environment of `export.neuron_python`, else in this one."""
     from importlib.metadata import distributions
 
     folders = sys.path
@@ -74,7 +76,8 @@ def compiler(config: ExportConfig) -> Meta:
 
 
 def optimum_command(config: ExportConfig) -> list[str] | None:
-    """Return the first words of the command that runs optimum-neuron's exporter, or None when it is not installed.
+    """Return the first words of the command that runs optimum-neuron's exporter, or None when no exporter is installed.
+    The Python of `export.neuron_python`, if this setting is given, is used without a check.
 
     `optimum-cli` is used only if nothing else is installed: it passes its arguments through a shell, where a space in a
     path breaks them.
@@ -151,9 +154,10 @@ def _run(command: list[str], scratch: Path) -> None:
 
 
 def logged_failure(log: str) -> str | None:
-    """Return the line of an exporter's log that says that its check of the export failed, or None.
+    """Return the line of an exporter's log that says that the exporter's check of the export failed, or None.
 
-    optimum-neuron's exporter only logs what its validation finds, except for wrong shapes, and exits with 0.
+    When optimum-neuron's check of the exported model finds an error other than a wrong shape, its exporter only logs
+    the error, and exits with 0.
     """
     words = ("an error occured", "an error occurred", "but not close enough")
     return next((line.strip() for line in log.splitlines() if any(word in line.lower() for word in words)), None)

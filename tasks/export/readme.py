@@ -1,7 +1,8 @@
 """Write the README.md of a StableHLO export, for those who use the export without trnflow.
 
-The text says what the graphs take and give, how to run them by the loaders beside it, and how far they were compared with
-PyTorch. It contains no date and no path of a machine, so that the same export has the same README.
+The README names the inputs and outputs of the graphs, shows how to run the graphs with the Python files (loaders)
+beside it, and states how far their logits differ from PyTorch's. It contains no date and no path of a machine, so that
+the same export has the same README.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ print(logits.shape)
 
 
 def write_readme(folder: Path, meta: Meta) -> None:
-    """Write `README.md` into the folder of an export, from its `export.json` and `config.json`. meta: the artifact's metadata,
-    with `rows_compared` and `max_difference`."""
+    """Write `README.md` into the folder of an export, from its `export.json` and `config.json`.
+
+    meta: the artifact's metadata, with `rows_compared`, the number of random rows that the exported model and
+    PyTorch both computed, and `max_difference`, the largest absolute difference of their logits."""
     document, config = read_json(folder / "export.json"), read_json(folder / "config.json")
     architecture = (config.get("architectures") or [config["model_type"]])[0]
     padding = config.get("pad_token_id")

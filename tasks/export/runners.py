@@ -1,7 +1,7 @@
 """Compile and run the graphs of a StableHLO export on the CPU: by jax, which compiles a graph once, or by torch_xla, which
 is always installed and compiles a graph again at every call.
 
-A runner takes each weight from its file once and keeps it on the device.
+A runner reads each weight from its file once and keeps the weight on the device.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Runner(Protocol):
     """Interface of `TorchXlaRunner` and `JaxRunner`: a runner compiles and runs the graphs of one export."""
 
     def __call__(self, function: Meta, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the logits of one call of a graph, which is compiled first if needed. function: the graph's entry
-        in export.json; given: {input's name: tensor}."""
+        """Run a graph once and return its logits. The graph is compiled first if needed. function: the graph's entry
+        under "functions" in export.json; given: {input's name: tensor}."""
 
 
 class TorchXlaRunner:

@@ -1,12 +1,12 @@
-"""A model as StableHLO files, written and read without pickle.
+"""Write and read a model as StableHLO files, without pickle. An export is a folder with these files:
 
     export.json             arguments of every graph in order, with shapes and dtypes
-    <length>.mlirbc         one graph per static [batch, length], MLIR bytecode without source locations
+    <length>.mlirbc         one graph per row length in tokens, for the static shape [batch, length]: MLIR bytecode
     model*.safetensors      the consolidated weights, byte for byte, so that a content store holds them once
     constants.safetensors   the graphs' constants that are not among the weights, such as rotary frequencies, position ids
 
-Any PJRT device runs the export. Equal models give equal bytes: the bytecode has no paths, times or process ids. Tied weights are
-stored once. Weights are read one tensor at a time.
+Any PJRT device runs the export. Equal models give equal bytes: the bytecode has no source locations, paths, times or
+process ids. Tied weights are stored once. Weights are read one tensor at a time.
 
 Raises `ModelError` for a folder that is no such export and for a shape that was not exported.
 """
@@ -50,8 +50,8 @@ def write_stablehlo(
     Args:
         graphs: {length in tokens: the graph for rows of that length}.
         weights: the Hugging Face folder whose weight files are copied.
-        about: entries for export.json, such as task, labels and batch.
-        renamed: {name in the graphs: name in the weight files} of tensors whose names differ.
+        about: further entries for export.json, such as task, labels and batch (the rows of a call).
+        renamed: {name in the graphs: name in the weight files} of weights whose two names differ.
     """
     from safetensors.torch import save
 
@@ -99,7 +99,8 @@ class StableHlo:
 
     @property
     def compiles_once(self) -> bool:
-        """Whether each graph is compiled at its first call only. torch_xla 2.9 compiles at every call."""
+        """Whether each graph is compiled at its first call only, as jax does. torch_xla 2.9 compiles a graph again at
+        every call."""
         return self.runner == "jax"
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:

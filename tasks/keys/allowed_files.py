@@ -1,9 +1,12 @@
-"""List the files of the project that a stage may read: those that its key includes. `tasks.keys.file_audit` checks the
-stage's accesses against this list. A stage's key is the hash of everything that decides the stage's result.
+"""List the files of the project that a stage may read: those that the stage's key covers. The key is the hash of
+everything that decides the stage's result. While the stage runs, `tasks.keys.file_audit` checks each file that the
+stage opens against this list.
 
-The project is the folder that holds the packages, if it has a `pyproject.toml` or `.git`; else (installed) the packages
-alone. A stage may also read two groups of modules whose code its key does not hash: PLUMBING, for which the key has
-schema numbers, and CARRIERS (`tasks.launch`, `tasks.store` and others), which only move data and are not in the key.
+The project is the folder that contains the package `tasks`, or the stage's own package, if that folder has a
+`pyproject.toml` or `.git`; otherwise (installed packages) only the packages of this project and of the stage. A stage
+may also read two groups of modules whose code its key does not hash: PLUMBING, of which the key has version numbers
+(schema numbers) instead, and CARRIERS (`tasks.launch`, `tasks.store` and others), which only move data and are not in
+the key.
 """
 
 from __future__ import annotations

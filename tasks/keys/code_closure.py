@@ -2,9 +2,10 @@
 first-party module that the stage's module imports, at any depth. First-party modules are those of the package `tasks`
 and of the stage's own top-level package.
 
-A module's hash is that of its AST without docstrings, comments and positions. For the modules in PLUMBING the key has a
-schema number instead of a hash, so that an upgrade of this project does not make every result obsolete. For third-party
-distributions the key has their versions. Costs about 1 ms a stage with a warm cache.
+A module's hash is that of its AST (syntax tree) without docstrings, comments and positions. PLUMBING is a set of
+modules of this project that every stage uses: the key has a number (schema number) for each of them instead of a hash,
+so that an upgrade of this project does not make every result obsolete. For third-party distributions the key has their
+versions, except those of TRANSPORT, which only move or check bytes. Costs about 1 ms a stage with a warm cache.
 """
 
 from __future__ import annotations
@@ -61,15 +62,16 @@ def project_folder(package: str) -> Path:
 
 
 def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
-    """Find the code that `module` consists of: itself, everything that it imports, at any depth, and the packages that
-    contain these modules. Returns the tables `code` and `env` of a stage's key document: ({first-party module (of
-    `tasks` or of the stage's own top-level package): `sha256:<hex>` of its code, or `schema:<number>` for one of
-    PLUMBING, the modules of this project whose code is not hashed (their number is raised when a change of the module
-    changes results)}, {third-party distribution: version}). The second table also has `python`, the interpreter's
-    version.
+    """Find the code that a stage's module consists of: the module itself, everything that it imports, at any depth, and
+    the packages that contain these modules. Return this code as two tables of the stage's key document, (code, env).
 
-    module: dotted name of a stage's module; memo: the hash cache, which remembers the code hashes of files that have
-    not changed."""
+    code: {first-party module (of `tasks` or of the stage's own top-level package): `sha256:<hex>` of its code}. For a
+    module of PLUMBING the value is `schema:<number>` instead: the module's code is not hashed, and the number is raised
+    when a change of the module changes results. env: {third-party distribution: its version}, and under `python` the
+    interpreter's version, such as `3.12`.
+
+    module: the dotted name of the stage's module; memo: the hash cache, which remembers the code hashes of files that
+    have not changed."""
     top = module.split(".")[0]
     locate = locator({top, "tasks"})
     code: dict[str, str] = {}

@@ -60,12 +60,13 @@ def moved_settings(before: Meta, after: Meta) -> dict[str, str]:
 
 
 def nearest_record(records: list[Meta], document: Meta) -> tuple[Meta, list[Change]] | None:
-    """Return the record (the store's document of an earlier result) whose key document (the JSON of which a stage's key
-    is the hash) differs from `document` in the fewest values, with these differences: before is the record's value,
-    after the value in `document`. None if there are no records.
+    """Find the earlier result of a stage that is most like a planned one: the record (the store's document of a result)
+    whose key document (the JSON of which a stage's key is the hash) differs from `document` in the fewest values.
+    Return (record, differences); in each difference `before` is the record's value, and `after` the value in
+    `document`. None if there are no records.
 
     records: records, or other documents with a key document in the field `document`, newest first; of several with
-    equally few differences the newest is returned."""
+    equally few differences the newest is returned. document: the key document of the planned result."""
     scored = [(record, difference(record["document"], document)) for record in records]
     return min(scored, key=lambda pair: len(pair[1]), default=None)
 

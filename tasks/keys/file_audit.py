@@ -38,10 +38,11 @@ class Permit:
 
     Attributes:
         stage: The stage's name, for messages.
-        roots: (folder, base) of each folder of the project's files; messages and asset paths are relative to `base`.
+        roots: The folders of the project that are checked, each as (folder, base): `base` is the folder to which paths
+            in messages are relative. Files outside these folders may be read.
         files: Files that may be read: those included in the stage's key, and inputs.
         exempt: Folders below the roots that hold no code and may be read: the store, the Python environment, inputs.
-        code: {path: (stamp, code hash)} of each module when the key was computed; a stamp is a file's inode, size and
+        code: {path of a module: (stamp, code hash)} when the key was computed; a stamp is a file's inode, size and
             times (see `tasks.keys.hash_cache.stamp`).
     """
 
@@ -108,8 +109,8 @@ class Witness:
         self._looking: set[int] = set()  # threads that are just reading a module to see whether it was edited
 
     def opened(self, path: Any) -> None:
-        """Check that the stage may read a file, which it is about to open. Source lines that are read to be shown in a
-        traceback are not checked.
+        """Check that the stage may read a file that the process is about to open. Source lines that are read to be
+        shown in a traceback are not checked.
 
         path: as Python opened the file: text, bytes or a path object; a file descriptor is ignored.
 

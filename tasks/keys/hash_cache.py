@@ -67,8 +67,9 @@ def sha256_files(paths: Sequence[str | Path]) -> list[str]:
 
 
 def in_threads(function: Callable[[Item], Value], items: Sequence[Item], threads: int) -> list[Value]:
-    """Call `function` for each item in parallel, and return the values in the order of the items. threads: how many at
-    most. Each thread gets batches of items, because passing one small file to a thread costs more than hashing it."""
+    """Call `function` for each item, in several threads at once, and return the values in the order of the items.
+    threads: the largest number of threads. Each thread gets batches of items, because passing one small file to a
+    thread costs more than hashing it."""
     size = min(max(len(items) // _BATCH, 1), _BATCH)
     batches = [items[start : start + size] for start in range(0, len(items), size)]
     with ThreadPool(threads, "in_threads") as pool:
@@ -89,11 +90,11 @@ def _hash_rest(handle: int, digest: Any) -> None:
 
 
 class Memo:
-    """The hash cache of one home (the folder of local state, TRNFLOW_HOME), `<home>/memo.db`: values that were computed
-    from files, valid while the files do not change.
+    """The hash cache of one home (the folder of local state, TRNFLOW_HOME), kept in the sqlite file `<home>/memo.db`:
+    values that were computed from files. A value is valid as long as its file does not change.
 
-    path: the sqlite file, which need not exist. Values are JSON. Each value has a kind, a name for what was computed,
-    such as `digest` or `code`. `put` keeps new values in memory until `save` writes them to disk."""
+    A value is any JSON and has a kind, the name of what was computed, such as `digest` or `code`. `put` keeps new
+    values in memory until `save` writes them to disk. path: the sqlite file, which need not exist."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,8 +111,9 @@ class Memo:
         return _decoded(known[1]) if known and known[0] == now else None
 
     def last(self, kind: str, path: str | Path) -> Stamp | None:
-        """Return the stamp of the file at `path` when a value of this kind was cached for it; None if none is cached.
-        kind: what the value is, such as `digest` or `code`. The file itself is not looked at."""
+        """Return the stamp (inode, size and times) that the file at `path` had when the newest value of this kind was
+        cached for it; None if there is no such value. kind: what the value is, such as `digest` or `code`. The file
+        itself is not looked at."""
         known = self._of(kind).get(str(path))
         return known[0] if known else None
 
@@ -123,8 +125,8 @@ class Memo:
             known[str(path)] = self._fresh[kind, str(path)] = entry
 
     def save(self) -> None:
-        """Write the values that `put` cached since the last call to the cache's sqlite file. A failure is ignored,
-        because the values can be computed again."""
+        """Write to the cache's sqlite file the values that were passed to `put` since the last `save`. A failure is
+        ignored, because the values can be computed again."""
         if not self._fresh:
             return
         with self._lock:

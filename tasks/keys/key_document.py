@@ -23,12 +23,22 @@ PARTS = ("code", "params", "inputs", "env", "accel")
 
 
 def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -> Meta:
-    """Return the key document of a stage (the JSON of which its key is the hash) for this config and these inputs:
-    {"schema", "stage", and the tables "code", "params", "inputs", "env" (library versions), "accel" (accelerator)}.
+    """Return the key document of a stage (the JSON of which its key is the hash) for this config and these inputs.
 
     stage: the description of the stage function; inputs: {name of an input: artifact or source}; memo: the hash cache,
     which remembers the digests of files that have not changed. Raises ConfigError when a declared asset (a file beside
-    the code that the stage reads) is missing."""
+    the code that the stage reads) is missing.
+
+    Returns:
+        "schema": the version of the key document's form.
+        "stage": the stage's name.
+        "code": {module: hash of its code, or a schema number; asset: digest}.
+        "params": the settings of the stage that belong to its key.
+        "inputs": {name of an input: digest of the artifact, or identity of the source}, unless the stage defines
+            another form.
+        "env": {distribution: version}.
+        "accel": the accelerator for which the stage computes, and what else of the machine the stage names; {} if
+            nothing."""
     code, env = closure(stage.function.__module__, memo)
     return {
         "schema": SCHEMA,

@@ -19,8 +19,11 @@ from tasks.keys.explain import Change, difference
 
 class Family:
     """The records of a store (documents that name the artifact that a stage made for a key), linked so that the
-    ancestors and descendants of an artifact can be found. records: the records of all stages, newest first; of several
-    records of one artifact, `up` shows the first."""
+    ancestors of an artifact (the artifacts from which it was made) and its descendants (those made from it) can be
+    found.
+
+    records: the records of all stages, newest first. Where several records name one artifact, `up` describes the
+    newest."""
 
     def __init__(self, records: Iterable[Meta]) -> None:
         self._made: dict[str, list[Meta]] = defaultdict(list)
@@ -37,15 +40,27 @@ class Family:
         return list(self._made)
 
     def up(self, artifact: str) -> Meta:
-        """Return how an artifact was made, with its ancestors as a tree. artifact: the artifact's digest.
+        """Return how an artifact was made, with its ancestors (the artifacts from which it was made) as a tree.
+        artifact: the artifact's digest.
 
-        Returns {"artifact": its digest; from its record (the store's document of a stage's result) "stage", "key",
-        "created", "attempt", and "adopted": from which other key the user accepted the artifact, None if it was made
-        for this key; from the key document (the JSON of which a stage's key is the hash) "params", "code", "env",
-        "accel"; "inputs": {name: such an object for an artifact, or {"source": identity} for data or a model from
-        outside the store}; "shards": number of separately stored parts of the stage's work that it was put together
-        from; "also": other keys with the same artifact; "repeated": whether the artifact occurs earlier in the tree:
-        then its inputs are {}}. For an artifact without a record, {"artifact", "stage": None}."""
+        Returns:
+            "artifact": the artifact's digest.
+            "stage", "key", "created", "attempt": from the record (the store's document of a stage's result): the stage
+                that made the artifact, the stage key for which it was made, when, and the id of the attempt (the try of
+                the stage).
+            "adopted": None if the artifact was made for this key. If the user accepted another key's result instead:
+                {"from": the other key, "created": when that result was made, "changes": texts on how the keys differ}.
+            "params", "code", "env", "accel": tables of the key document (the JSON of which the key is the hash):
+                settings, code hashes, library versions and accelerator.
+            "inputs": {name of an input: an object with these fields for an artifact, or {"source": identity} for data
+                or a model from outside the store}.
+            "shards": the number of separately stored pieces of the stage's work from which the artifact was put
+                together.
+            "also": other keys whose result is the same artifact.
+            "repeated": whether the artifact occurs earlier in the tree: then "inputs" is {} here.
+
+        For an artifact without a record, and where an artifact is among its own ancestors, the object is {"artifact",
+        "stage": None}."""
         return self._up(artifact, (), set())
 
     def _up(self, artifact: str, below: tuple[str, ...], seen: set[str]) -> Meta:
@@ -67,12 +82,12 @@ class Family:
         }
 
     def down(self, artifact: str) -> list[Meta]:
-        """Return the artifacts that were made from an artifact, in the order of their records (the documents that say
-        which stage made them; newest first): [{"stage", "key", "created", "artifact", "down": a list of this form, of
-        the artifacts that were made from this one}].
+        """Return the artifacts that were made directly from an artifact, each with its own descendants.
 
-        artifact: the artifact's digest. Where an artifact occurs twice, only its first entry lists its descendants; the
-        others have "down": []."""
+        artifact: the artifact's digest. Returns [{"stage", "key", "created" (from the record, the store's document of a
+        stage's result), "artifact": digest, "down": a list of this form, of the artifacts that were made from this
+        one}], sorted as the records of this Family, newest first. Where an artifact occurs twice, only its first entry
+        lists its descendants; the others have "down": []."""
         return self._down(artifact, {artifact})
 
     def _down(self, artifact: str, seen: set[str]) -> list[Meta]:
@@ -92,24 +107,32 @@ class Family:
 
 
 def start_of(document: Meta) -> tuple[Meta, str | None]:
-    """Separate the model that a training started from (the input `warm_start`) from the rest of the training's key
-    document (the JSON of which the training's key is the hash). Returns (a copy of the key document without that input,
-    the digest of that input's artifact). The digest is None if the training did not start from another training's
-    model."""
+    """Take the model that a training started from (the input `warm_start`) out of the training's key document (the JSON
+    of which the training's key is the hash). Returns (a copy of the key document without this input, the digest of the
+    model's artifact). The digest is None if the training did not start from another training's model."""
     inputs = dict(document.get("inputs", {}))
     start = inputs.pop("warm_start", None)
     return {**document, "inputs": inputs}, start
 
 
 def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[str, Meta]]) -> Meta:
-    """Return how two runs differ, as lists of values that are not the same in both.
+    """Return how two runs differ. Values that are the same in both runs are left out.
 
     before, after: the run documents (the store's JSON on a run: recipe, stages, keys, outcome); documents: for each of
     the two runs {stage: key document, the JSON of which the stage's key is the hash}, without stages whose record no
-    longer exists. Returns {"settings" (of the recipe), "data" (the inputs of load_data), "code", "env" (library
-    versions, accelerator, host and git checkout), "metrics": each a list of {"name", "before", "after"}, with "stages"
-    in "data", "code" and "env" (the stages to which the difference belongs), and "stage" in "metrics"; "artifacts":
-    [{"stage", "before", "after"}], with digests; "unknown": stages that lack a key document in either run}."""
+    longer exists.
+
+    Returns:
+        "settings": settings of the recipe that differ: [{"name", "before": value in the first run, "after": value in
+            the second}].
+        "data": inputs of the stage load_data that differ, in the same form, with "stages": ["load_data"].
+        "code": hashes of modules that differ, in the same form, with "stages": the stages that use the module.
+        "env": library versions, accelerator, host and git checkout that differ, in the same form, with "stages": the
+            stages whose key has the difference, [] for host and checkout.
+        "artifacts": stages that made different artifacts: [{"stage", "before", "after"}], with the artifacts' digests.
+        "metrics": metrics that differ: [{"stage", "name", "before", "after"}].
+        "unknown": stages that lack a key document in one of the runs; "data", "code" and "env" say nothing about them.
+    """
     old, new = documents
     changes = {stage: difference(old[stage], new[stage]) for stage in old if stage in new}
     stages = _stages(before), _stages(after)

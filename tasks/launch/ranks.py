@@ -5,10 +5,10 @@ Ranks stay in the worker's process group, so the guard's SIGTERM reaches all of 
 process groups are set up through a file, which needs no port. Only torch_xla needs a TCP port: one that was free at the
 start.
 
-Each rank writes its result to `rank-K.json`. If a rank fails, the others would wait for it without end. They get
-LAST_WORDS seconds to fail, too; then each rank that still runs writes its stack and is killed. The reported error is
-the likeliest cause: a TrnflowError that a rank raised, else the death of a rank without a result, else the earliest
-error.
+Each rank writes its result to `rank-K.json`, where K is its number. If a rank fails, the other ranks would wait for it
+without end. They get LAST_WORDS seconds to fail, too; then each rank that still runs writes its stack and is killed. If
+several ranks failed, the reported error is the likeliest cause: a TrnflowError that a rank raised, else the death of a
+rank without a result, else the earliest error.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ POLL = 0.05
 
 def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pass_fds: Sequence[int] = ()) -> Meta:
     """Start all ranks of a stage (processes that run the stage together), wait until they have ended, and return the
-    stage's result. If a rank fails, the others are killed some 4 seconds later, after they wrote their stacks.
+    stage's result. If a rank fails, the ranks that still run some seconds later write their stacks and are killed.
 
     SIGTERM and SIGINT are blocked in this process, and in each rank until the rank calls `enter`; only rank 0 handles
-    them.
+    these signals.
 
     Args:
         command: Returns the command line of a rank, given its number, which counts from 0.
@@ -49,8 +49,9 @@ def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pas
         pass_fds: File descriptors that rank 0 inherits.
 
     Returns:
-        {"meta": metadata} of rank 0 if all ranks succeeded; else {"error": the likeliest cause, "details": tracebacks
-        and stacks of the ranks}.
+        The result of rank 0 if all ranks succeeded: {"meta": the stage's metadata}. Otherwise {"error": the likeliest
+        cause of the failure, as JSON, "details": tracebacks and stacks of the ranks, as text; missing if the stage was
+        stopped before the ranks were started}.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if signal.sigpending() & set(SIGNALS):

@@ -90,8 +90,8 @@ def gather(
     """Make the missing parts (pieces of the stage's work), call the stage's function on the results of all parts, and
     return the stage's metadata.
 
-    Parts are made in threads, a few parts ahead of the one that the stage's function reads. Threads suffice, because
-    tokenizers and numpy release the GIL.
+    Parts are made in threads while the stage's function reads earlier parts, at most `threads` parts ahead. Threads are
+    enough to use several cores, because tokenizers and numpy release the GIL.
 
     Args:
         shared: The folder of the data that all parts read, which `split` wrote.
@@ -100,7 +100,8 @@ def gather(
             read.
         out: The folders that the stage writes its own files to.
         threads: The number of threads that make parts.
-        made: Called with (number, folder, metadata) of each part made here, in order.
+        made: Called, in order, for each part that this function made: with the part's number N, the folder of its
+            result and its metadata.
     """
     with ThreadPool(threads, stage.name) as pool:
 

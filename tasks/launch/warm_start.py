@@ -93,13 +93,13 @@ class ForkedGuard:
         self._poll.register(pidfd, select.POLLIN)
 
     def poll(self) -> int | None:
-        """Return 0 if the guard (the process that starts and ends a stage's process) has ended, whatever its exit
-        status was, which is not known here; None while it runs."""
+        """Return None while the guard (the process that starts and ends a stage's process) runs, and 0 when it has
+        ended. The guard's real exit status is unknown here."""
         return 0 if self._poll.poll(0) else None
 
     def wait(self) -> int:
-        """Wait until the guard (the process that starts and ends a stage's process) has ended, and return 0: its exit
-        status is not known here."""
+        """Wait until the guard (the process that starts and ends a stage's process) has ended. Always returns 0, since
+        the guard's real exit status is unknown here."""
         while not self._poll.poll(500):
             pass
         return 0
@@ -142,7 +142,9 @@ class WarmParent:
         warm parent has imported its modules.
 
         Args:
-            request: What `tasks.launch.warm_parent` needs to start the worker, as JSON.
+            request: {"entry", "arguments", "grace": as the arguments of `start_guard`; "folder": the worker's working
+                folder; "environ": {name: value} of variables to set, None to unset; "attempt": the name of the variable
+                with the id of the attempt (try to run the stage)}.
             descriptors: The file descriptors that become the guard's stdin (lifeline), stdout (events) and stderr
                 (log).
 
@@ -243,9 +245,9 @@ def start_guard(
     entry: str, arguments: list[str], environ: Mapping[str, str], modules: tuple[str, ...], grace: float,
     descriptors: list[int],
 ) -> ForkedGuard | None:  # fmt: skip
-    """Have a warm parent (a process that has imported slow libraries) fork a guard, and the guard fork its worker, the
-    process of one stage, which the guard ends if this process dies. A warm parent is started if there is none that
-    fits.
+    """Start the process of one stage, the worker, under a guard, a process that ends the worker if this process dies. A
+    warm parent (a process that has imported slow libraries) forks the guard, and the guard forks the worker. A warm
+    parent is started if none has the right modules and environment variables.
 
     Args:
         entry: The function that the worker calls, as "module:function".

@@ -1,8 +1,9 @@
 """Check a written model folder against the checkpoint, tensor by tensor, and compute one batch with it.
 
-The files' weights are memory-mapped, so they are in the page cache, which the system frees when it needs to: beyond that,
-the check takes memory for one copy of the largest tensor. Parameters that a family joins from several stored tensors, as
-Mixtral's experts, are written to a temporary file and mapped from there.
+The weights of the files are memory-mapped: they are in the system's page cache, which the system frees when it needs
+memory. Apart from the page cache the check takes memory for one copy of the largest tensor. Some model families make a
+parameter of several stored tensors (the experts of Mixtral); such a parameter is written to a temporary file and mapped
+from there.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def pieces(value: Tensor, dtype: Any) -> Iterator[Tensor]:
 
 def check_shapes(weights: Weights, model: Any) -> None:
     """Raise ModelError unless `weights` (of a trained model, by name) have exactly the names and shapes of the
-    parameters of `model`, which is without values (on the "meta" device). Raise it also when the model saves values
-    that are no parameters (buffers), because no checkpoint holds them."""
+    parameters of `model`, a model without values (on the "meta" device). Also raise ModelError when transformers would
+    save values of the model that are no parameters (buffers), because no checkpoint holds buffers."""
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     untrained = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
     if untrained:
@@ -75,11 +76,12 @@ def check_finite(name: str, value: Tensor, dtype: str) -> None:
 
 
 def check_folder(out: Workdir, model_class: Any, config: Any, weights: PublishedWeights, dtype: str) -> None:
-    """Raise ModelError unless the weight files in `out.path` hold exactly `weights` as `dtype`, and the model read
-    from them computes finite logits for one row.
+    """Raise ModelError unless the weight files in `out.path` hold exactly `weights`, converted to `dtype`, and the
+    model that is read from the files computes finite logits for one row.
 
-    weights: the trained weights by their names in published files; model_class: such as AutoModelForCausalLM; config:
-    transformers' config of the model; dtype: the type of the files."""
+    weights: the trained weights by their names in published files; model_class: transformers' class that reads the
+    model, such as AutoModelForCausalLM; config: transformers' config of the model; dtype: the type in the files, such
+    as "float32"."""
     import torch
 
     wanted, stored = getattr(torch, dtype), _mapped(sorted(out.path.glob("model*.safetensors")))

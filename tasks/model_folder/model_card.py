@@ -17,8 +17,12 @@ PIPELINES = {"classification": "text-classification", "causal_lm": "text-generat
 
 
 class Origin(NamedTuple):
-    """What training began with: the hub name of the base model, if it has one, and the digest of its weights; both None for a
-    model that was trained from scratch."""
+    """The base model, with whose weights training began. Both attributes are None for a model trained from scratch.
+
+    Attributes:
+        name: the base model's name on the Hugging Face hub, None if it has no such name.
+        weights: the digest of the base model's weights.
+    """
 
     name: str | None = None
     weights: str | None = None
@@ -27,8 +31,9 @@ class Origin(NamedTuple):
 def write_card(folder: Path, shards: Meta, config: Meta, base: Origin, *, adapter: bool = False) -> None:
     """Write the model card, `README.md`, to `folder`.
 
-    shards: the metadata of the trained checkpoint (artifact of the stage `train`); config: the model's `config.json`;
-    base: what training began with; adapter: whether `folder` holds LoRA's adapter instead of a whole model."""
+    shards: the metadata of the trained checkpoint (the artifact of the stage `train`): task, labels, steps, settings
+    and metrics; config: the content of the model's `config.json`; base: the base model with whose weights training
+    began; adapter: whether `folder` holds a LoRA adapter instead of a whole model."""
     from huggingface_hub import ModelCardData
 
     known = ModelCardData(

@@ -39,10 +39,11 @@ NESTED = "text_config"
 
 
 def with_older_keys(config: Meta, settings: Meta) -> Meta:
-    """Return the content of `config.json` with the keys of transformers 4.57 added, also to those of a language model in
-    `text_config`.
+    """Return the content of `config.json` with the keys added that transformers 4.57 reads. For a model that reads
+    images too, add such keys also to its entry `text_config`, the settings of its language model.
 
-    config: the content as transformers 5 writes it; settings: all settings of the model, defaults included."""
+    config: the content of `config.json` as transformers 5 writes it; settings: all settings of the model, defaults
+    included."""
     found = {**config, **older_keys(settings)}
     if isinstance(settings.get(NESTED), dict):
         found[NESTED] = {**(config.get(NESTED) or {}), **older_keys(settings[NESTED])}
@@ -50,7 +51,8 @@ def with_older_keys(config: Meta, settings: Meta) -> Meta:
 
 
 def older_keys(config: Meta) -> Meta:
-    """Return the keys of transformers 4.57 to add to `config.json`: {} for a model without rotary embeddings.
+    """Return {key: value} of the entries that transformers 4.57 needs in `config.json`; {} for a model without rotary
+    embeddings.
 
     config: all settings of the model, defaults included, as transformers 5 names them."""
     rope, family = config.get("rope_parameters") or {}, str(config["model_type"])

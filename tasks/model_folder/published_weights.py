@@ -1,8 +1,9 @@
 """Give weights the names and shapes that transformers publishes, which other programs and versions read.
 
 transformers 5 renames some parameters when it loads a model (`embed_out` of GPT-NeoX becomes `lm_head`), and joins others
-(the experts of a mixture become one tensor). A file with its own names loads in version 5 alone: version 4.57 warns, and
-computes with a random head. `save_pretrained` reverts this for a whole model; here it is reverted one parameter at a time.
+(the experts of a mixture become one tensor). A file with the names of version 5 loads in version 5 alone: version 4.57
+warns, and computes with a random head. `save_pretrained` reverts these changes for a whole model; this module reverts
+them for one parameter at a time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ class PublishedWeights:
     """The weights of a whole model by the names and shapes that transformers publishes. Implements the interface
     `Weights` (names, and the shape and value of each weight by its name).
 
-    weights: the same weights by the model's parameter names, of which one may become several published tensors; model:
-    the model without values (on the "meta" device). The published tensors of the parameter that was read last stay in
-    memory."""
+    weights: the same weights by the parameter names of the model in memory; one parameter may become several published
+    tensors. model: the model without values (on the "meta" device). The published tensors of the parameter that was
+    read last stay in memory."""
 
     def __init__(self, weights: Weights, model: Any) -> None:
         import torch
@@ -75,7 +76,8 @@ def _reverted(model: Any, name: str, value: Tensor) -> dict[str, Tensor]:
 
 
 def model_without_values(task: str, config: Any) -> Any:
-    """Return the model of transformers' `config` on the "meta" device. task: "classification" or "causal_lm"."""
+    """Build the model that transformers' `config` describes on the "meta" device, where tensors have shapes and no
+    values. task: "classification" or "causal_lm"."""
     import torch
 
     from tasks.training.model.pretrained import OPTIONS, auto_class

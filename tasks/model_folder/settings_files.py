@@ -11,8 +11,9 @@ from tasks.stage import read_json, write_json
 
 
 def generation_settings(config: Json, base: Meta | None) -> Meta:
-    """Return the content of `generation_config.json`: that of the base model (stop tokens, sampling), with the ids of
-    special tokens added where they are missing.
+    """Return the content of `generation_config.json`: the entries of the base model (stop tokens, sampling), with the
+    ids of special tokens from `config` added where they are missing. The end token takes the place of a missing
+    padding token.
 
     config: the model's `config.json`; base: the base model's `generation_config.json`, None if there is none."""
     known: Meta = {name: value for name, value in (base or {}).items() if value is not None}
@@ -24,11 +25,11 @@ def generation_settings(config: Json, base: Meta | None) -> Meta:
 
 
 def write_tokenizer(folder: Path, to: Path, positions: int | None) -> None:
-    """Copy the tokenizer's files from `folder` to `to`. Limit `model_max_length` in the copy of
-    `tokenizer_config.json` to `positions`.
+    """Copy the tokenizer's files from the folder `folder` to the folder `to`. In the copy of `tokenizer_config.json`,
+    set `model_max_length` to `positions` if it is larger or missing.
 
-    positions: the most tokens of a row that the model takes, None for any number. Without a `model_max_length` of at
-    most as many, a pipeline of transformers fails on a long text, because even `truncation=True` cuts nothing."""
+    positions: the most tokens of a row that the model takes, None for any number. With a larger `model_max_length`, or
+    none, a pipeline of transformers fails on a long text, because even `truncation=True` cuts nothing."""
     for file in sorted(folder.iterdir()):
         shutil.copyfile(file, to / file.name)
     settings = to / "tokenizer_config.json"
@@ -39,7 +40,8 @@ def write_tokenizer(folder: Path, to: Path, positions: int | None) -> None:
 
 
 def positions_of(model: Any) -> int | None:
-    """Return the most tokens of a row that a transformers model has positions for; None if its config names no limit."""
+    """Return the largest number of tokens in a row for which a transformers model has positions; None if the model's
+    config names no limit."""
     from tasks.training.model.pretrained import first_position
 
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -58,8 +58,9 @@ class Classifier:
         self.labels = [str(named[str(index)]) for index in range(len(named))]
 
     def predict(self, texts: Sequence[str]) -> list[Meta]:
-        """Return for each text, in order, {text, label (the most probable one), probabilities {label: p}}; where the
-        text was too long, also `cut`, the number of tokens left out. ModelError for logits that are not finite."""
+        """Predict the class of each text. Return one dict for each text, in their order: text; label (the most
+        probable class); probabilities {class: probability}; and, only where the text was too long, cut (the number of
+        tokens left out). ModelError for logits that are not finite."""
         rows, cut = self._tokens(texts)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         found: list[Meta] = [{}] * len(rows)

@@ -35,13 +35,18 @@ class Generator:
             self._new = min(max_new_tokens, max(self._positions // 2, 1))
 
     def predict(self, parts: list[Meta], where: str) -> Meta:
-        """Generate a text for a prompt. Return {prompt, generated, tokens (generated ones), ended (whether an end token
-        came)}; where the prompt left no room for the answer, also `cut`, the number of the prompt's first tokens left
-        out.
+        """Generate a text for a prompt.
 
-        parts: the prompt as format_prompts writes it, a list of {text, train}; where: names the prompt's row in errors.
+        Args:
+            parts: the prompt as a list of pieces {text, train}, as format_prompts writes it; `train` is not used.
+            where: the name of the prompt's row in errors.
 
-        Raises DataError for an empty prompt."""
+        Returns: prompt (its text), generated (the text that the model added), tokens (how many tokens were generated)
+        and ended (whether the model ended the text itself, by an end token). If the prompt left no room for the
+        answer, also cut: how many tokens were left out at the prompt's beginning.
+
+        Raises DataError for an empty prompt.
+        """
         import torch
 
         ids, kept = self._ids(parts, where)

@@ -26,9 +26,11 @@ WINDOW = 256
 
 
 class Model(NamedTuple):
-    """A model to predict with, whose weights are not loaded yet. folder: the model's files; rows: the content of
-    `trnflow.json`, the settings by which rows became the model's inputs in training; shape: how a row to predict
-    becomes the text that the model reads; exported: whether the folder is an export."""
+    """A trained model in a folder, whose weights are not loaded yet.
+
+    folder: the model's files; rows: the content of `trnflow.json`, the settings by which rows became the model's
+    inputs in training; shape: how a row to predict becomes the text that the model reads; exported: whether the folder
+    holds a StableHLO export instead of PyTorch weights."""
 
     folder: Path
     rows: RowFormat
@@ -54,21 +56,27 @@ def open_model(folder: Path, kind: str, meta: Meta) -> Model:
 
 
 def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Iterator[Meta]:
-    """Load the model's weights and yield the prediction of each row, in order: {text, label, probabilities} of a
-    classifier, {prompt, generated, tokens, ended} of a language model. model: from `open_model`; rows: pairs (the row's
-    name in errors, the row); max_new_tokens: the most tokens of a generated text."""
+    """Load the model's weights and yield the prediction of each row, in the order of the rows.
+
+    A classifier's prediction is {text: the text that the model read; label: the most probable class; probabilities:
+    {class: probability}}. A language model's is {prompt: the text given to the model; generated: the text that the
+    model added; tokens: how many tokens were generated; ended: whether the model ended the text itself, by an end
+    token}. Where a text had too many tokens for the model, `cut` is the number of tokens left out.
+
+    model: from `open_model`; rows: pairs (the row's name in errors, the row); max_new_tokens: the most tokens of a
+    generated text."""
     yield from predictor(model, max_new_tokens)(rows)
 
 
 def predictor(model: Model, max_new_tokens: int) -> Predict:
-    """Load the weights of a model, and return a function from rows to their predictions, in order.
+    """Load the weights of a model, and return a function from rows to their predictions, in the order of the rows.
 
-    The function takes pairs (the row's name in errors, the row) and yields for each row {text, label, probabilities} of
-    a classifier, {prompt, generated, tokens, ended} of a language model; where a text was too long for the model, also
-    `cut`, the number of tokens left out.
+    The function takes pairs (the row's name in errors, the row) and yields one prediction for each row, with the keys
+    that `predictions` describes: {text, label, probabilities} of a classifier, {prompt, generated, tokens, ended} of a
+    language model; with `cut` where the text was too long. It raises DataError, with the row's name, for a row that
+    can't become a text, such as one that lacks a column.
 
-    model: from `open_model`; max_new_tokens: the most tokens of a generated text. The function raises DataError, which
-    names the row, for a row that can't become a text, such as one that lacks a column."""
+    model: from `open_model`; max_new_tokens: the most tokens of a generated text."""
     if model.rows.task == "classification":
         from tasks.prediction.classification import Classifier
 

@@ -22,13 +22,14 @@ Parts = list[Meta]
 
 
 class Shape(NamedTuple):
-    """How a row becomes the text that a model reads. The text is a list of parts, {text, train}, as format_prompts
+    """How a row becomes the text that a model reads. The text is a list of pieces, {text, train}, as format_prompts
     writes it.
 
-    columns: the columns that a row must have; optional: further columns that are read where a row has them; parts: makes
-    the text of a row, given the row and its name in errors (DataError for a row that can't become a text);
-    templates: the recipe's templates, in which special tokens are read as such; framed: whether a chat template writes
-    the special tokens; is_chat: whether the only column of `columns` holds a conversation."""
+    columns: the columns that a row must have; optional: further columns that are read where a row has them; parts: a
+    function that makes the text of a row, given the row and its name in errors (DataError for a row that can't become
+    a text); templates: the recipe's own templates, in which a spelled special token counts as that token; framed:
+    whether a chat template writes the special tokens; is_chat: whether the only column of `columns` holds a
+    conversation."""
 
     columns: list[str]
     optional: list[str]

@@ -1,11 +1,13 @@
-"""Compare two models on the same rows: the difference of a metric, and its interval by the paired bootstrap.
+"""Compare two models on the same rows: compute the difference of a metric, and the interval of the difference by the
+paired bootstrap.
 
-Each resample draws rows with replacement, the same rows for both models, and computes the difference of the metric. The
-interval of the differences says whether one model is surely better, or whether the difference is chance. Deterministic for
-a seed.
+Each resample draws rows with replacement, the same rows for both models, and computes the difference of the metric. If
+the interval of these differences lies above zero, the newer model is better, and not by chance. The same seed gives
+the same interval.
 
-What is drawn are frozen rows, each with all examples that were made from it (a cluster bootstrap), because examples of one
-row, such as the turns of a conversation, are not independent.
+The bootstrap draws frozen rows (fixed test rows), each with all examples (texts) that were made from the row. Examples
+of one row, such as the turns of a conversation, are not independent, so they are not drawn one by one (a cluster
+bootstrap).
 """
 
 from __future__ import annotations

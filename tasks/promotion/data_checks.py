@@ -1,8 +1,8 @@
-"""Measure how a recipe's data differs from the data that its champion (the model that its users get) was trained on,
-for the recipe's section `checks`.
+"""Measure how a recipe's data differs from the data that its champion (the model that its users get) was trained on.
+The entries of the recipe's section `checks` say what is measured.
 
-Both are artifacts of `load_data`, whose files are in folders. Only the columns that a check needs are read, with 8
-bytes a row.
+The present data and the champion's data are both artifacts of `load_data`. Only the columns that a check needs are
+read, with 8 bytes of memory a row.
 """
 
 from __future__ import annotations

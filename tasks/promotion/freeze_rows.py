@@ -41,8 +41,9 @@ def freeze_rows(config: FreezeConfig, rows: Input, out: Workdir) -> Meta:
 
     rows: the artifact of load_data.
 
-    Returns metadata: split, rows (their number), columns, text, labels (names, or null), nested (names of the nested
-    columns).
+    Returns metadata: split ("test"), rows (the number of frozen rows), columns (of load_data's rows, without
+    `row_id`), text (the names of the text columns), labels (the class names, or null), nested (the names of the
+    columns that hold lists or objects).
 
     Raises:
         DataError: the data has no test split, or has a column named `row_id`.

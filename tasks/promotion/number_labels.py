@@ -21,12 +21,14 @@ class NumberLabelsConfig(StageConfig):
 @stage(kind="rows")
 def number_labels(config: NumberLabelsConfig, frozen: Input, out: Workdir) -> Meta:
     """Write the frozen rows (the fixed test rows on which models are compared) as load_data writes a split, so that a
-    model can read them: `test.parquet` with their columns without `row_id`, and `label: int64`, the class's id in the
-    model. Without labels in the config, the column `label` is not changed.
+    model can read them. `test.parquet` has the columns of the frozen rows except `row_id`; for a classifier, `label:
+    int64` is the class's id in the model. If the config has no labels, the column `label` is not changed.
 
     frozen: the artifact of freeze_rows.
 
-    Returns metadata as load_data does: splits, columns, text, labels, label_counts, nested.
+    Returns metadata as load_data does: splits {"test": number of rows}, columns, text (the text columns), labels
+    (names by id, or null), nested (columns of lists or objects), and with labels label_counts {"test": {label: number
+    of rows}}.
 
     Raises:
         DataError: the frozen rows have other labels than the model.

@@ -58,17 +58,20 @@ def environ(config: ScoreConfig) -> dict[str, str]:
 
 @stage(kind="scores", environ=environ)
 def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input, out: Workdir) -> Meta:
-    """Run a model on the frozen rows (the fixed test rows on which models are compared) and write `scores.parquet`, one
-    row for each example (a text made from a frozen row), in order.
+    """Run a model on the frozen rows (the fixed test rows on which models are compared) and write `scores.parquet`,
+    one line for each example, in order. An example is a text made from a frozen row; several turns of one conversation
+    may be examples of their own.
 
-    Columns of both tasks: `row: int64`, the number of the example, and `frozen_row: int64`, the number of the frozen row that
-    it was made from (several turns of one conversation may be examples of their own). Of a classifier: `label` and
-    `predicted: string`, `loss: double` (nats). Of a language model: `nll: double` (nats), `tokens: int64` (predicted ones)
-    and `bytes: int64` (of the supervised text).
-    Returns metadata: task, rows, labels, metrics.
+    Columns of both tasks: `row: int64`, the number of the example from 0, and `frozen_row: int64`, the number of the
+    frozen row that the example was made from. Columns of a classifier: `label` and `predicted: string`, `loss: double`
+    (nats). Columns of a language model: `nll: double` (nats), `tokens: int64` (predicted ones) and `bytes: int64` (of
+    the supervised text).
 
     texts, tokens: the frozen rows as format_prompts and tokenize_text made them for this model; weights: the artifact
     of consolidate, the model's Hugging Face folder.
+
+    Returns metadata: task, rows (the number of examples), labels (class names by id, or null), metrics {name: value}
+    over all examples (accuracy and loss, or bits_per_byte and loss).
 
     Raises:
         DataError: tokenising dropped rows, or no token is supervised.

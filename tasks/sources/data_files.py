@@ -35,9 +35,9 @@ class DataFile(NamedTuple):
 
 
 def local_files(source: str, folder: Path = Path()) -> list[DataFile]:
-    """List the files, of any format, of a folder and its direct subfolders, or of a glob, or the one file at a path, in
-    natural order of their names (part-2 before part-10). Hidden files are left out, except a file that `source` names
-    itself. [] if there are none.
+    """List the files, of any format, that a path or glob stands for: the file at the path, the files of the folder and
+    of its direct subfolders, or the files that match the glob. Sorted by name in natural order (part-2 before part-10).
+    Hidden files are left out, except a file that `source` names itself. [] if there are no files.
 
     source: the path or glob, with or without `~`; folder: the folder to which a relative `source` is joined."""
     pattern = Path(source).expanduser()

@@ -37,9 +37,10 @@ def resolve_source(
         settings: the recipe's settings for finding the files and their formats.
         resolver: the caches of this machine, and whether the network may be asked.
 
-    Returns a Source whose identity, the JSON that becomes part of stage keys (the hashes by which stages' earlier
-    results are found), is {"files": [{"split", "format", "digest"}, ...]}, or for a hub dataset {"hub": repository,
-    "name", "commit", "splits"}.
+    Returns a Source. Its identity is the JSON that becomes part of stage keys (the hashes by which stages' earlier
+    results are found). For files it is {"files": [{"split": such as "train", "format": such as "csv", "digest": of the
+    file's bytes}, ...]}; for a hub dataset {"hub": repository, "name": the dataset's configuration, "commit", "splits":
+    the recipe's `data.splits`}.
 
     Raises ConfigError when there is no data or no train split, DataError when a file can't be read, MissingDependency
     when the package for a URL's file system is not installed.

@@ -13,11 +13,12 @@ from tasks.system.redaction import scrub
 
 @contextmanager
 def hub_errors(section: Literal["data", "model"], repo: str, revision: str | None) -> Iterator[None]:
-    """Context for calls of the Hugging Face hub's client that turns its errors into errors of one line: ConfigError for
-    a revision that does not exist; for a repository that is gated, unknown or can't be reached, DataError (section
-    "data") or ModelError (section "model").
+    """Context for calls of the Hugging Face hub's client. In place of the client's errors it raises an error of this
+    project, with a message of one line: ConfigError if the revision does not exist; if the repository is gated, unknown
+    or can't be reached, DataError for section "data" and ModelError for section "model".
 
-    section: the recipe's section that names the repository; repo, revision: the repository and its branch, tag or commit.
+    section: the recipe's section that names the repository; repo, revision: the repository and its branch, tag or
+    commit.
     """
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 

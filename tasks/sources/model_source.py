@@ -1,10 +1,10 @@
-"""Resolve the recipe's `model` to exact bytes: a Hugging Face model in a folder or on the hub, or the configuration of a
-model that is trained from scratch.
+"""Resolve the recipe's `model` to exact bytes: a Hugging Face model in a folder or on the hub, or the configuration of
+a model that is trained from scratch.
 
-The identity (JSON that identifies the bytes) has the fields `tokenizer` (the tokenizer's files alone), `config` (the
-architecture), `weights`, `generation` (`generation_config.json`) and `name` (the hub name). The key of each stage, the
-hash by which its earlier result is found, holds only the fields that the stage reads. If only the weights change, the
-rows are not tokenized again.
+The result is a Source. Its identity is JSON that identifies the bytes, with the fields `tokenizer` (the tokenizer's
+files alone), `config` (the architecture), `weights`, `generation` (`generation_config.json`) and `name` (the hub name).
+The key of a stage (the hash by which its earlier result is found) includes only those fields that the stage reads.
+Therefore the rows are not tokenized again if only the weights change.
 """
 
 from __future__ import annotations
@@ -82,9 +82,12 @@ class ModelConfig(StageConfig):
 
 
 def model_source(config: ModelConfig, resolver: Resolver) -> Source:
-    """Resolve the recipe's `model` to exact bytes. Returns a Source with the identity `{config, tokenizer, weights,
-    generation, name}`: the model's configuration, digests of files or, for a hub model, its repository and commit, and
-    the model's name. No weights are downloaded.
+    """Resolve the recipe's `model` to exact bytes. No weights are downloaded.
+
+    Returns a Source with this identity: {"config": {"pretrained": the model's config.json, "overrides": the fields that
+    the recipe sets}, "tokenizer", "weights" and "generation" (the file `generation_config.json`): digests of files, or
+    for a hub model its repository and commit, "name": the model's hub name}. Values that the model does not have are
+    None, such as the weights of a model from scratch.
 
     config: the recipe's section `model`; resolver: the caches of this machine, and whether the network may be asked.
 

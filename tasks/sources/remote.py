@@ -27,9 +27,9 @@ _NETWORK = "check the URL, the network and the credentials in the environment"
 
 
 def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Resolve the dataset at a URL of any fsspec file system to the digests of its files, which are downloaded to the
-    download cache (`cache/data` in the folder of local state). Offline, the digests found last time are returned, and
-    nothing is downloaded.
+    """Resolve the dataset at a URL of any fsspec file system: download its files to the download cache (`cache/data` in
+    the folder of local state) and return a Source (exact bytes from outside the store) with the split, format and
+    digest of each file. Offline, nothing is downloaded, and the digests found last time are returned.
 
     settings: the recipe's settings for finding the files and their formats; resolver: the caches of this machine, and
     whether the network may be asked. Raises DataError (missing, unreachable), MissingDependency (the file system's
@@ -110,8 +110,9 @@ def _etag(info: Meta) -> str:
 
 
 def resolve_hub(repo: str, name: str | None, revision: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Resolve a dataset of the Hugging Face hub to the commit at which `revision` is now, or offline to the commit
-    found last time. No files are downloaded.
+    """Resolve a dataset of the Hugging Face hub: ask the hub at which commit `revision` is now, and return a Source
+    (exact bytes from outside the store) with this commit. Offline, the commit found last time is used. No files are
+    downloaded.
 
     Args:
         repo: the dataset's name on the hub.

@@ -24,8 +24,9 @@ _NO_CREDENTIALS = frozenset(
 
 
 def credentials_fix(error: BaseException, url: str) -> str | None:
-    """Return a text on how to set credentials, if `error` or one of its causes means that no credentials for the URL
-    were found; None for any other error. url: decides, by its protocol, which credentials are named."""
+    """Return a text that tells the user how to set credentials, if no credentials for the URL were found: `error` or
+    one of its causes says this. None for any other error. url: its protocol decides which credentials the text
+    names."""
     if not any(type(one).__name__ in _NO_CREDENTIALS for one in _chain(error)):
         return None
     protocol = url.partition("://")[0]

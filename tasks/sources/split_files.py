@@ -1,9 +1,10 @@
 """Choose which of a data source's files belong to which split, and describe the chosen files for the stage key (the
 hash by which a stage's earlier result is found).
 
-Without `data.splits` the files' names decide: `val.csv` is validation, `test/part-1.parquet` is test; if no file name
-means a split, all files are train. Fails with ConfigError when a split that is asked for, or the train split, has no
-file.
+Without `data.splits` the files' names decide: `val.csv` is validation, `test/part-1.parquet` is test. If no file name
+means a split, the data files are train, except `.txt` and `.json` files beside other data, which usually are licences
+and descriptions. A source that is one file is train, whatever its name. Fails with ConfigError when a split that is
+asked for, or the train split, has no file.
 """
 
 from __future__ import annotations
@@ -51,18 +52,20 @@ class SplitFile(NamedTuple):
     file: DataFile
 
     def entry(self, digest: str) -> Meta:
-        """Return the file as a JSON object {"split", "format", "digest", "name"}, from which `files_source` makes a
-        Source (the exact bytes of a run's data). digest: `sha256:<hex>` of the file's bytes."""
+        """Return the file as a JSON object, from which `files_source` makes a Source (the exact bytes of a run's data):
+        {"split", "format", "digest", "name": the file's path relative to the source}. digest: `sha256:<hex>` of the
+        file's bytes."""
         return {"split": self.split, "format": self.format, "digest": digest, "name": self.file.name}
 
 
 def choose_files(source: str, found: list[DataFile], settings: FileSettings) -> list[SplitFile]:
-    """Choose the files of each split: by `data.splits` if that is set, else by the files' names. Returns the files in
-    the order train, validation, test, other splits by name; within a split, in the order of `found`.
+    """Choose the files of each split: by `data.splits` if that is set, else by the files' names. Files that belong to
+    no split are left out. Returns the files in the order train, validation, test, other splits by name; within a split,
+    in the order of `found`.
 
     source: the text of `data.source`; found: all files of the source; settings: the recipe's settings for finding the
-    files. Raises ConfigError for a split without a file, a split in several formats, or a file name without a known
-    format."""
+    files. Raises ConfigError for a split without a file, a missing train split, a split in several formats, or a file
+    name without a known format."""
     by_split = _by_setting(source, found, settings) if settings.splits else _by_name(source, found, settings)
     if "train" not in by_split:
         raise ConfigError(
@@ -85,9 +88,9 @@ def choose_files(source: str, found: list[DataFile], settings: FileSettings) -> 
 
 
 def files_source(entries: list[Meta], locations: list[Meta], note: str) -> Source:
-    """Make the `Source` (exact bytes from outside the store) of a list of data files. Its identity, which becomes part
-    of stage keys (the hashes by which stages' earlier results are found), holds splits, formats and digests, but no
-    names or paths; these are in its location, which is not part of keys.
+    """Make a `Source` (exact bytes from outside the store) from a list of data files. The Source's identity, which
+    becomes part of stage keys (the hashes by which stages' earlier results are found), has each file's split, format
+    and digest. The Source's location, which is not part of keys, has their names and paths, too.
 
     Args:
         entries: the JSON object from `SplitFile.entry` for each file.

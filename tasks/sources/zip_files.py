@@ -1,9 +1,10 @@
-"""Read zip files as folders of data files: each file in a zip is unpacked into the download cache, under its digest.
+"""Read zip files as folders of data files: each data file in a zip is unpacked into the download cache, where files are
+named by their digests.
 
-A zip is opened if it is the source itself, or if its folder holds no other data. The names of files in a zip are not used
-as paths on disk, so such a name can't write outside the cache. A zip that was unpacked before is not read again; only
-its stamp (inode, size and times), and those of the unpacked files, are looked at. Fails with DataError for a zip that
-is broken, encrypted, without data files or too large unpacked, or that names a file outside itself.
+A zip is opened if the source is this zip, or if the source's folder holds no other data. The names of files in a zip
+are not used as paths on disk, so such a name can't write outside the cache. A zip that was unpacked before is not read
+again; only its stamp (inode, size and times), and those of the unpacked files, are looked at. Fails with DataError for
+a zip that is broken, encrypted, without data files or too large unpacked, or that names a file outside itself.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ ZipOf = dict[str, Path]
 def unzipped(
     source: str, found: list[DataFile], local: Callable[[DataFile], Path], resolver: Resolver
 ) -> tuple[list[DataFile], ZipOf]:
-    """Replace the zips among a source's files by the data files in them, which are unpacked into the download cache.
+    """Unpack the zips among a source's files into the download cache, and list the data files in them in place of the
+    zips.
 
     Args:
         source: the text of `data.source`, for errors.
@@ -45,9 +47,10 @@ def unzipped(
         resolver: has the download cache (`cache/data` in the folder of local state) and the hash cache, by which
             unchanged zips are not read again.
 
-    Returns (the data files, sorted by name in natural order; {path of an unpacked file: path of its zip}). The name of
-    an unpacked file is its name in the zip, after the zip's name if the source has several files. Returns `found` and
-    {} if there is no zip, or if there is other data beside the zips.
+    Returns (files, origins). files: the unpacked data files, sorted by name in natural order (part-2 before part-10); a
+    file's name is its name in the zip, after the zip's name if the source has several files. origins: {path of an
+    unpacked file: path of its zip}. If there is no zip, or if there is other data beside the zips, nothing is unpacked,
+    and (`found`, {}) is returned.
     """
     zips = [file for file in found if file.name.lower().endswith(".zip")]
     if not zips or any(format_of(file.name) for file in found):

@@ -30,9 +30,9 @@ class Seen(NamedTuple):
     """The state on disk of an artifact's blobs (its files, named by the digests of their bytes), found without reading
     bytes (see `Artifacts.seen`).
 
-    missing: the first file whose blob is gone or has another size, None when there is none; changed: files whose blobs have
-    another inode or other times than when this machine verified their bytes. The look ends at a missing file, so
-    `changed` then has only files before that one.
+    missing: the first file of the artifact whose blob is gone or has another size, None when there is none. changed:
+    the files whose blobs have another inode or other times than when this machine verified their bytes, so that the
+    bytes should be verified again. If `missing` is a file, the files after it were not looked at.
     """
 
     missing: File | None
@@ -120,11 +120,12 @@ class Artifacts:
         return self.seen(artifact).missing
 
     def seen(self, artifact: Artifact) -> Seen:
-        """Look for missing and changed blobs of an artifact (its files in the store) without reading bytes: compare
-        their sizes with the manifest (the artifact's list of files), and their stamps (inode, size and times) with
-        those recorded at verification.
+        """Return which blobs of an artifact (its files in the store) are missing and which have changed, without
+        reading bytes: their sizes are compared with the manifest (the artifact's list of files), and their stamps
+        (inode, size and times) with those recorded when the blobs were verified.
 
-        Only blobs of a local store are compared. Blobs of a remote store are verified when they are fetched.
+        For a remote store the result is always "none missing, none changed", because its blobs are verified when they
+        are fetched.
         """
         changed: list[File] = []
         with storage_errors(self.root, f"the blobs of {artifact.digest}", "looking at"):

@@ -30,8 +30,8 @@ def count_nothing(size: int) -> None:
 
 
 class Entry(NamedTuple):
-    """A file of a store, as a listing shows it. size: bytes; time: the time of the last write, in seconds since 1970,
-    by the clock of the store's machine."""
+    """A file of a store, as a listing shows it. name: its path relative to the store's root; size: bytes; time: when it
+    was last written, in seconds since 1970, by the clock of the store's machine."""
 
     name: str
     size: int
@@ -100,11 +100,12 @@ class Backend(Protocol):
 
 @contextlib.contextmanager
 def storage_errors(root: str, name: str, doing: str) -> Iterator[None]:
-    """Context that turns exceptions of a filesystem, except FileNotFoundError, into StoreError.
+    """Context that raises StoreError in place of an exception of a filesystem. Only FileNotFoundError is passed on
+    unchanged.
 
-    All subclasses of Exception are turned, since libraries of object stores raise other types than OSError, for example
-    for a lost connection. root, name: the store and the file, for the message; doing: what the caller was doing, such
-    as `reading`.
+    All other subclasses of Exception are replaced, since libraries of object stores raise other types than OSError, for
+    example for a lost connection. root, name: the store and the file, for the message; doing: what the caller was
+    doing, such as `reading`.
     """
     try:
         yield

@@ -1,9 +1,11 @@
-"""`Store`: the content store with all operations that a run needs, on artifacts and on the records, attempts and runs
-that refer to them.
+"""`Store`: the content store with all operations that a run needs, on artifacts (lists of files) and on three kinds of
+JSON documents: a record names the artifact that a stage made for a key, an attempt is the journal of one try to make
+that artifact, and a run lists the stages of one run of a recipe.
 
-A stage key is the hash of everything that decides a stage's result: code, settings, inputs, library versions. A result
-is written in this order: blobs, manifest (the artifact's list of files), sync, attempt, record. A crash therefore
-leaves only blobs that nothing refers to. Finding a result (a hit) costs one read of a record and one of a manifest.
+A stage key is the hash of everything that decides a stage's result: code, settings, inputs, library versions,
+accelerator. A result is written in this order: blobs (the artifact's files, named by their digests), manifest (the list
+of these files), sync, attempt, record. The record is written last, so a crash never leaves a record of a result that is
+not on disk. Finding the result of a key costs one read of a record and one of a manifest.
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ class Store(Artifacts):
     `.trnflow`."""
 
     def prepare(self) -> None:
-        """Create the store at its root, by writing FORMAT.json, if there is none yet. Create the home folder, too.
+        """Create the store at its root, by writing FORMAT.json, if there is no store yet. Create the home (the folder
+        of local state), too.
 
         Raises:
-            ConfigError: the store is damaged or of another format.
+            ConfigError: FORMAT.json is damaged, or the store is of another format than this version of trnflow uses.
             StoreError: the bucket is missing, or the filesystem can't create files exclusively, so that two runs could
                 overwrite each other's results.
         """
@@ -67,13 +70,15 @@ class Store(Artifacts):
         self.check()
 
     def check(self) -> None:
-        """Raise ConfigError unless there is a store of this format at the root. Write nothing."""
+        """Check that there is a store at the root, of the format that this version of trnflow uses; raise ConfigError
+        otherwise. Write nothing."""
         if not self.is_made():
             fix = "`trnflow run` makes one; or name another: --store, TRNFLOW_STORE, store.root"
             raise ConfigError(f"there is no store at {self.root}", fix)
 
     def is_made(self) -> bool:
-        """Return whether there is a store at the root. ConfigError when the store is damaged or of another format."""
+        """Return whether there is a store at the root, that is, a file FORMAT.json. ConfigError when this file is
+        damaged or names another format than this version of trnflow uses."""
         try:
             found = read_object(self._read_format())
         except FileNotFoundError:
@@ -115,12 +120,12 @@ class Store(Artifacts):
             return None
 
     def records(self, stage: str, newest: int | None = None) -> list[Meta]:
-        """Return the records of a stage (documents that each name the artifact that the stage made for a key), newest
-        first by their field `created`.
+        """Return the records of a stage (documents that each name the artifact that the stage made for a key), sorted
+        by their time of creation (field `created`), newest first.
 
-        newest: the number of records to return, those whose files were written last; None for all. Damaged records are
-        moved to the store's folder `quarantine` and left out. Costs one listing, and one read for each record; the
-        records of a remote store are read in parallel."""
+        newest: how many records to read, those whose files were written last; None for all. Damaged records are moved
+        to the store's folder `quarantine` and are not returned. Costs one listing of the store, and one read for each
+        record; the records of a remote store are read in parallel."""
         listed = [entry for entry in self.backend.entries(f"records/{stage}") if not is_unfinished(entry.name)]
         listed.sort(key=lambda entry: entry.time, reverse=True)
         keys = [document_name(entry.name) for entry in listed[:newest]]
@@ -167,23 +172,24 @@ class Store(Artifacts):
         return {}
 
     def write_run(self, run: str, document: Meta) -> None:
-        """Write the document of a run to `runs/<run>.json`; an earlier one of the same run is replaced.
+        """Write the document of a run (recipe, stages, keys, attempts and outcome) to `runs/<run>.json`, replacing the
+        document that this run wrote before.
 
-        While garbage collection keeps the run, the document protects the run's results. Results that garbage collection
-        moved to the trash just before are moved back.
+        As long as garbage collection keeps the run's document, it also keeps the results that the document names. If
+        garbage collection moved some of these results to the trash just before this call, they are moved back.
 
-        run: the run's id; document: recipe, stages, keys, attempts and outcome."""
+        run: the run's id."""
         self.backend.replace(f"runs/{run}.json", _pretty(document))
         with contextlib.suppress(BlobLost):  # the next run makes lost results again
             self.secure([stage for stage in document.get("stages", []) if stage.get("artifact")])
 
     def secure(self, held: list[Meta], artifact: Artifact | None = None) -> None:
-        """Move back from the trash the records (documents that name a stage's artifact) and files that a new document
-        names, if garbage collection moved them to the trash just before the document was written.
+        """Move back from the trash the records and files that a document names, since garbage collection may have moved
+        them there just before the document was written.
 
-        held: the records that the new document names, each as {"stage", "key"}; artifact: an artifact that the document
-        names. Costs about one request for each record and file. BlobLost when a record or file is neither in place nor
-        in the trash.
+        held: the records (documents that name a stage's artifact), each as {"stage", "key"}; with a missing record its
+        artifact is brought back, too; artifact: an artifact whose manifest (list of files) and files are needed. Costs
+        about one request for each record and file. BlobLost when a record or file is neither in place nor in the trash.
         """
         secure(self.backend, held, artifact)
 

@@ -41,8 +41,8 @@ def document_name(path: str) -> str:
 
 
 def newest_runs(entries: Iterable[Entry]) -> list[str]:
-    """Return the ids of the runs in a listing of `runs/`, newest first: sorted by the second of their start, which is
-    in the id, then by the time at which the file was written. Unfinished files are left out."""
+    """Return the ids of the runs in a listing of `runs/`, newest first: sorted by the start of the run (to the second;
+    the run's id has it), then by the time at which the run's file was written. Unfinished files are left out."""
     runs = [(document_name(entry.name), entry.time) for entry in entries if not is_unfinished(entry.name)]
     return [run for run, _ in sorted(runs, key=lambda item: (item[0].split("-")[0], item[1], item[0]), reverse=True)]
 

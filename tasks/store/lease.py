@@ -1,5 +1,5 @@
-"""Leases: when several runs need the result of one key, the run with the lease makes it and the others wait. Works with
-fencing numbers on any backend.
+"""Leases: when several runs need the same result, the run that holds the lease makes it, and the others wait. Leases
+are files in the store, so they need neither locks, nor compare-and-swap, nor a common clock.
 
 A key is the hash of everything that decides a stage's result; a lease is the right to make the key's result. (Devices
 have keys, too: there a lease is the right to use the device.) The files of a lease:
@@ -8,13 +8,13 @@ have keys, too: there a lease is the right to use the device.) The files of a le
 <root>/leases/<key>/<fence>.<token>  its heartbeat, rewritten every ttl/3; ttl (time to live) is a number of seconds
 
 The lease with the highest fencing number is valid. A lease ends when its holder releases it, when a run on the same
-machine finds the holder's process dead, or when a waiter has seen no heartbeat for the lease's ttl (by the waiter's
-monotonic clock). The run that then creates the next number has the lease. A holder that was paused finds the newer
-number when it checks. Released leases are removed.
+machine finds the holder's process dead, or when a waiting run has seen no heartbeat for the lease's ttl (by its own
+monotonic clock). The run that then creates the file with the next number has the lease. A holder that was paused finds
+the newer number when it checks its lease. Released leases are removed.
 
-No locks, compare-and-swap or common clock are needed. Results do not depend on leases: if two runs hold a lease of one
-key at once, both make the result, and the record that is created first counts. Taking and releasing a lease costs at
-least six small requests to the store; each look of a waiter at another run's lease costs up to three.
+Results do not depend on leases: if two runs hold a lease of one key at once, both make the result, and the record that
+is created first counts. Taking and releasing a lease costs at least six small requests to the store. While a run waits,
+each check of the other run's lease costs up to three requests.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Holder:
     @property
     def is_over(self) -> bool:
         """Whether the lease (the right to make a key's result) has certainly ended: the processes of its run and its
-        stage are dead, or its last heartbeat is a day old. False if unknown."""
+        stage are dead, or its last heartbeat is a day old. False if this is not certain."""
         return (self.process.is_dead() and not lives_on(self.attempt)) or self._is_forgotten()
 
     @property
@@ -132,7 +132,8 @@ class Waiter:
 
     def take(self) -> Lease | None:
         """Try once to take the lease (the right to make a key's result), by creating its file in the store. Return the
-        lease, or None while another run has it. A lease that was found in the store is put into `holder`."""
+        lease, or None while another run has it. If the key already has a lease in the store, the attribute `holder` is
+        set to that lease."""
         newest = newest_holder(self._backend, self._key)
         if newest is not None and not self._is_over(newest):
             return None
@@ -286,9 +287,10 @@ def newest_holder(backend: Backend, key: str) -> Holder | None:
 
 
 def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str, Holder, Meta]]:
-    """Yield (key, newest lease, progress) of every key whose result a run is making now, as far as processes and clocks
-    show. progress: what the run passed to `Lease.tell` before its last heartbeat, {} if nothing. Costs one listing, and
-    up to four requests for each key.
+    """Yield (key, lease, progress) for every key whose result a run is making now, as far as processes and clocks show.
+    lease: the newest lease of the key (the right to make its result), with the run that holds it; progress: what the
+    run passed to `Lease.tell` before its last heartbeat, {} if nothing. Costs one listing, and up to four requests for
+    each key.
 
     silent: whether to yield also leases without a heartbeat for their ttl (time to live), whose holders may be dead."""
     for key in backend.folders("leases"):

@@ -18,8 +18,8 @@ ATTEMPTS = 16
 
 
 class LocalBackend(Backend):
-    """The file operations on a store in a local folder (see `Backend`). A file is written under a hidden name, then
-    linked (`create`) or renamed to its final name, so that readers never see a part of a file."""
+    """The file operations on a store in a local folder (see `Backend`). A file is written under a hidden name. Then it
+    is linked (`create`) or renamed to its final name, so that readers never see an incomplete file."""
 
     def __init__(self, root: str) -> None:
         self.root = root

@@ -1,11 +1,12 @@
-"""The saved states from which an interrupted training resumes, one folder for each saved step:
-`<root>/partial/<key>/step-N/`, where the key is that of the training's result.
+"""The saved training states from which an interrupted training resumes. Each state is a folder,
+`<root>/partial/<key>/step-N/`: the key is the hash that identifies the training's result, N the training step at which
+the state was saved.
 
-"Step" below means such a saved state. A step is complete when its file COMMIT exists. COMMIT is written last and holds
-the digests of the other files. When the files of a step do not have these digests, the step is moved to quarantine, and
-the step before it is used. In a local store the folder of a step is moved in by a rename. To a remote store it is
-uploaded, and it is read through a local cache. An incomplete step is removed: at once if writing failed (a full disk, a
-lost connection); if training was killed, by the next training with the same key.
+A state is complete when its folder has the file COMMIT, which is written last and holds the digests of the other files.
+If the files of a state do not have these digests, the state is moved to quarantine, and the state of an earlier step is
+used. In a local store the folder of a state is put in place by a rename. In a remote store the files of a state are
+uploaded one by one, and they are downloaded to a local cache to be read. An incomplete state is removed: at once if
+writing failed (a full disk, a lost connection); if training was killed, by the next training with the same key.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def partial_state(root: str, home: str | Path, key: str) -> PartialState:
 
 
 class PartialState:
-    """The saved training states of one key in a store, from which an interrupted training resumes: one folder for each
-    saved step. Implements `tasks.stage.Partial`."""
+    """The saved training states of one key (the hash that identifies the training's result) in a store, from which an
+    interrupted training resumes. Each state is a folder, saved at one training step. Implements the interface
+    `tasks.stage.Partial`, which stages use."""
 
     def __init__(self, backend: Backend, cache: Path, key: str) -> None:
         self._backend = backend
@@ -45,12 +47,12 @@ class PartialState:
         self._prefix = f"partial/{key}"
 
     def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
-        """Return (step, folder) of the newest saved training state that is complete and undamaged, None when there is
-        none. Training resumes from this state. step: the training step at which it was saved.
+        """Return (step, folder) of the newest saved training state that is complete and undamaged, so that training can
+        resume from this state; None when there is none. step: the training step at which the state was saved; folder:
+        the folder in the store, or for a remote store a downloaded copy.
 
-        The folder is the one in the store, or for a remote store a downloaded copy. States of steps after `upto`, and
-        states that were not saved completely, are deleted, so no other process may write states of this key at the same
-        time.
+        States of steps after `upto`, and states that were not saved completely, are deleted. No other process may write
+        states of this key at the same time.
 
         warn: called with a message for each damaged state, which is moved to quarantine; upto: the last step that may
         be returned, None for any.
@@ -156,9 +158,9 @@ class PartialState:
         shutil.rmtree(folder)
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
-        """Remove from the store all complete training states but those of the newest `keep` steps and of the steps in
-        `protect`. With `keep` 0 everything saved under the key is removed, also the states of steps in `protect`,
-        incomplete states and the local cache."""
+        """Delete old training states from the store: all complete states except those of the newest `keep` steps and of
+        the steps in `protect`. With `keep` 0 everything saved under the key is deleted, also the states of steps in
+        `protect`, incomplete states and the local cache."""
         steps = self.steps()
         old = [step for step in steps[:-keep] if step not in protect] if keep else steps
         for step in old:

@@ -23,11 +23,11 @@ work."""
 
 def pull_all(pull: Callable[[File, CountBytes], None], files: Sequence[File], report: ReportBytes) -> None:
     """Call `pull` for each file, in up to 8 threads at a time, and return when all calls have ended. Meanwhile the
-    calling thread reports progress every 0.2 seconds. An exception of `pull` is raised.
+    calling thread calls `report` every 0.2 seconds with the progress. An exception of `pull` is raised.
 
-    pull: fetches or verifies a file; called with the file and a function that `pull` calls with each number of bytes
-    done; report: called with (bytes done, bytes in all); not called if there are no files. If the calling thread is
-    interrupted, each `pull` is ended by an exception when it next reports bytes.
+    pull: fetches or verifies a file; called with the file and a function, to which `pull` passes the number of bytes
+    done since its last call; report: called with (bytes done, bytes of all files); not called if there are no files. If
+    the calling thread is interrupted, each running `pull` is ended by an exception when it next reports bytes.
     """
     if not files:
         return

@@ -1,11 +1,13 @@
-"""Check a whole store and list the damaged files: hash each blob (a file named by the digest of its bytes), and parse
-each record, attempt, run and root (a JSON document below `roots/`, such as a pin or a champion).
+"""Check a whole store for damaged files. Each blob (a file named by the digest of its bytes) is hashed. Each JSON
+document is parsed: the records (a record names the artifact that a stage made), the attempts (an attempt is the journal
+of one try to make an artifact), the runs, and the roots (files below `roots/`, such as pins and champions, which say
+what garbage collection must keep).
 
 All these files are read, in parallel; training states, leases, trash and quarantine are not checked. Blobs of a remote
-store are downloaded to a temporary folder. With `repair`, damaged files, and records whose artifact can't be read, are
-moved to quarantine, so that the next run makes their results again; damaged roots stay where they are. Missing blobs
-that are in the trash are brought back. Blobs that nothing refers to are counted, but not as problems, since garbage
-collection removes them.
+store are downloaded to a temporary folder. Without `repair`, nothing is changed. With `repair`, damaged files, and
+records whose artifact can't be read, are moved to quarantine, so that the next run makes their results again; missing
+blobs that are in the trash are brought back; damaged roots stay where they are. Blobs that nothing refers to are
+counted, but are not problems, since garbage collection removes them.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ class Problem:
     """A damaged file of a store.
 
     Attributes:
-        what: `corrupt` (a blob whose bytes have another digest, or a malformed document), `unusable` (a record, the
-            document that names a stage's artifact, or a root, such as a pin or a champion, whose artifact can't be
-            read, a record whose artifact is of a wrong kind, or a root whose run is missing), or `missing` (a blob that
-            was in the trash and was brought back).
+        what: `corrupt`: a blob whose bytes have another digest, or a document that is malformed. `unusable`: a record
+            (the document that names a stage's artifact) or a root (such as a pin or a champion) whose artifact can't be
+            read; a record whose artifact is of a wrong kind; or a root whose run is missing. `missing`: a blob that was
+            in the trash and was brought back.
         name: the name of the file in the store; for a file of this machine's cache, its path.
         detail: what is wrong, as text for the user.
         repaired: whether the file was moved to quarantine, brought back or, in the cache, removed.
@@ -57,12 +59,12 @@ class Verified:
     """The result of verifying a store.
 
     Attributes:
-        checked: {kind of file: number of files}; the kinds are records, attempts, runs, roots, blobs and, for this
-            machine's copies of a remote store's blobs, cached.
-        bytes: how many bytes were hashed.
+        checked: {kind of file: number of files that were checked, damaged files included}; the kinds are records,
+            attempts, runs, roots, blobs and, for this machine's copies of a remote store's blobs, cached.
+        bytes: the size in bytes of all blobs that were hashed.
         problems: the damaged files.
-        unreferenced, unreferenced_bytes: number, and size in bytes, of the blobs that belong to no artifact of a record
-            or root.
+        unreferenced, unreferenced_bytes: number, and size in bytes, of the undamaged blobs that belong to no artifact
+            of a record or root. Nothing is done with these blobs.
     """
 
     checked: dict[str, int] = field(default_factory=dict)
@@ -77,7 +79,9 @@ class Verified:
         return all(problem.repaired for problem in self.problems)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the result of verifying a store as the JSON object that `trnflow verify --json` prints."""
+        """Return the result of verifying a store as the JSON object that `trnflow verify --json` prints: "ok",
+        "checked", "bytes" and "problems" as in this class, and "unreferenced": {"files": number of blobs that nothing
+        refers to, "bytes": their size}."""
         return {
             "ok": self.ok,
             "checked": self.checked,

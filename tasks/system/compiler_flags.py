@@ -16,8 +16,8 @@ PLACES = ("--cache_dir", "--xla_dump_to")
 
 
 def flags_around(names: tuple[str, ...] = FLAGS) -> dict[str, list[str]]:
-    """Return {environment variable: its compiler flags, sorted by name, without flags that only name folders} from the
-    environment of this process. Variables without flags are left out.
+    """Return the compiler flags that this process has in its environment: {environment variable: its flags, sorted by
+    name}. Variables without flags are left out, and so are `--cache_dir` and `--xla_dump_to`, which only name folders.
 
     names: the variables to read."""
     given = {name: canonical_flags(os.environ.get(name, "")) for name in names}

@@ -43,20 +43,23 @@ def is_database(uri: str) -> bool:
 
 
 def missing_driver(error: BaseException) -> str:
-    """Return the `pip install` command that installs the database driver whose absence caused an error. Empty if the
-    error has another cause, or if no extra of trnflow (a set of optional dependencies) installs the missing module;
-    psycopg2 is the only one that has an extra."""
+    """Return the command that installs a missing database driver (the Python package that talks to a kind of database),
+    such as `pip install 'trnflow[postgres]'`, if the driver's absence caused `error`.
+
+    Returns "" if the error has another cause, or if no extra of trnflow (a set of optional dependencies) installs the
+    driver: only psycopg2 has an extra."""
     modules = (cause.name or "" for cause in _causes(error) if isinstance(cause, ImportError))
     extras = (EXTRAS.get(module.partition(".")[0]) for module in modules)
     return next((f"pip install 'trnflow[{extra}]'" for extra in extras if extra), "")
 
 
 def reason(error: BaseException) -> str:
-    """Return in one line why a database failed: the first line of the message of the driver's error; without such an
-    error, of the cause of `error`, or else of `error` itself.
+    """Return in one line why a database failed: the first line of the message of the database driver's exception. If
+    `error` has no such exception among its causes, return the first line of the message of its direct cause, or else of
+    `error` itself.
 
-    error: an exception of SQLAlchemy, MLflow or Optuna. The driver's error is preferred because SQLAlchemy's last error
-    may only say that a transaction could not be rolled back, after the connection was lost."""
+    error: an exception of SQLAlchemy, MLflow or Optuna. Its own message may hide the reason: after a lost connection,
+    SQLAlchemy may only report that a transaction could not be rolled back."""
     drivers = [said for cause in _causes(error) if (said := getattr(cause, "orig", None)) is not None]
     told = str(drivers[-1] if drivers else error.__cause__ or error)
     return " ".join(told.strip().split("\n")[0].split())

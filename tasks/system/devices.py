@@ -16,8 +16,9 @@ def cores() -> int:
 
 
 def device_kind(device: str) -> str:
-    """Return the kind of a device with the machine's processor architecture, such as `cpu x86_64`; for `cuda` instead
-    the model of the first GPU, as the driver names it, or `cuda` if there is no driver.
+    """Return what kind of device computes. For `cpu` and `neuron` this is the name with the machine's processor
+    architecture, such as `cpu x86_64`; for `cuda` it is the model of the first GPU, as the driver names it, or `cuda`
+    if there is no driver.
 
     device: `cpu`, `cuda` or `neuron`."""
     if device != "cuda":

@@ -1,4 +1,5 @@
-"""Read files of JSON lines whose last line may be incomplete, because the process that wrote it may have been killed."""
+"""Parse lines of JSON files with one object a line. The last line of such a file may be incomplete, because the process
+that wrote it may have been killed."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ VARIABLE = "TRNFLOW_LOG"
 
 
 class LogLines:
-    """A text stream that stands in for stderr: each text that is written to it is written to `stream` as a JSON object
-    of one line.
+    """A text stream that takes the place of stderr: everything that is written to it is passed on to `stream` as JSON
+    objects, each on one line.
 
     A text with several lines, such as a traceback, becomes one object. `record` writes an object with more fields.
     """
@@ -46,9 +46,9 @@ class LogLines:
         return len(text)
 
     def end_line(self) -> None:
-        """Write the text that was passed to `write` since the last JSON object as the message of a new JSON object; do
-        nothing if it is blank. Of a line that was overwritten with carriage returns (a progress bar), only the last
-        state is written."""
+        """Write the unfinished message (the text that `write` has received but not yet written) as a JSON object; do
+        nothing if the text is blank. Of a line that was overwritten with carriage returns (a progress bar), only the
+        last state is written."""
         with self._lock:
             lines, self._unfinished = self._unfinished.replace("\r\n", "\n").split("\n"), ""
             message = "\n".join(line.rpartition("\r")[2] for line in lines).strip()  # as a terminal shows it

@@ -1,9 +1,8 @@
-"""Keep the home (the folder of a project's local state, TRNFLOW_HOME or `.trnflow`) private: its file mode, and names
-for cached look-ups that reveal no credentials.
+"""Keep the home (the folder of a project's local state, TRNFLOW_HOME or `.trnflow`) private: give the folder a file
+mode that shuts out other users, and give cached answers names that reveal no credentials.
 
-The result of looking up a URL is cached under the whole text of the URL, which may hold credentials. Files and
-databases therefore store, instead of that text, its HMAC under a random secret of the home (`<home>/secret`, mode
-0600).
+An answer about a URL, such as the digests of its files, is cached under a name. The name is not the URL, which may hold
+credentials, but the URL's HMAC under a random secret of the home (`<home>/secret`, mode 0600).
 """
 
 from __future__ import annotations

@@ -93,7 +93,10 @@ def redact(value: Any) -> Any:
 
 def hide_override(text: str) -> str:
     """Return a command-line override, a text such as `tracking.uri=http://me:pw@host`, with its secrets replaced by
-    `***`. The whole value is replaced if the setting is `environment`, or is below it and not only a `${NAME}`."""
+    `***`, as `scrub` does.
+
+    The whole value is replaced if the setting is `environment`; also if the setting is below `environment`, unless its
+    value is only a `${NAME}`."""
     name, equals, value = text.partition("=")
     path = name.strip().split(".")
     if ENVIRONMENT not in path or not equals:
@@ -158,8 +161,9 @@ def learn(settings: Any) -> None:
 
 
 def know(secret: str, shown: str = MASK) -> None:
-    """Remember a secret, each of its lines, and the URL-decoded forms of these, in this process, so that `scrub`
-    replaces them by `shown`. Ignored: texts shorter than 6 characters, and texts that consist of `${NAME}` only."""
+    """Make `scrub` replace a secret by `shown` from now on, in this process. Each line of the secret, and the
+    URL-decoded forms of the secret and of its lines, are replaced, too. Texts shorter than 6 characters, and texts that
+    consist of `${NAME}` only, are ignored."""
     for part in {secret, *secret.splitlines()}:
         for form in {part, unquote(part), unquote_plus(part)}:
             if len(form) >= LEAST and form not in _known and not _ONLY_REFERENCES.fullmatch(form):

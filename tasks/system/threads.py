@@ -94,7 +94,7 @@ def call_in_thread(function: Callable[[], Value]) -> Value:
 
 
 def abandoned() -> bool:
-    """Return whether a thread that any pool of this process left running, because it did not end in time after an
-    exception such as Ctrl-C, still runs. A process with such a thread should not exit normally: it may crash when the
-    thread returns from its library while the interpreter shuts down."""
+    """Return whether this process still has a thread that a pool left running, because the thread did not end in time
+    after an exception such as Ctrl-C. Such a process should not exit normally: it may crash when the thread returns
+    from its library while the interpreter shuts down."""
     return any(thread.is_alive() for thread in _abandoned)

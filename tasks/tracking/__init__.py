@@ -1,7 +1,8 @@
-"""Tracking in MLflow: a run writes events to a file on disk (its *spool*), and another process uploads the events.
+"""Tracking in MLflow: a run writes events (messages such as "a stage began") to files on disk, its *spool*. Another
+process, the uploader, sends the events to MLflow.
 
-So a run never waits for MLflow's server or its import (5 s), and no event is lost or recorded twice when the server is down
-or a process is killed. See the modules `spool`, `uploader` and `mlflow_runs`.
+So a run never waits for MLflow's server or its import (5 s). No event is lost or recorded twice when the server is
+down or a process is killed. See the modules `spool`, `uploader` and `mlflow_runs`.
 """
 
 from __future__ import annotations
@@ -72,10 +73,13 @@ class Tracker(Spool):
         self._uploader = self._start(address, recorded)
 
     def finish(self, status: str, wait_seconds: float = 20.0) -> str | None:
-        """End the run in MLflow and wait at most `wait_seconds` for the upload, which continues after that time.
+        """End the run in MLflow and wait at most `wait_seconds` for the upload of its events, which continues after
+        that time.
 
-        status: FINISHED, FAILED or KILLED. Returns: a message for the user if events could not be written to disk, or
-        if the last try to upload them failed; else None, also if the upload still goes on.
+        status: FINISHED, FAILED or KILLED.
+
+        Returns: a message for the user if events could not be written to disk, or if the last attempt to upload them
+        failed. None in all other cases, also if the upload is not finished yet.
         """
         self.run_ended(status)
         deadline = time.monotonic() + wait_seconds

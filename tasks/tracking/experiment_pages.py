@@ -1,7 +1,8 @@
-"""Link to the page of an MLflow experiment that shows its runs.
+"""Make the link to the page of an MLflow experiment that lists the experiment's runs.
 
-An experiment's page opens on "Traces" unless the address names the runs. The address holds the experiment's id, which only
-MLflow knows, so the uploader writes the id to `<home>/tracking/experiments/`, and printing a link asks no server.
+An experiment's page opens on "Traces" unless the address names the runs. The address holds the experiment's id, which
+only MLflow knows. So that printing a link asks no server, the process that uploads runs to MLflow writes the id to
+`<home>/tracking/experiments/` (home: the folder of local state, TRNFLOW_HOME).
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Create MLflow runs from the events in a spool (the file in which a pipeline run's events wait for their upload): a
-parent run for each pipeline run, and a nested run for each stage that has metrics. Runs of a sweep are nested in the
-run of the sweep.
+parent run for each pipeline run, and a nested run for each of its stages that has metrics. Runs of a sweep are nested
+in the run of the sweep.
 
-After a crash or an outage the same events can be applied again without effect: a run is looked up by its tags before it is
-created, and MLflow stores a metric with the same time, step and value only once.
+After a crash or an outage the same events can be sent again without effect: a run is looked up by its tags before it
+is created, and MLflow stores a metric with the same time, step and value only once.
 
-A stage that was killed and started again under the same key is one nested run with one curve. The nested run belongs to the
-pipeline run that started the stage last (tag `trnflow.run`; `trnflow.runs` names all of them), in whatever order the spools
-are uploaded. The parent runs name each other in the tags `trnflow.continues.<stage>` and `trnflow.continued_by.<stage>`.
+A stage that was killed, and started again by another pipeline run under the same key (the hash of its settings, inputs
+and code), is one nested run with one curve. The nested run belongs to the pipeline run that started the stage last, in
+whatever order the spools are uploaded. Its tag `trnflow.run` names that pipeline run, and `trnflow.runs` names all of
+them. The parent runs name each other in the tags `trnflow.continues.<stage>` and `trnflow.continued_by.<stage>`.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class MlflowRuns:
     Args:
         client: the client of the MLflow server.
         files: the run's spool (the files in which its events and plots wait for the upload).
-        state: the ids of the MLflow runs, and all else that a restarted upload needs. `state` is changed in place, and
-            the caller saves it.
+        state: the state of the upload, such as the ids of the MLflow runs, with which a restarted upload continues.
+            This object changes it in place; the caller saves it.
     """
 
     def __init__(self, client: MlflowClient, files: SpoolFiles, state: Meta) -> None:
@@ -61,8 +62,8 @@ class MlflowRuns:
         }
 
     def apply(self, events: Iterable[Meta]) -> None:
-        """Send events of the run to MLflow in their order, metrics in batches. events: as `SpoolFiles.read` returns
-        them."""
+        """Send events of the run to MLflow, in the order of the events. Metrics are sent in batches. events: the
+        messages that the run wrote to its spool, as `SpoolFiles.read` returns them."""
         curves: dict[str, list[Any]] = {}
         for event in events:
             if event["event"] == "metrics":

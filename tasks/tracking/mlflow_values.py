@@ -32,9 +32,9 @@ SUMMARY = (
 
 
 def main_figures(values: dict[str, float]) -> dict[str, float]:
-    """Return at most eight of a run's metrics that have one value each, the most important first (f1_weighted,
-    accuracy, f1_macro, loss, ...): with more, MLflow's page and tables of runs hide the few that matter. The others
-    stay in `report.json` and on the page of `trnflow report`.
+    """Return at most eight of a run's metrics, the most important first (f1_weighted, accuracy, f1_macro, loss, ...).
+    With more than eight, MLflow's page and tables of runs would hide the few that matter. The metrics that are left
+    out stand in `report.json` and on the page of `trnflow report`.
 
     values: {metric: value}."""
     names = sorted(values, key=lambda name: MAIN.index(name) if name in MAIN else len(MAIN))

@@ -142,12 +142,13 @@ class Spool:
 
         Args:
             task: `classification` or `causal_lm`.
-            number: the n of the champion's file `roots/champions/<recipe>/<n>.json` in the store; it grows with each
-                new champion.
+            number: the n of the champion's file `roots/champions/<recipe>/<n>.json` in the store; n grows with each new
+                champion.
             champion, challenger: digests of the champion, and of the new model that was compared with it; None for the
                 challenger if no other model was compared.
-            comparison: champion and challenger (their values of the metric), difference, low and high (the ends of its
-                interval), recorded in the parent run in MLflow; empty if no other model was compared.
+            comparison: recorded in the parent run in MLflow: the metric's value of champion and of challenger, their
+                difference, and low and high, the ends of the difference's interval; empty if no other model was
+                compared.
             series: a text that is the same for all champions of a recipe in one store, and different in each store.
             created: when the champion's file was made, as ISO 8601 text in UTC.
         """
@@ -266,14 +267,15 @@ class SpoolFiles:
         return [event for line in whole.splitlines() if (event := parsed(line))], offset + len(whole)
 
     def append_killed(self) -> None:
-        """Add the last event of a run that was killed to the file of events: the end of the run with the status KILLED.
-        It is written on a new line, since the run may have left an incomplete one."""
+        """Add an event to the file of events which says that the run ended with the status KILLED, for a run that died
+        without writing its end. The event stands on a new line, since the run may have left an incomplete line."""
         with self.events.open("ab") as handle:
             handle.write(b"\n" + json.dumps({"event": "run_ended", "time": time.time(), "status": "KILLED"}).encode())
             handle.write(b"\n")
 
     def load_state(self) -> Meta:
-        """Return the saved state of the upload, {"offset": bytes uploaded, ...}; {"offset": 0} when none is saved."""
+        """Return the saved state of the upload: {"offset": the bytes of the file of events that are uploaded}, and the
+        entries that `MlflowRuns` keeps, such as the ids of the MLflow runs. Return {"offset": 0} when none is saved."""
         try:
             state: Meta = json.loads(self.state.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -54,11 +54,11 @@ def follow_run(home: str, run: str) -> None:
 
 
 def upload_left(home: Path, first: str = "") -> int:
-    """Upload to MLflow the spools (files of events) of all runs that have ended or died, and remove each spool that was
-    uploaded completely; return the number of these.
+    """Upload to MLflow the spools (files of events) of all runs that have ended or died, and remove each spool that
+    was uploaded completely. Return how many spools were uploaded and removed.
 
-    home: the folder of local state; first: the id of the run to begin with. After a failure, other spools for the same
-    server are left for a later upload.
+    home: the folder of local state; first: the id of the run to begin with. After a failed upload, other spools for
+    the same server are left for a later call.
     """
     done, failed = 0, set()
     runs = sorted(events.name.removesuffix(".jsonl") for events in (home / "tracking").glob("*.jsonl"))

@@ -1,4 +1,4 @@
-"""Make the engine that `train.engine` names, and join the processes that train together.
+"""Make the engine that `train.engine` names, and connect the processes that train together.
 
 An engine holds the model on its devices and computes the training steps: native is eager PyTorch, xla runs
 torch_xla's compiled graphs. No other module imports both engines."""
@@ -29,12 +29,12 @@ def make_engine(
     computes the training steps: native by PyTorch, xla by torch_xla's compiled graphs.
 
     Args:
-        built: the model.
+        built: the model, on the CPU or on the "meta" device (without values).
         registry: records each graph that the engine traces, and checks it against the list of graphs that the stage
             precompile made.
         stored: reads the checkpoint to resume from, which may have been written on another mesh (number of replicas
             and of tensor parallel devices); None: start with the values in `built`.
-        world: the processes that train together.
+        world: this process's number, and how it reaches the other processes that train.
 
     With a model on the "meta" device the engine only traces: a step registers its graph and runs nothing. Raise
     ModelError when the number of tensor parallel devices does not divide the model's number of heads."""
@@ -50,11 +50,11 @@ def make_engine(
 
 @contextmanager
 def join_ranks(config: TrainConfig) -> Iterator[World]:
-    """Join the process group of this training, yield this process's `World` (its number, and methods that exchange
-    small values with the other processes), and leave the group at the end of the context.
+    """Join the group of the processes that train together, and yield this process's `World`: its number, and methods
+    that exchange small values with the other processes. Leave the group at the end of the context.
 
-    A rank is one of the processes that train together. If `config` asks for one process only, the `World` of a single
-    process is yielded and no group is made. Raise ModelError when another number of processes was started than `config`
+    A rank is one of these processes. If `config` asks for one process only, no group is made, and the `World` of a
+    single process is yielded. Raise ModelError when another number of processes was started than `config`
     asks for, and ProcessFailed when a rank does not join, or later does not answer, within
     `train.collective_timeout_seconds`."""
     if ranks(config) == 1:

@@ -66,8 +66,9 @@ class TrainConfig(
 
     @property
     def shape_unit(self) -> tuple[int, int] | None:
-        """(rows, positions): padding is trimmed from a batch only so far that its numbers of rows and of positions stay
-        multiples of these two. None if compiled graphs need batches of one fixed shape: then nothing is trimmed.
+        """(rows, positions), two numbers: when padding is cut from a batch, the batch's number of rows stays a multiple
+        of the first, and its number of positions a multiple of the second. None if compiled graphs need batches of one
+        fixed shape: then nothing is cut.
 
         On cuda the number of positions is a multiple of 8, because tensor cores process positions in groups of
         eight."""

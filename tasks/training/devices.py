@@ -51,10 +51,10 @@ def cautions(config: TrainConfig) -> list[str]:
 
 
 def known_memory(config: TrainConfig) -> int | None:
-    """Return the bytes of memory of each device, or None where that is not known without torch.
+    """Return the bytes of memory of each device, or None where the number is not known without torch.
 
-    The number is `train.device_memory_gib` if that is set. Else it is, for device cpu, this machine's memory, or the
-    limit of this process's cgroup if that is lower, divided by the number of devices; for other devices it is None."""
+    If `train.device_memory_gib` is set, this setting is the number. Else, for device cpu, the number is this machine's
+    memory, or the limit of this process's cgroup if lower, divided by the number of devices. Else it is None."""
     if config.device_memory_gib is not None:
         return int(config.device_memory_gib * 2**30)
     if config.device != "cpu":
@@ -64,8 +64,8 @@ def known_memory(config: TrainConfig) -> int | None:
 
 
 def device_memory(config: TrainConfig) -> int | None:
-    """Return the bytes of memory of one device: `train.device_memory_gib` if that is set, for device cpu this machine's
-    (or cgroup's) memory divided by the number of devices, for a GPU the number that torch reports; else None."""
+    """Return the bytes of memory of one device: the number of `known_memory` (a setting, or the CPU's memory), else for
+    a GPU the number that torch reports, else None."""
     known = known_memory(config)
     if known is not None or config.device != "cuda":
         return known

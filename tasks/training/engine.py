@@ -1,9 +1,9 @@
 """The interface between the training loop and the engines that compute: native and xla.
 
 Engine native drives one device a process and runs eagerly. Engine xla runs compiled graphs, over all devices from
-one process or over one device a process. Both take the same batches and scalars, name parameters and optimizer state
-alike, and register each graph in a `GraphRegistry`, which checks it against the list of the stage precompile. Only
-`fetch` and `slices` wait for the device."""
+one process or over one device a process. Both engines take the same batches and scalars, and give parameters and
+optimizer state the same names. Both register each graph (a computation for one shape of rows) in a `GraphRegistry`,
+which checks that the stage precompile has listed the graph. Only `fetch` and `slices` wait for the device."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Engine(Protocol):
         """Wait for the device and return the numbers of each handle that `train` or `evaluate` returned."""
 
     def slices(self, *, state: bool) -> Iterator[TensorSlice]:
-        """Copy the trained parameters to the CPU in fp32, with `state` also the optimizer's state, and yield them as
-        the slices (parts of tensors) of a checkpoint.
+        """Copy the trained parameters to the CPU in fp32, and yield the copies as slices (parts of tensors) of a
+        checkpoint. With `state` do the same for the optimizer's state.
 
-        Each process yields the slices that it writes; over all processes every slice occurs once. Later steps do not
-        change the copies."""
+        Each process yields the slices that it has to write; over all processes every slice occurs once. Later steps do
+        not change the copies."""
 
     def peak_memory(self) -> int | None:
         """Return the largest number of bytes that was allocated on the device, or None where it is not known."""

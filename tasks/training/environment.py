@@ -10,10 +10,12 @@ from tasks.training.config import TrainConfig, ranks
 
 
 def compiler(config: TrainConfig) -> Meta:
-    """Return the facts on which a compiled graph depends besides settings and shapes, as a part of the cache keys (the
-    hashes under which results are cached) of the stages precompile and train:
-    {"device": the kind of device, "versions": names of the packages that trace and compile, whose versions the cache
-    key then contains, "flags": {environment variable: flags of XLA's or Neuron's compiler}, {} for engine native}."""
+    """Return the facts on which a compiled graph depends besides settings and shapes. They become a part of the cache
+    keys (the hashes under which results are cached) of the stages precompile and train.
+
+    The facts are {"device": the kind of device, "versions": [names of the packages that trace and compile; the key
+    contains their versions], "flags": {environment variable: flags of XLA's or Neuron's compiler; empty for engine
+    native}}."""
     packages = ["torch", "transformers"]
     if config.engine == "xla":
         packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])
@@ -25,15 +27,15 @@ def compiler(config: TrainConfig) -> Meta:
 
 
 def accelerator(config: TrainConfig) -> Meta:
-    """Return the part `accel` of the cache key (the hash under which the result is cached) of the stage train. It names
-    the things on which the last bits of the weights depend besides settings and inputs: the kind of device, the
-    versions of torch, transformers and the compiler, the compiler's flags (as `compiler` returns them), and the number
-    of CPU threads."""
+    """Return the part `accel` of the stage train's cache key (the hash under which the result is cached). On these
+    facts the last bits of the weights depend, besides settings and inputs: {"device", "versions" and "flags" as
+    `compiler` returns them, "threads": the number of CPU threads of each process}."""
     return {**compiler(config), "threads": config.resolved_threads}
 
 
 def environ(config: TrainConfig) -> dict[str, str]:
-    """Return the environment variables of the process that trains: torch, XLA and malloc read them as they start.
+    """Return the environment variables of the process that trains, {name: value}. torch, XLA and malloc read these
+    variables when the process starts.
 
     With stochastic rounding on device neuron, the graph has a plain cast from fp32, and
     `NEURON_RT_STOCHASTIC_ROUNDING_EN=1` makes the device round each such cast at random, also in the forward and

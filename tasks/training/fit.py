@@ -45,11 +45,13 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
     Args:
         model: where the model comes from; with a warm start (training begins with the weights of a model in the
             store), as `starting_from` returned it.
-        packed: the packed rows (token rows of a few lengths, each with one or several documents), the artifact of the
-            stage `pack_chunks`.
+        packed: the packed rows (rows of tokens in a few lengths; a row holds one or several documents): the artifact
+            (stored result) of the stage `pack_chunks`.
         graphs: the artifact of the stage `precompile`: the list of graphs that training may run, and compiled graphs.
 
-    Return the metadata of the artifact. Raise Interrupted when a signal stops the training."""
+    Return the metadata of the artifact: the task, labels, row lengths, method, number of steps and metrics of the
+    training, the digest of its data, and its most important settings. Raise Interrupted when a signal stops the
+    training."""
     check_device(config)
     for text in cautions(config):
         out.warn(text)
@@ -115,11 +117,12 @@ def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, o
 
 
 def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
-    """Return the schedule, which says which rows each update trains on. The order of the rows follows from the seed,
+    """Return the schedule, which says on which rows each update trains. The order of the rows follows from the seed,
     and is the same for every engine and mesh (number and arrangement of devices).
 
-    packed: the metadata of the packed rows; train: their train split. With `train.group_by_length` each batch gets
-    rows with about as many tokens, unless several documents were packed into a row (strategy "bfd" or "concat")."""
+    packed: the metadata of the packed rows; train: the rows of the training split. With `train.group_by_length` each
+    batch gets rows with about as many tokens, unless several documents were packed into a row (strategy "bfd" or
+    "concat")."""
     sizes = train.sizes() if config.group_by_length and packed.get("strategy") not in ("bfd", "concat") else None
     return Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch, sizes=sizes)
 

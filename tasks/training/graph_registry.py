@@ -1,9 +1,10 @@
 """Check each graph of a training run against the list that the stage precompile made before it, and count what is
 compiled.
 
-A graph has a name ("train", or "accumulate" and "update" where a global batch takes several passes; "eval"), a
-length in tokens (0 for a graph that is the same for every length) and a hash: torch_xla's hash of the traced graph,
-or for engine native a hash of the shapes and settings."""
+A graph is a computation for one shape of its inputs. Its name is "eval" for an evaluation; "train" for an update of
+the weights; or, where a global batch takes several passes, "accumulate" for a pass and "update" for the update after
+the passes. Its length is the number of tokens in a row, 0 for a graph that is the same for every length. Its hash is
+torch_xla's hash of the traced graph, or for engine native a hash of the shapes and settings."""
 
 from __future__ import annotations
 
@@ -22,26 +23,28 @@ Key = tuple[str, int]
 
 @dataclass
 class GraphRegistry:
-    """The graphs that this process has traced and compiled, and the list of graphs that the stage precompile made
-    before training. Training may run no other graphs, unless `allow_unlisted` is set."""
+    """The graphs that this process has traced and compiled, and the list of allowed graphs, which the stage precompile
+    made before training. Training may run no graph that is not listed, unless `allow_unlisted` is set."""
 
     expected: dict[Key, str] | None = None
-    """The hash of each graph that precompile listed; None while precompile itself lists them."""
+    """{(name, length): hash} of each graph that precompile listed; None while precompile itself makes the list."""
 
     allow_unlisted: bool = False
     """Whether a graph that precompile did not list is a warning instead of an error."""
 
     graphs: dict[Key, Meta] = field(default_factory=dict)
-    """Each registered graph: {"name", "length", "hash", "inputs"}."""
+    """{(name, length): {"name", "length", "hash", "inputs": [{"shape", "dtype"} of each input]}} of each registered
+    graph."""
 
     compiled: int = 0
-    """The number of graphs compiled while steps were running."""
+    """The number of graphs that were compiled during training steps and evaluations."""
 
     counted: int | None = None
-    """The number of compilations in this process after the latest execution of a graph; None before the first."""
+    """How many graphs this process had compiled after the latest execution of a graph; None before the first execution.
+    A later change of the count shows a compilation outside the training steps."""
 
     compile_seconds: float = 0.0
-    """Seconds that the first execution of each graph took."""
+    """The seconds of the first executions of all graphs together: compilation and first run."""
 
     unlisted: list[str] = field(default_factory=list)
     """A warning for each graph that precompile did not list."""
@@ -59,9 +62,9 @@ class GraphRegistry:
 
         Args:
             name: "train", "accumulate", "update" or "eval".
-            length: of the rows in tokens; 0 for a graph that is the same for every length.
+            length: the number of tokens in a row; 0 for a graph that is the same for every length.
             digest: the graph's hash.
-            inputs: {"shape", "dtype"} of each input.
+            inputs: {"shape", "dtype"} of each input of the graph.
 
         With `allow_unlisted` a warning is added to `unlisted` instead of the error. While precompile itself makes
         the list (`expected` is None), every graph is accepted."""
@@ -81,11 +84,12 @@ class GraphRegistry:
 
     @contextmanager
     def executing(self, name: str, length: int, *, first: bool, compiles: Callable[[], int]) -> Iterator[None]:
-        """Count the compilations while a graph executes in this context.
+        """Count the graphs that are compiled within the context, in which the caller executes one graph. Raise
+        CompileError when something was compiled at another time than a graph's first execution, for example while a
+        checkpoint was saved; with `allow_unlisted` there is no error.
 
-        name, length: the graph, as in `register`; first: whether this is the graph's first execution; compiles: returns
-        the number of graphs that this process has compiled so far. Raise CompileError when anything is compiled outside
-        a graph's first execution, for example while saving; with `allow_unlisted` such a compilation is no error."""
+        name, length: the executed graph, as in `register`; first: whether this is its first execution; compiles: a
+        function that returns how many graphs this process has compiled so far."""
         before, start = compiles(), time.perf_counter()
         if self.counted not in (None, before):
             self._defect("something beside the steps was compiled")

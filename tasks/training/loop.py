@@ -46,9 +46,9 @@ class Progress:
     Attributes:
         step: the number of updates of the weights done so far, which also gives the position in the data.
         loss: the sum of the losses of all updates.
-        before: metrics of the evaluation before the first step.
-        after: metrics of the newest evaluation.
-        evaluated: the step of that evaluation, -1 before the first.
+        before: {name: value} of the metrics of the evaluation before the first step.
+        after: {name: value} of the metrics of the newest evaluation after a step.
+        evaluated: the step of the newest evaluation (0: before the first step), -1 if there was none.
         best: the best evaluation since the first step.
     """
 
@@ -142,9 +142,9 @@ class Run:
         return epoch or often or at.step == self.total
 
     def is_new_best(self) -> bool:
-        """Evaluate on the validation split, put the metrics into `progress`, and return, equal on every rank (process
-        that trains), whether this evaluation is the best so far; False when the recipe does not keep the best
-        weights."""
+        """Evaluate on the validation split and put the metrics into `progress`. Return whether this evaluation is the
+        best so far, the same value on every rank (process that trains). Return False if the recipe does not keep the
+        best weights."""
         at = self.progress
         at.after = self.evaluate()
         if not self.config.keeps_best:
@@ -192,8 +192,9 @@ class Run:
             self.shown = {"loss": loss, "grad_norm": norm}
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate on the validation split and report the metrics. Return {"eval_loss"} and, for classification,
-        "eval_accuracy"; {} when there is no such split or it has no targets."""
+        """Evaluate on the validation split and report the metrics. Return {"eval_loss": the mean cross
+        entropy of a target} and, for classification, "eval_accuracy": the share of rows with the right label. Return {}
+        when the split is missing or has no targets."""
         self.read_losses()
         handles, targets = [], 0
         with self.meters.pause():
@@ -245,11 +246,12 @@ class Run:
         )
 
     def measured(self, meter: Meter) -> dict[str, float]:
-        """Return metrics: the speed of the steps that `meter` counted, and the memory and compilations of the whole
-        process.
+        """Return {name: value} of metrics: the speed of the steps that `meter` counted and the seconds that they waited
+        for data; and, of the whole process, the peak memory, the number of compiled graphs and the seconds of their
+        first executions.
 
-        Unknown figures are left out: `mfu` (share of the peak FLOPs) when the device's peak is not known, and the
-        device's memory when the engine does not report it."""
+        Unknown figures are left out: `mfu` (share of the peak FLOPs) when the device's peak is not known, and
+        `device_memory_bytes` when the engine does not report the device's memory."""
         device = self.engine.peak_memory()
         flops = (meter.flops / meter.seconds, device_name(self.config), self.config.devices)
         return {
@@ -262,10 +264,10 @@ class Run:
         }
 
     def summary(self) -> Meta:
-        """Return the metrics of the training for the metadata of the artifact (the stored result): `train_loss`, the
-        mean over all updates; the evaluation before the first step, with `_before` at the end of each name; and the
-        last evaluation, or the best one if its weights are the result. They contain no times and do not depend on
-        `log_every`."""
+        """Return {name: value} of the metrics that the artifact (the stored result) holds. `train_loss` is the mean
+        loss over all updates. `eval_loss_before` and `eval_accuracy_before` are of the evaluation before the first
+        step; `eval_loss` and `eval_accuracy` are of the last evaluation, or of the best one if its weights are the
+        result. The metrics contain no times and do not depend on `log_every`."""
         at = self.progress
         before = {f"{name}_before": value for name, value in at.before.items()}
         found = at.best.metrics if self.config.keeps_best and at.best.metrics else at.after

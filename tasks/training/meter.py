@@ -14,11 +14,13 @@ from tasks.training.batches.sampler import Batch
 
 @dataclass
 class Meter:
-    """Counts of the steps since `start`. Steps that compiled a graph are not counted.
+    """Counts of the training steps since `start`. Steps that compiled a graph are not counted.
 
     Attributes:
+        start: the time when counting began, in seconds of `time.perf_counter`.
+        steps: number of steps.
         samples: number of rows.
-        supervised: number of targets.
+        supervised: number of targets (tokens or labels with a loss).
         real: number of tokens without padding.
         padded: number of positions, padding included.
         flops: floating-point operations of forward and backward passes.
@@ -37,8 +39,8 @@ class Meter:
     elsewhere: float = 0.0
 
     def count(self, batch: Batch, flops: int) -> None:
-        """Add a step that trained on `batch` to the counts of rows, targets and tokens. flops: the floating-point
-        operations of the step's forward and backward pass."""
+        """Add a step that trained on `batch` to the counts of steps, rows, targets, tokens and operations. flops: the
+        floating-point operations of the step's forward and backward pass."""
         self.steps += 1
         self.samples += batch.samples
         self.supervised += batch.supervised
@@ -52,8 +54,8 @@ class Meter:
         return max(time.perf_counter() - self.start - self.elsewhere, 1e-9)
 
     def rates(self) -> dict[str, float]:
-        """Return rows and tokens per second. tokens_per_second counts targets, real_tokens_per_second all tokens but
-        padding, padded_tokens_per_second all positions."""
+        """Return the speed since `start`: "samples_per_second" (rows), "tokens_per_second" (targets),
+        "real_tokens_per_second" (tokens without padding) and "padded_tokens_per_second" (all positions)."""
         seconds = self.seconds
         return {
             "samples_per_second": self.samples / seconds,

@@ -42,18 +42,21 @@ def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smo
 
 
 def correct(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the number of targets for which the largest logit is that of the target, as a float32 scalar. Shapes as in
-    `loss_sum`."""
+    """Return how many targets are predicted correctly (the target's logit is the largest), as a float32 scalar tensor.
+
+    logits: [..., classes]; targets: [...], -100 for no target."""
     return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
 
 
 def class_weights(config: TrainConfig, packed: Meta, train: Split | None) -> tuple[float, ...] | None:
     """Return the weight of each class in the loss, in the order of the labels, or None when all classes count alike.
 
-    The weights are set in `train.class_weights`. packed: the metadata of the packed rows; train: the training rows, in
-    which the value "balanced" counts the classes (a class without rows has weight 1), or None when only graphs are
-    traced, which do not depend on the weights. Raise ConfigError for weights with the task causal_lm, and for unknown
-    labels."""
+    The setting `train.class_weights` gives the weights, or is "balanced": then the weight of a class is rows / (classes
+    x rows of the class), counted in the training rows; a class without rows has weight 1. Raise ConfigError when the
+    setting is used with the task causal_lm or names an unknown label.
+
+    packed: the metadata of the packed rows; train: the training rows, or None when only graphs are traced, which do not
+    depend on the weights."""
     wanted, labels = config.class_weights, packed["labels"]
     if wanted is None:
         return None

@@ -2,8 +2,9 @@
 
 A *spec* has one entry for each dimension of a tensor: the name of the mesh axis ("data" or "model") over which the
 dimension is split, or None. `parameter_specs` computes specs from a tensor parallel plan, which maps a pattern of module
-names to a style such as "colwise". A parameter that the plan does not name is replicated. So is an embedding whose
-vocabulary size is not a multiple of the number of devices. An unknown style is an error.
+names to a style such as "colwise". A parameter that the plan does not name is replicated (whole on each device). An
+embedding or output layer is replicated, too, if the number of devices does not divide its vocabulary size. An unknown
+style is an error.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def check_heads(fields: Mapping[str, Any], size: int) -> None:
     """Raise ModelError unless `size` tensor parallel devices divide the model's attention heads and its key and value
     heads.
 
-    Each device computes whole heads. fields: the model's config; a number of heads that is not among them is not
-    checked."""
+    Each device computes whole heads. fields: the entries of the model's config; a number of heads that the config lacks
+    is not checked."""
     for names in HEADS:
         for name in names:
             heads = fields.get(name)

@@ -1,8 +1,9 @@
 """`World`: the processes (ranks) that train together, and the small messages that they exchange on the host.
 
-Rank `d * model + m` is at (d, m) of the mesh (data, model). These messages go over gloo and do not wait for a device. A
-rank fails when it waits longer than `train.collective_timeout_seconds` for another. A single process is a `World` too,
-which sends no messages.
+The mesh (data, model) is the grid of devices that train together: data is the number of replicas (copies of the model),
+model the number of devices of one replica. Rank `d * model + m` is at position (d, m). The messages go over gloo and do
+not wait for a device. A rank fails when it waits longer than `train.collective_timeout_seconds` for another rank. A
+single process is a `World` too, which sends no messages.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """The processes (ranks) that train together, as one of them sees them: this rank's number, the mesh, and methods
-    that exchange small values. Every rank must make the same calls of these methods, in the same order."""
+    """One process's view of all processes (ranks) that train together: this process's number, the mesh of devices, and
+    methods that exchange small values between the ranks. Every rank must make the same calls of these methods, in the
+    same order."""
 
     rank: int = 0
     """This process's number."""
@@ -28,10 +30,11 @@ class World:
     """The number of devices along each axis: data (replicas) and model (tensor parallel devices of one replica)."""
 
     groups: Any = None
-    """torch's DeviceMesh (engine native), the hosts' group (engine xla), or None for a single process."""
+    """torch's DeviceMesh (engine native), the gloo process group of all ranks (engine xla), or None for a single
+    process."""
 
     host: Any = None
-    """The gloo group of the hosts; None where that is torch's default group."""
+    """The gloo process group that carries the messages; None stands for torch's default group."""
 
     @property
     def data(self) -> int:
@@ -88,8 +91,8 @@ ALONE = World()
 
 
 def replica_seed(seed: int, replica: int) -> int:
-    """Return the dropout seed of a data parallel replica. Each replica has another seed; all ranks of one replica have the
-    same.
+    """Return the dropout seed of a data parallel replica (copy of the model). Each replica has another seed; all ranks
+    (processes) of one replica have the same seed.
 
     seed: the step's seed; replica: the replica's number. The CPU's generator takes 32 bits; the stride between replicas
     is chosen so that their seeds stay different in 32 bits for as many steps as possible."""

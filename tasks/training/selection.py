@@ -20,7 +20,7 @@ class Best:
     Attributes:
         step: the step after which this evaluation was made, 0 when there is none.
         metrics: all metrics of this evaluation, by name.
-        stale: the number of evaluations since then, none of which was a new best.
+        stale: the number of evaluations after this one, or since the start of training if there is none.
     """
 
     step: int = 0

@@ -18,7 +18,8 @@ PARAMETER, FIRST, SECOND = "parameter/", "first/", "second/"
 """Prefixes of tensor names in a checkpoint: parameters, their first moments, their second moments."""
 
 ROW, COLUMN = "row/", "column/"
-"""Prefixes of Adafactor's second moments: averaged over a parameter's last dimension, and over the one before it."""
+"""Prefixes of Adafactor's second moments in a checkpoint. "row/": averaged over the parameter's last dimension;
+"column/": averaged over the dimension before the last."""
 
 
 class TensorSlice(NamedTuple):
@@ -58,10 +59,11 @@ class Built:
     """The position id of a row's first token: 0, or the pad id + 1 (RoBERTa)."""
 
     config: Meta
-    """The model's config.json as it is published."""
+    """The content of the `config.json` that is written beside the trained weights."""
 
     lacking: tuple[str, ...] = ()
-    """The parameters that the pretrained weights lack; they were initialised from the seed."""
+    """The parameters that the pretrained weights lack or have in another shape; these parameters were initialised from
+    the seed."""
 
     frozen: frozenset[str] = frozenset()
     """The parameters that are not trained."""

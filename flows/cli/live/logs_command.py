@@ -23,8 +23,8 @@ PAUSE_SECONDS = 0.5
 
 
 class Log(NamedTuple):
-    """The log file of one attempt (one try of a run to make a stage's result). file: the log; stage: the stage's name;
-    owner: the text that identifies the process which runs the pipeline (`tasks.system.process.read_tag` reads it)."""
+    """The log file of one try of a run to make a stage's result. file: the path of the log; stage: the stage's name;
+    owner: a text that identifies the process which runs the pipeline, made by `tasks.system.process.Process.tag`."""
 
     file: Path
     stage: str

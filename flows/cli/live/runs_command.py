@@ -32,7 +32,8 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def runs(options: Namespace) -> int:
-    """Print one line for each run of a store, in progress or past, newest first; return exit code 0."""
+    """Print one line for each run of a store: first the runs in progress, then the past runs, each group newest first.
+    Return exit code 0."""
     store = store_of(options)
     found = listed(store)
     emit(options, {"runs": found}, report.aligned([HEAD, *map(_row, found)]))
@@ -40,15 +41,17 @@ def runs(options: Namespace) -> int:
 
 
 def listed(store: Store) -> list[Meta]:
-    """Return the runs in progress and the past runs, newest first.
+    """Return a list of dicts, one for each run: first the runs in progress, then the past runs, each group newest
+    first.
 
-    Each is {run, recipe, outcome, ended, seconds, hit, ran, skip, metrics, stage, step, of, unit, eta}; `outcome` is
-    running, completed, failed or cancelled; `hit`, `ran` and `skip` count the stages that were taken from the store,
-    ran, and were left out; `metrics` are those of all stages, by name.
+    For every run: "run": its id; "recipe": the recipe's name; "outcome": running, completed, failed or cancelled;
+    "seconds": its duration; for a run in progress the seconds since the time in its id, None if the id has no time.
 
-    Of a run in progress, `stage` is the stage that runs now, `step` of `of` units (named `unit`) are done, `eta` is the
-    seconds left, `seconds` count from the time in the run's id, `ended`, `hit`, `ran` and `skip` are None, and
-    `metrics` is empty. Of a past run, `stage` to `eta` are None.
+    For past runs, else None: "ended": when the run ended; "hit", "ran", "skip": how many stages were taken from the
+    store, ran, and were left out. "metrics": {name: value} of all stages; {} for a run in progress.
+
+    For runs in progress, else None: "stage": the stage that runs now; "step": how many units of its work are done;
+    "of": how many there are; "unit": the name of a unit, such as `steps`; "eta": the seconds left in the stage.
     """
     now = running(store)  # first: a run that ends meanwhile is then on record
     past = run_ids(store)

@@ -1,7 +1,7 @@
 """`trnflow status`: list the stages that run now, on any machine that uses the store.
 
-They are found by their leases: files in the store by which a process says that it makes a stage's result, renewed by
-heartbeats. Neither Prefect nor MLflow is asked.
+A stage that runs is found by its lease, a file in the store by which a process says that it makes the stage's result.
+The process renews the lease by heartbeats. Neither Prefect nor MLflow is asked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def status(options: Namespace) -> int:
-    """Print one line for each stage that runs now, on any machine that uses the store: run, progress, seconds left,
-    process; return exit code 0."""
+    """Print one line for each stage that runs now, on any machine that uses the store: the run's id, recipe, stage,
+    progress, time left, machine, process id and start; return exit code 0."""
     found = running(store_of(options))
     rows = [("run", "recipe", "stage", "progress", "left", "host", "pid", "since"), *map(_row, found)]
     emit(options, {"runs": found}, report.aligned(rows) if found else "nothing runs")
@@ -41,12 +41,15 @@ def status(options: Namespace) -> int:
 
 
 def running(store: Store) -> list[Meta]:
-    """Return the stages that run now, oldest first, each as {run, recipe, stage, step, of, unit, eta, host, pid, since}.
+    """Return the stages that run now, the one that began first at the head of the list.
 
-    `step` of `of` units of work are done, `unit` is their name (such as `steps`), `eta` the seconds left. These four
-    are None if the stage has reported no progress. They are from the last heartbeat of the stage's lease (the file in
-    the store by which a process says that it makes the stage's result); a heartbeat is written every third of
-    `store.lease_ttl_seconds`. `since` is the time at which the lease was taken.
+    Each is a dict: "run": the run's id; "recipe": the recipe's name, or None; "stage": the stage's name; "step": how
+    many units of work are done; "of": how many there are; "unit": the name of a unit, such as `steps`; "eta": the
+    seconds left; "host", "pid": the machine and process that run the pipeline; "since": when the process
+    took the stage's lease (the file by which it says that it makes the stage's result).
+
+    "step", "of" and "unit" are None if the stage has reported no progress, "eta" also while it is unknown. The four are
+    as old as the last heartbeat of the process, which writes a heartbeat every third of `store.lease_ttl_seconds`.
     """
     found = []
     for holder, attempt, progress in leases_of_stages(store):
@@ -63,10 +66,12 @@ def running(store: Store) -> list[Meta]:
 def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Holder, Meta, Meta]]:
     """Yield (lease, journal, progress) of each stage that runs now.
 
-    The lease is the entry in the store by which a process says that it makes a stage's result; it names the run and the
-    process. The journal is the store's document of the attempt, this try to run the stage (stage, recipe, start). The
-    progress (step, of, unit, eta) is that of the lease's last heartbeat. silent: yield also leases without recent
-    heartbeats, whose processes may be dead."""
+    lease: the entry in the store by which a process says that it makes the stage's result; names the run and the
+    process. journal: the store's document of this try to run the stage; names the stage, the recipe and the start.
+    progress: how far the stage was at the last heartbeat: "step" of "of" units of work (named "unit") done, "eta"
+    seconds left.
+
+    silent: yield also leases without recent heartbeats, whose processes may be dead."""
     for key, holder, progress in live_leases(store.backend, silent=silent):
         attempt = store.attempt(key, holder.attempt)
         if (

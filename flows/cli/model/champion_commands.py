@@ -55,9 +55,10 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.Argu
 
 
 def freeze(options: Namespace) -> int:
-    """Keep the test rows of a recipe's present data in the store; models are then compared on these rows (frozen rows).
+    """Keep the test rows of a recipe's present data in the store as the recipe's newest frozen rows, on which its
+    models are compared from now on.
 
-    Print how many rows there are; return exit code 0. Runs the stage `load_data` if it is not cached."""
+    Print how many test rows are kept; return exit code 0. Runs the stage `load_data` if it is not cached."""
     from flows.champions.freeze import freeze as freeze_test_rows
 
     recipe, store = open_recipe(options.recipe, options.overrides)
@@ -73,9 +74,10 @@ def promote(options: Namespace) -> int:
     """Compare a model with the recipe's champion (the model that its users should get) on the frozen rows (the test
     rows kept for this purpose), and make it the champion if it is surely better.
 
-    The model is that of the recipe's present settings, or the one that RUN or DIGEST names. The first model that is
-    promoted needs no comparison, and the present test rows are frozen if there are no frozen rows. The champion is also
-    recorded for MLflow. Print the decision; return exit code 0, whether the model was promoted or not."""
+    The model is the one made with the recipe's present data and settings, or the one that RUN or DIGEST names. If the
+    recipe has no champion yet, the model becomes the champion without a comparison. If there are no frozen rows, the
+    present test rows are frozen. The champion is also recorded for MLflow. Print the decision; return exit code 0,
+    whether the model was promoted or not."""
     from flows.champions.contenders import Contender, nth_last_run, of_digest, of_recipe, of_run
     from flows.champions.mirror import mirror
     from flows.champions.promote import promote as promote_model
@@ -124,9 +126,11 @@ def rollback(options: Namespace) -> int:
 
 
 def champions(options: Namespace) -> int:
-    """Print the champion (the model that users should get) of each recipe in the store, or of a named recipe the
-    present and all earlier champions, newest first; return exit code 0. A note says which recipes' frozen rows (the
-    test rows on which models are compared) are old."""
+    """Print the champion (the model that users should get) of each recipe that has one in the store. If a recipe is
+    named, print its present and all its earlier champions, newest first. Return exit code 0.
+
+    Also print a note for each of these recipes whose frozen rows (the test rows on which models are compared) are older
+    than `promote.frozen_days`."""
     from flows.champions.frozen_rows import old_frozen
     from tasks.store.garbage.numbered_roots import CHAMPIONS, names_of, numbered
 

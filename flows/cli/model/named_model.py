@@ -25,11 +25,14 @@ CHAMPION = "@champion"
 
 
 class NamedModel(NamedTuple):
-    """An artifact that a user named, and the store that holds it.
+    """A model or export that a user named, and the store that holds it.
 
-    record: (stage, key) of the store's record which says that this stage made the artifact under this key (the hash of
-    all that decides it), if the user named a recipe; None if the user named a champion (the model that a recipe's users
-    should get), a run or a digest."""
+    Attributes:
+        store: The store.
+        artifact: The model or export.
+        record: (stage, key): the stage that made the artifact, and the key (the hash of all that decides the artifact)
+            under which the store has it on record. Known only if the user named a recipe, else None.
+    """
 
     store: Store
     artifact: Artifact
@@ -38,9 +41,12 @@ class NamedModel(NamedTuple):
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
         """Yield a temporary folder with the artifact's files, as links to verified read-only files; remove the folder
-        when the context ends. BlobLost when a file is missing or damaged. If the user named a recipe, the record which
-        says that a stage made the artifact is then moved to quarantine, so that the next run makes the artifact
-        again."""
+        when the context ends.
+
+        Raises:
+            BlobLost: A file is missing or damaged. If `record` is known, the store's record of the artifact has then
+                been moved to quarantine, so that the next run makes the artifact again.
+        """
         self.store.home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.store.home) as folder:
             try:
@@ -53,7 +59,7 @@ class NamedModel(NamedTuple):
 
 
 def named_model(options: Namespace, stages: tuple[str, ...]) -> NamedModel:
-    """Find the model or export that `options.recipe` names. Runs no stage.
+    """Find the model or export that the text `options.recipe` names. Runs no stage.
 
     The text is one of:
 
@@ -111,8 +117,8 @@ def made_by(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Outcome,
     """Return the artifact that a stage made with a recipe's present data and settings, and the stage's outcome, whose
     `key` is the hash of all that decides the artifact. Runs no stage.
 
-    If `trnflow run` made no such artifact, that of a `trnflow retrain` is taken, which drops the frozen rows (test rows
-    kept to compare models) from training. ConfigError when there is neither."""
+    The artifact of `trnflow run` is taken; if there is none, the artifact of `trnflow retrain`, which drops training
+    rows that are among the frozen rows (test rows kept to compare models). ConfigError when there is neither."""
     outcome = look(recipe, store, FINETUNE).outcomes[stage]
     if outcome.artifact is None and (retrained := look_at_retrain(recipe, store)) is not None:
         outcome = retrained.outcomes[stage]

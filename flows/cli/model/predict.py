@@ -57,8 +57,11 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def predict(options: Namespace) -> int:
-    """Predict the given texts or the rows of --file with a trained model; print the predictions, or write them to --out
-    as JSON lines. With --serve, show the model on a page in the browser until Ctrl-C. Return exit code 0."""
+    """Run a trained model on the given texts, or on the rows of the file --file. Print a prediction for each text or
+    row, or write the predictions to the file --out as JSON lines.
+
+    With --serve, serve a page instead, on which a user can try the model in the browser until Ctrl-C. RECIPE, RUN or
+    DIGEST names the model. Return exit code 0."""
     _check(options)
     named = named_model(
         options, ("export_neuron", "consolidate") if options.export else ("consolidate", "export_neuron")

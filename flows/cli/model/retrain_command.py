@@ -42,12 +42,13 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def retrain(options: Namespace) -> int:
-    """Train a recipe again if its data, code or settings changed since the newest model that a retrain compared with
-    the champion (the model that the recipe's users should get), and make the new model the champion if it is surely
-    better on the frozen rows (test rows kept to compare models).
+    """Train a recipe again if its data, code or settings changed, and make the new model the champion (the model that
+    the recipe's users should get) if it is surely better on the frozen rows (test rows kept to compare models).
 
-    Print how the retraining ended. Return exit code 0 (promoted; kept: the champion stays; or unchanged), 1 (stopped by
-    a check of the data), or that of the error. With --dry-run, train nothing and print what would be done."""
+    Changed means: data, code or settings differ from those of the newest model that a retrain compared with the
+    champion. Print how the retraining ended, and return the exit code: 0 for promoted (the new model is the champion),
+    kept (the champion stays) or unchanged (nothing was trained); 1 for stopped (by a check of the data); else the exit
+    code of the error. With --dry-run, train nothing and print what would be done."""
     from flows.retraining.change import find_change
     from flows.retraining.retrain import record_failure, unchanged
 

@@ -46,10 +46,13 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 def watch(options: Namespace) -> int:
     """Look at the recipe's data every `--every` seconds until Ctrl-C, or once with --once.
 
-    When the data differs from that of the newest retrain, and has stayed the same for half of `--every`, send the event
-    `trnflow.data.changed` to Prefect's server, if one is configured or runs, which then retrains the recipe. With
-    --retrain, retrain the recipe here instead. Print a line when a look finds another state of the data than the look
-    before. Return exit code 0. An error ends the command at the first look or with --once; later errors are printed.
+    The data counts as changed when it differs from the data of the newest retrain that did not fail, and was the same
+    for at least half of `--every`. Then send the event `trnflow.data.changed` to Prefect's server, if one is configured
+    or runs locally; an automation that `trnflow deploy` creates there retrains the recipe. With --retrain, retrain the
+    recipe in a child process of this command instead, and send no event.
+
+    Print a line when the data changed, when the finding differs from that of the look before, and with --once. Return
+    exit code 0. An error at the first look, or with --once, ends the command; later errors are printed.
     """
     settings.load(options.recipe, options.overrides)
     printed, is_first = "", True

@@ -1,4 +1,6 @@
-"""The interface `PartMaker`: workers that make the parts of a stage in other processes, on this or other machines."""
+"""Define `PartMaker`, the interface through which the runner has parts of a stage made in other processes, on this
+machine or on others. A part is a piece of a stage's work, such as some of the rows.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,23 @@ from tasks.errors import ConfigError
 
 
 class PartMaker(Protocol):
-    """Makes parts of a stage (pieces of its work, such as some of the rows) in other processes, perhaps on other
-    machines. The parts' inputs and results pass through the store.
+    """An object that makes parts of a stage (pieces of its work, such as some of the rows) in other processes, perhaps
+    on other machines. The other processes read the parts' inputs from the store and write the results to the store.
 
     `flows.services.task_runners.TaskRunner` implements this with Prefect's task runners.
     """
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make the parts (pieces of a stage's work), put them on record in the store, and yield for each part what
-        `flows.runner.parts.worker_process.make_part_apart` returns: {"artifact": the digest on record, "made": the
-        digest of the result made now, "said": the part's events}. The results are in the order of `jobs`; later parts
-        are made while a result is awaited.
+        """Make the parts (pieces of a stage's work), write their results to the store, and yield a description of each
+        result, in the order of `jobs`. While the caller waits for one result, other parts are made.
 
         Args:
             jobs: Descriptions of parts, made by `flows.runner.parts.worker_process.part_job`.
+
+        Yields:
+            {"artifact": the digest of the part's artifact that the store has on record, "made": the digest of the
+            artifact that was made now, "said": the list of the events (progress, metrics, messages) that the part
+            reported}. The two digests differ if another worker had published a different result before.
         """
 
 

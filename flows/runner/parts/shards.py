@@ -2,12 +2,13 @@
 tokenize_text. A part that is kept in the store is called a shard. After a change of the data only the changed parts are
 made again.
 
-A part has a key of its own: the hash of a key document, which is that of the stage with the part's params and inputs in
-place of the stage's. Its record lies at `records/<stage>.shard/<key>.json`, its artifact with all others. Each part is
-published as soon as it is made, so a stage that was killed has to make only the rest. The stage reads copies of the
-parts: a part that garbage collection removes in the meantime does no harm to this run, and a later run makes it again.
+A part has a key of its own, the hash of the part's key document. This is the stage's key document (the JSON of
+everything that decides the stage's result) with the part's params and inputs in place of the stage's. The record of a
+part, by which later runs find its artifact, is `records/<stage>.shard/<key>.json` in the store. Each part is published
+(put on record) as soon as it is made, so a stage that was killed has to make only the rest. The stage reads copies of
+the parts: if garbage collection removes a part in the meantime, this run goes on, and a later run makes the part again.
 
-The cache of a remote store keeps no part: nothing empties the cache, and once the stage has read a part, its output has the same
+Parts are not kept in the local cache of a remote store: nothing empties the cache, and the stage's output has the same
 data. Workers on this machine move their parts to the work folder of the attempt (this try to run the stage), so these
 parts are not downloaded.
 """
@@ -65,8 +66,8 @@ class Shards:
     _journal_written: float = float("-inf")
 
     def run(self, emit: Emit) -> Meta:
-        """Run the stage, its parts included, and return its metadata. Its files are then in `work/out`; the caller
-        publishes them. emit: called with each event of the stage."""
+        """Run the stage, its parts included, and return the stage's metadata. The stage's files are then in `work/out`;
+        the caller puts them into the store. emit: called with each event (progress, metrics, message) of the stage."""
         if self.maker is None and not self.job.stage.keep_parts:
             return self.job.run(self.store, self.work / "out", emit, Step(threads=self.threads))
         shared = self.work / SHARED

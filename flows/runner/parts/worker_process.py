@@ -1,12 +1,12 @@
 """Make one part of a stage in a worker process, on this machine or on another one that reaches the same store.
 
 A part is a piece of the stage's work, such as some of the rows. The flow is the process that runs the pipeline and
-sends out the jobs. A job is JSON: names of functions, the config, digests of inputs. The worker opens the store,
-fetches the inputs (once in the life of its process), checks that its code and libraries are those in the part's key,
-runs the part in a process of its own, and publishes the result. The flow then reads the result from the store, so no
-large data passes through Prefect. If the store is remote, a worker on the flow's machine moves its files to the flow's
-work folder, so they are not downloaded. Raises StoreError if the worker sees no store, and CodeError if its code or a
-library's version differs from the key.
+sends out the jobs. A job is the JSON description of a part: names of functions, the config, digests of inputs. The
+worker opens the store, fetches the inputs (each input once in the life of the worker's process), checks that its code
+and library versions are those in the part's key document (the JSON of everything that decides the part's result), runs
+the part in a process of its own, and publishes the result: writes it to the store, with the record by which it is
+found. The flow then reads the result from the store, so no large data passes through Prefect. If the store is remote, a
+worker on the flow's machine moves its files to the flow's work folder, so they are not downloaded.
 """
 
 from __future__ import annotations
@@ -84,11 +84,12 @@ def make_part_apart(job: Meta) -> Meta:
 
     Returns:
         {"artifact": the digest in the part's record, "made": the digest of the artifact that this worker made, "said":
-        the part's events}. The digests differ if another worker had published another result.
+        the list of the events (progress, metrics, messages) that the part reported}. The digests differ if another
+        worker had published a different result before.
 
     Raises:
         StoreError: This worker sees no store at the address in the job.
-        CodeError: This worker's code, or the version of a library, differs from that in the part's key.
+        CodeError: This worker's code, or the version of a library, differs from that in the part's key document.
     """
     store = _store(job["store"], job["home"])
     stage, document = of(resolve(job["stage"])), job["document"]

@@ -1,1 +1,2 @@
-"""Predict what a run would do: which stages would run, how long they would take, and whether training fits in memory."""
+"""Predict what a run would do: which stages would run, how long they would take, how large their artifacts would be,
+and whether training fits in a device's memory."""

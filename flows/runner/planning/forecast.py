@@ -1,4 +1,8 @@
-"""Predict the seconds and bytes of a stage that has to run, from the attempt that made its most similar past result."""
+"""Predict how long a stage will run and how large its artifact (result) will be, from past runs of the stage.
+
+The prediction is read from the journal of the attempt (the store's document about one try to run a stage) that made a
+past result with similar settings and inputs.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +19,31 @@ ANYWAY = ("hit", "skip")
 
 
 class Forecast(NamedTuple):
-    """The expected cost of running a stage. seconds: wall-clock time; bytes: size of its artifact. Each is None when no
-    past attempt recorded it."""
+    """The expected cost of running a stage.
+
+    Attributes:
+        seconds: Wall-clock time of the stage; None when no past attempt (try to run the stage) recorded its time.
+        bytes: Size of the stage's artifact (the files that it makes); None when `seconds` is None, or when the attempt
+            that the prediction comes from recorded no size.
+    """
 
     seconds: float | None = None
     bytes: int | None = None
 
 
 def forecast(store: Store, records: list[Meta], known: Meta) -> Forecast:
-    """Return the expected seconds and bytes of a stage: those of the attempt that made its most similar past result.
+    """Return how long a stage is expected to run, and the expected size of its artifact: the figures that the journal
+    of one earlier attempt (the store's document about one try to run the stage) contains.
 
-    The past result whose key document (the JSON of all that decides a result) differs in the fewest values is used, and
-    of several the newest. Results whose attempt has no record of its seconds are passed over.
+    The attempt is the one that made the past result whose key document (the JSON of everything that decides a result:
+    code, settings, inputs, library versions) differs from `known` in the fewest values; of several such results, the
+    newest. Results whose journal has no seconds are passed over.
 
-    store: the store of the attempts' journals; records: the records of the stage's past results, newest first; known:
-    the entries of the stage's key document that are known already, such as {"params": ...}. Only these are compared.
+    Args:
+        store: The store, which has the journals.
+        records: The records of the stage's past results (the store's documents about results), newest first.
+        known: The entries of the planned stage's key document that are known before the run, such as
+            {"params": settings}. Other entries are not compared.
     """
     for record in sorted(records, key=lambda record: _distance(record["document"], known)):
         attempt = store.attempt(record["key"], record["attempt"])
@@ -48,10 +62,16 @@ def dollars(seconds: float, price_per_hour: float) -> float:
 
 
 def total(outcomes: Iterable[Outcome], price_per_hour: float) -> Meta:
-    """Return the sums over all planned stages that would run or may run (those with another action than `hit` and
-    `skip`): {"seconds", "bytes", "dollars", "unknown"}.
+    """Return the expected cost of a plan: the sums over the stages that would run or may run. Stages with the action
+    `hit` (the artifact is in the store) or `skip` (no other stage needs it) are not counted.
 
-    unknown: the names of the stages whose seconds can't be predicted; they count as 0 seconds. price_per_hour: USD.
+    Args:
+        outcomes: The planned outcome of each stage.
+        price_per_hour: Price of the hardware in USD per hour.
+
+    Returns:
+        {"seconds": wall-clock seconds, "bytes": size of the stages' artifacts, "dollars": USD for these seconds,
+        "unknown": the names of the stages whose seconds can't be predicted, which count as 0 seconds}.
     """
     due = [outcome for outcome in outcomes if outcome.action not in ANYWAY]
     seconds = sum(outcome.seconds or 0.0 for outcome in due)

@@ -1,10 +1,12 @@
 """Check before a run whether training fits in a device's memory.
 
-The need is measured by tracing one training pass without computing it (`tasks.training.memory`); the result is cached
-in the home, the folder of local state. If the store has a result of the stage precompile, its measurement is used
-instead. While the data stages have not run, rows are assumed to have `pack.chunk_length` tokens, or the largest of
-`pack.lengths`. If these are not set because bucket lengths will be chosen from the data, an upper bound is used; a run
-is then never refused.
+The memory that training needs is measured by tracing one training pass (recording its operations on shapes, without
+computing them; see `tasks.training.memory`). The measurement is cached in the home, the folder of local state. If the
+store has a result of the stage precompile, the measurement in that result is used instead.
+
+While the data stages have not run, the row length that the settings give is assumed: `pack.chunk_length` tokens, or
+with the strategy `bucket` the largest of `pack.lengths`. If `pack.lengths` is not set, because the lengths will be
+chosen from the data, an upper bound of the row length is used; a run is then never refused.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class MemoryReport:
     """The memory that training needs, compared with what a device has.
 
     Attributes:
-        config: the training config, with `micro_batch: auto` replaced by its number if `memory` is known.
+        config: the training config, with `micro_batch: auto` replaced by the chosen number if `memory` is known.
         why: the reason why `memory` is unknown, as text for the user; empty if it is known.
         limit: the memory of a device in bytes; None when unknown.
         memory: the memory that training needs on each device; None when it is unknown.
@@ -53,9 +55,14 @@ class MemoryReport:
     error: TrnflowError | None = None
 
     def to_json(self) -> Meta:
-        """Return the report as `trnflow plan --json` prints it: `estimate`, `device_bytes`, `exact`, `micro_batch`,
-        `fits` and `why`. `fits` is None when the memory that training needs, or the memory of the device, is
-        unknown."""
+        """Return the report as `trnflow plan --json` prints it.
+
+        Returns:
+            {"estimate": {use: bytes on each device}, as `Memory.to_json` returns it, None if unknown; "device_bytes":
+            the memory of a device, None if unknown; "exact": as the attribute; "micro_batch": the rows in one forward
+            pass of one copy of the model, None if `estimate` is; "fits": whether the estimate is at most
+            `device_bytes`, None if either is unknown; "why": the reason why the estimate is unknown, else empty}.
+        """
         return {
             "estimate": self.memory.to_json() if self.memory else None,
             "device_bytes": self.limit,
@@ -74,11 +81,12 @@ class MemoryReport:
 
 
 class Rows(NamedTuple):
-    """The rows that training is measured with.
+    """What is known before a run about the rows that training will read. The memory of training is measured for rows
+    with these properties.
 
     Attributes:
-        meta: the metadata of the artifact of pack_chunks, real or expected: the entries named in ROW_FIELDS, on which
-            the memory of training depends.
+        meta: entries of the metadata of the artifact of pack_chunks (real if the store has it, else expected): those
+            named in ROW_FIELDS, such as `lengths` and `vocab_size`, on which the memory of training depends.
         packed: whether the store has the rows already, made by stage pack_chunks.
         sure: whether the real rows will be at least as long and the vocabulary at least as large, so that training
             certainly does not fit if these rows do not fit.
@@ -93,12 +101,14 @@ Trace = Callable[[TrainConfig, Source, Meta, int | None], Traced]
 
 
 def report_memory(recipe: Recipe, planner: Planner, trace: Trace | None = None) -> MemoryReport:
-    """Return a report of how much memory training needs, from a past result of precompile (the stage that measures the
-    memory), from the cache of earlier measurements, or measured by `trace`.
+    """Return a report of how much memory training needs: as a past result of precompile (the stage that measures the
+    memory) says, else as the cache of earlier measurements says, else as measured now by `trace`.
 
-    planner: a planner that has planned the recipe's pipeline; trace: a function that measures the memory in a child
-    process, which takes seconds. It is called when there is no earlier measurement, and its result is cached. If
-    `trace` is None and there is no earlier measurement, the report has no memory and says why.
+    Args:
+        planner: A planner that has planned the recipe's pipeline.
+        trace: A function that measures the memory in a child process, which takes seconds. Called only when there is no
+            earlier measurement; the new measurement is cached. If `trace` is None and there is no earlier measurement,
+            the report's `memory` is None and its `why` gives the reason.
     """
     config, limit = recipe.training, known_memory(recipe.training)
     graphs = planner.outcomes["precompile"].artifact
@@ -143,9 +153,9 @@ def refuse_what_cannot_fit(
 
 
 def expected_rows(recipe: Recipe, planner: Planner) -> Rows:
-    """Return the `Rows` that training is measured with: the metadata of the artifact of pack_chunks (the stage that
-    makes the training rows) if the store has it, else metadata with the row length and vocabulary size that follow from
-    the recipe's settings."""
+    """Return the properties of the training rows on which the memory of training depends. They are read from the
+    artifact of pack_chunks (the stage that makes the training rows) if the store has it. Otherwise the row length
+    follows from the recipe's settings, and the vocabulary from the artifact of tokenize_text or the settings."""
     packed, tokens = (planner.outcomes[name].artifact for name in ("pack_chunks", "tokenize_text"))
     if packed is not None:
         return Rows({name: packed.meta.get(name) for name in ROW_FIELDS}, packed=True, sure=True)

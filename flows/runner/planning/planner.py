@@ -5,7 +5,7 @@ A stage's key is the hash of its key document, the JSON of everything that decid
 library versions. A stage whose key has a usable artifact in the store is a hit.
 
 The pipeline function is called with a `Planner` in place of a runner. A stage whose inputs depend on stages that have to
-run has the action `maybe` and no key: those inputs may turn out the same as in a past run, and the stage is then a hit.
+run gets the action `maybe` and no key: the stage will be a hit if its inputs turn out the same as in a past run.
 """
 
 from __future__ import annotations

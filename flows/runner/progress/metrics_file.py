@@ -18,8 +18,9 @@ class Curve:
     """Writes the metrics of one stage to a file and adds their cost.
 
     Args:
-        file: Gets one line `{"stage", "step", "time", "values"}` for each metrics event; time is in seconds since 1970.
-            Created with the first line; later lines are appended.
+        file: Gets one line for each event that reports metrics: `{"stage": the stage's name, "step": the training step,
+            "time": seconds since 1970, "values": {name of a metric: value}}`. Created with the first line; later lines
+            are appended.
         stage: The stage's name.
         price_per_hour: Price of the hardware in USD per hour; 0 adds no cost.
     """
@@ -32,7 +33,8 @@ class Curve:
         """Return a copy of a stage's event that reports metrics (values of a step, such as the loss) or figures (such
         as samples_per_second), with the stage's cost so far added as `dollars` (USD).
 
-        Other events, and all events if the hardware has no price, are returned unchanged.
+        The cost is the price of the hardware for the time since this object was made. Other events, and all events if
+        the hardware has no price, are returned unchanged.
         """
         if not self._price:
             return event

@@ -18,10 +18,10 @@ class StageProgress:
         clock: Returns monotonic time in seconds.
 
     Attributes:
-        done, total: How many units of the work are done, and how many there are; both 0 until the stage reports
-            progress.
-        unit: The unit, such as `steps` or `rows`.
-        values: The last value of each metric that the stage reported, by name.
+        done, total: How many units of the work are done, and how many there are in all; both 0 until the stage reports
+            progress. A stage may count one thing after another: the last reported numbers are kept.
+        unit: The name of the counted units, such as `steps` or `rows`; empty until the stage reports progress.
+        values: {name: the last reported value} of the metrics, such as loss, and of the values reported with progress.
     """
 
     def __init__(self, stage: str, clock: Clock = time.monotonic) -> None:
@@ -31,8 +31,11 @@ class StageProgress:
         self._first = self._last = (0.0, 0)
 
     def take(self, event: Meta) -> None:
-        """Update the progress from an event of the stage, which may have `progress` (done, total, unit and values to
-        show) and `metrics`. Other events change nothing."""
+        """Update the progress from an event of the stage.
+
+        event: used are `progress`, {"done", "total", "unit": as the attributes; further values to show, by name}, and
+        `metrics`, {"values": {name: value}}. An event with neither changes nothing.
+        """
         if "metrics" in event:
             self.values |= event["metrics"]["values"]
         progress = event.get("progress")
@@ -48,13 +51,16 @@ class StageProgress:
 
     @property
     def elapsed(self) -> float:
-        """The seconds since this object was made, which is when the stage began."""
+        """The seconds since this object was made, at the begin of the stage."""
         return self._clock() - self._begun
 
     @property
     def eta(self) -> float | None:
-        """The expected seconds until the work that the stage counts now is done, at the mean speed since its first
-        report of it. None before the count has risen."""
+        """The expected seconds until `done` reaches `total`, at least 0. None until the stage has reported a higher
+        `done` than in its first report with the present `total` and `unit`.
+
+        The estimate takes the mean speed between that first report and the last one.
+        """
         (begun, first), (last, done) = self._first, self._last
         if done <= first:
             return None
@@ -62,14 +68,15 @@ class StageProgress:
 
     @property
     def counted(self) -> Meta:
-        """The progress as {"step": units done, "of": units in all, "unit": their name, "eta": expected seconds until
-        the work is done, None until known}."""
+        """The progress for a line of a log: {"step": units done, "of": units in all, "unit": the name of the units,
+        "eta": expected seconds until all units are done, None if unknown}."""
         eta = None if self.eta is None else round(self.eta, 1)
         return {"step": self.done, "of": self.total, "unit": self.unit, "eta": eta}
 
     @property
     def figures(self) -> Meta:
-        """The values that a log line contains, by name: the last value of each metric, the entries of `counted` (before
-        the first report of progress only `eta`, None) and `elapsed` in seconds."""
+        """The values that a line of a log contains, {name: value}: the last value of each metric, the entries of
+        `counted`, and `elapsed`, the seconds since the stage began. Before the first report of progress, `eta` (None)
+        is the only entry of `counted`."""
         counted = self.counted if self.total else {"eta": None}
         return {**self.values, **counted, "elapsed": round(self.elapsed, 1)}

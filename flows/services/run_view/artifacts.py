@@ -26,17 +26,24 @@ HEALTH_SECONDS = 10.0
 class Page:
     """Adds Prefect artifacts (tables and links) to the page that Prefect shows of a run.
 
-    If Prefect's server does not answer, the run goes on: no more artifacts are sent, and `lost` is True.
+    If Prefect's server does not answer, no more artifacts are sent and `lost` becomes True. The run goes on.
     """
 
     def __init__(self) -> None:
         self.lost = False
 
     def show(self, create: Callable[..., Any], *, is_vital: bool = True, **arguments: Any) -> Any:
-        """Call `create`, one of Prefect's functions that create an artifact, with these arguments, if the server answers.
+        """Call one of Prefect's functions that create or update a Prefect artifact, if Prefect's server answers.
 
-        Return the result of `create`, or None. An error is logged as a warning, not raised. is_vital: whether no more
-        artifacts are sent after this one if the server does not answer or fails.
+        An error of the server is logged as a warning, not raised.
+
+        Args:
+            create: The function, such as `create_table_artifact`.
+            is_vital: Whether to send no more artifacts in this run if the server does not answer or fails.
+            arguments: The keyword arguments of `create`.
+
+        Returns:
+            The result of `create`; None if the server did not answer or reported an error.
         """
         if not self.answers(is_vital=is_vital):
             return None
@@ -48,11 +55,11 @@ class Page:
             return None
 
     def answers(self, *, is_vital: bool = True) -> bool:
-        """Ask Prefect's server whether it is ready, its database too, and return the answer. After the first failure of
-        a vital question, return False without asking.
+        """Ask Prefect's server whether the server and its database are ready, and return the answer. Once `lost` is
+        True, return False without a request.
 
-        is_vital: Whether no more artifacts are sent after this if the server does not answer. False for updates of the
-            progress, since another update follows.
+        is_vital: Whether to set `lost` to True if the server does not answer, so that no more artifacts are sent. False
+            for updates of the progress, since another update follows.
         """
         if self.lost:
             return False
@@ -79,7 +86,8 @@ def _is_of_server(error: Exception) -> bool:
 
 def describe(outcome: Outcome, artifact: Artifact, manifest: str) -> str:
     """Return a Markdown table about a stage's artifact in the store: action (`ran`, or `hit`: found in the store), key
-    (the hash of all that decides the artifact), digest, size, metrics and figures.
+    (the hash of all that decides the artifact), digest, kind, number of files, size in bytes, metrics, and figures
+    (what was measured while the stage ran, such as samples_per_second).
 
     manifest: the URL of the artifact's manifest (the list of its files). The table shows the URL as text, because
     browsers open no `file://` or `s3://` link.
@@ -94,8 +102,9 @@ def describe(outcome: Outcome, artifact: Artifact, manifest: str) -> str:
 
 
 def run_table(result: Result) -> str:
-    """Return the stages of a run as a Markdown table: action (such as `ran`, or `hit`: found in the store), seconds and
-    key figures."""
+    """Return a Markdown table with a row for each stage of a run: the stage's name, action (such as `ran`, or `hit`:
+    found in the store), duration in seconds, and up to four of its metrics or, if it has none, facts about its
+    artifact."""
     rows = [
         f"| {o.stage} | {o.action} | {report.seconds(o.seconds)} | {report.highlights(o)} |" for o in result.outcomes
     ]
@@ -114,7 +123,8 @@ def where_pages(result: Result, mlflow: str | None) -> str:
 
 
 def retrain_table(document: Meta) -> str:
-    """Return the result of a retraining as Markdown. document: the JSON of `trnflow retrain`."""
+    """Return the result of a retraining as Markdown: the reason, and a table of the compared models, the metric of each
+    model and the checks of the data. document: the JSON that `trnflow retrain` prints with --json."""
     found = document["metrics"]
     rows = {name: f"`{document[name]}`" for name in ("champion", "challenger", "frozen") if document[name]}
     if found is not None:

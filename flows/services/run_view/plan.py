@@ -26,11 +26,11 @@ NAME_LENGTH = 80
 
 
 class PlanPage(Listener):
-    """A listener of a run's events that shows the run's plan and progress on Prefect's page; nothing if every stage is
-    cached or skipped.
+    """A listener of a run's events that shows the run's plan and progress on Prefect's page. Shows nothing if every
+    stage is cached or skipped.
 
-    The progress is the share of the run's expected seconds that has passed. A stage whose seconds are unknown is
-    expected to take the mean of the other stages.
+    The progress is the share of the run's expected duration that is done (`percent`). A stage whose duration is unknown
+    counts as the mean of the stages whose duration is known.
 
     Args:
         page: Adds tables to the run's page in Prefect.
@@ -73,8 +73,9 @@ class PlanPage(Listener):
 
     @property
     def percent(self) -> float:
-        """The share of the expected time that has passed, 0 to 100: ended stages count in full, the running stage by
-        the share of its steps that are done."""
+        """The share of the run's expected duration that is done, in percent (0 to 100). An ended stage counts with its
+        whole expected duration; the running stage with the share that it has reported as done (such as 40 of 500
+        steps). Cached and skipped stages do not count."""
         share = min(self._at.done / self._at.total, 1.0) if self._at.total else 0.0
         passed = sum(seconds for stage, seconds in self._weights.items() if stage in self._ended)
         passed += share * self._weights.get(self._at.stage, 0.0)
@@ -103,8 +104,11 @@ class RunName(Listener):
 
 
 def plan_rows(outcomes: list[Outcome], price_per_hour: float) -> list[Meta]:
-    """Return the rows of a plan's table, one for each stage: action (such as `run`, or `hit`: found in the store),
-    expected seconds and dollars, and the reason. price_per_hour: in USD; 0 leaves out the column of dollars."""
+    """Return the rows of a plan's table, one dict for each stage: the stage's name, action (such as `run`, or `hit`:
+    found in the store), expected seconds and dollars, and why the stage runs or not.
+
+    outcomes: what the run would do with each stage; price_per_hour: of the hardware, in USD; 0 leaves out the
+    dollars."""
     rows = []
     for outcome in outcomes:
         costs = outcome.action not in ANYWAY
@@ -118,8 +122,8 @@ def plan_rows(outcomes: list[Outcome], price_per_hour: float) -> list[Meta]:
 
 
 def plan_summary(outcomes: list[Outcome], price_per_hour: float) -> str:
-    """Return one line with the seconds and dollars that a run is expected to take, and the stages for which this is
-    unknown. price_per_hour: in USD; 0 leaves out the dollars."""
+    """Return one line of text: the seconds and dollars that a run is expected to take, and the names of the stages
+    whose duration is unknown. price_per_hour: price of the hardware in USD; 0 leaves out the dollars."""
     expected = total(outcomes, price_per_hour)
     cost = f", {expected['dollars']:.2f} dollars" if price_per_hour else ""
     unknown = f"; unknown: {', '.join(expected['unknown'])}" if expected["unknown"] else ""

@@ -22,8 +22,8 @@ from tasks.system.redaction import raisable
 
 
 class PrefectRunner(Runner):
-    """A `Runner` (which runs the stages of a pipeline against a store) that runs each stage as a Prefect task run; a
-    cached stage's task run ends in the state `Cached`.
+    """A `Runner` (which runs a pipeline's stages, or takes their artifacts from a store) that makes a Prefect task run
+    of each stage. The task run of a stage whose artifact was in the store ends in the state `Cached`.
 
     Each task run waits for the task runs of the stages whose artifacts its stage reads, so that Prefect draws the real
     dependencies. page: adds a table about each stage's artifact to the run's page in Prefect; the other arguments are
@@ -73,8 +73,8 @@ class PrefectRunner(Runner):
 
 
 class PrefectLog(Listener):
-    """A listener of a run's events that writes the messages of each stage (warnings, information, lines of progress,
-    its end) to the log of the stage's Prefect task run."""
+    """A listener of a run's events that writes to the log of each stage's Prefect task run: the stage's warnings and
+    other messages, its progress, and at its end the duration and metrics."""
 
     def __init__(self) -> None:
         self._log: Log | None = None

@@ -51,8 +51,9 @@ class SweepPage:
 
 
 def trial_rows(content: Meta) -> list[Meta]:
-    """Return the rows of a sweep's table: for each trial its number, state, metric, settings, run and error. content:
-    the content of the sweep's file sweep.json, which lists the trials."""
+    """Return the rows of a sweep's table, one dict for each trial: its number and state, the value of the metric by
+    which trials are compared, its settings, the id of its run and its error. content: the content of the sweep's file
+    sweep.json, which lists the trials."""
     names = list(dict.fromkeys(name for trial in content["trials"] for name in trial["settings"]))
     return [
         {

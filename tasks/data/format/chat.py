@@ -36,11 +36,14 @@ before the answer."""
 class Made(NamedTuple):
     """The training examples made from one row, and notes about the row.
 
-    examples: from `templated`, lists of text parts (`Example`: pieces of a text, each with a flag that says whether it
-    is trained on); from the functions of `row_makers`, rows of the stage's output (dicts with `text` and `label`, or
-    with `parts`). notes: any of "rewritten" (the template changes earlier turns), "outside" (the row has more assistant
-    turns than `{% generation %}` blocks) and "unlike_prompt" (the prompt at inference ends in words that the training
-    text lacks), which the stage counts and reports."""
+    Attributes:
+        examples: as returned by `templated`, one list of text parts for each example (a part is a piece of the text
+            with a flag that says whether it is trained on). As returned by the functions of `row_makers`, one dict
+            for each example, with `text` and `label`, or with `parts`.
+        notes: which of these hold for the row: "rewritten" (the template changes earlier turns), "outside" (the row
+            has more assistant turns than the text has `{% generation %}` blocks), "unlike_prompt" (the prompt at
+            inference ends in words that the training text lacks). The stage counts the rows with each note.
+    """
 
     examples: list[Any]
     notes: tuple[str, ...] = ()
@@ -76,7 +79,7 @@ def templated(
             become parts marked `plain`, which the tokenizer reads as ordinary text; None marks nothing.
 
     Raises DataError for a conversation that the template refuses or leaves words out of, ConfigError for a template in
-    which turns can't be told apart.
+    which turns can't be told apart. Returns the examples, and notes about unusual rows (`Made`).
     """
     if not _trained(given.messages, last):
         return Made([])

@@ -68,8 +68,8 @@ def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
 
 
 def parsed(row: Row, column: str | None, where: str) -> Any:
-    """Return a column's value in a row, parsed if it is JSON text. None if `column` is None, or if the value is missing
-    or blank.
+    """Return a column's value in a row; a value that is text is parsed as JSON. Return None if `column` is None, or if
+    the value is missing or blank.
 
     where: names the row in errors. Raises DataError for a text that is not JSON."""
     value = row.get(column) if column else None

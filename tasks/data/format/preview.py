@@ -27,10 +27,10 @@ class Row(NamedTuple):
     """A tokenised row of the data, decoded into text for people to check.
 
     Attributes:
-        number: its number in the split, from 1.
-        tokens: the number of its tokens.
-        supervised: the number of tokens that are trained on.
-        spans: its text, in order, as pieces that are trained on as a whole or not at all.
+        number: the row's number in the split, from 1.
+        tokens: the number of the row's tokens.
+        supervised: the number of the row's tokens that are trained on; 0 in a row for classification.
+        spans: the row's text, in order, as pieces that are trained on as a whole or not at all.
         label: the label's name, or None for a language model's row.
     """
 
@@ -69,8 +69,8 @@ def preview(tokens: Input, split: str, count: int) -> list[Row]:
 
 
 def spans_of(tokenizer: Any, ids: Array, mask: Array) -> list[Span]:
-    """Decode one row and cut its text where the loss mask changes. ids: int32 [tokens]; mask: uint8 [tokens], 1 where
-    trained on.
+    """Decode one row of token ids and cut the text where the loss mask changes. Returns the pieces of text, in order,
+    each with the flag whether it is trained on. ids: int32 [tokens]; mask: uint8 [tokens], 1 where trained on.
 
     The text of each span is what its tokens add to the text of all tokens before it, because decoders treat the first
     token of a text in a special way (they may drop its leading space)."""

@@ -1,6 +1,8 @@
-"""Count the rows that `format_prompts` dropped or made several examples of, keep the name of the first row of each
-kind, and print the counts. The stage works in parts, each up to 32,768 rows of a split; the counts of the parts are
-added up to those of the split.
+"""Count the rows that the stage `format_prompts` read, dropped or formatted in an unusual way, and print the counts.
+
+The stage turns each row of a split into training examples (texts): usually one, but none for a row without an answer,
+and several for some conversations. The stage works on parts of a split, each up to 32,768 rows. It counts each part and
+adds up the counts.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ class Tally:
     Attributes:
         read: number of source rows.
         made: number of training examples written.
-        empty: number of rows that gave no example, such as rows without an answer or text. They are dropped.
-        apart: number of examples made from rows that gave one example for each turn.
-        noted: {kind: (number of rows, name of the first such row)}. A kind is "bad" (the row can't be rendered and is
-            dropped) or one of `tasks.data.format.chat`'s notes "rewritten", "outside" and "unlike_prompt".
+        empty: number of rows dropped because they gave no example, such as rows without an answer or text.
+        apart: number of examples made from the rows of the kind "rewritten", which give one example for each turn.
+        noted: {kind: (number of rows, first row)}. The kinds: "bad" (the row can't be rendered and is dropped),
+            "rewritten" (the chat template changes earlier turns), "outside" (more assistant turns than `{% generation
+            %}` blocks) and "unlike_prompt" (the training text lacks words that end the prompt at inference). The first
+            row is given by its name, for "bad" by the error's message, which begins with the row's name.
     """
 
     read: int = 0
@@ -44,14 +48,14 @@ class Tally:
 
     def note(self, what: str, first: str, rows: int = 1) -> None:
         """Add `rows` to the number of rows of the kind `what`: "bad" (rows that can't be rendered) or a note such as
-        "rewritten" (the chat template changes earlier turns). first: the name of the first of these rows, used only if
-        the kind has none yet."""
+        "rewritten" (the chat template changes earlier turns). first: the name of the first of the added rows (for
+        "bad" the message of its error). `first` is kept only if no row of this kind was counted before."""
         count, known = self.noted.get(what, (0, first))
         self.noted[what] = (count + rows, known)
 
     def add(self, other: Meta) -> None:
-        """Add the counts of another part of the rows, or of another split, to this object's counts, in place. other:
-        the value that the other object's `Tally.meta()` returned."""
+        """Add the counts of another Tally, of another part of the rows or another split, to this object's counts, in
+        place. other: the value that the other Tally's `meta()` returned."""
         for name in ("read", "made", "empty", "apart"):
             setattr(self, name, getattr(self, name) + other[name])
         for what, (rows, first) in other["noted"].items():
@@ -68,11 +72,20 @@ class Tally:
 
 
 def report(splits: dict[str, Tally], out: Workdir) -> Meta:
-    """Print how many rows were dropped or formatted in an unusual way, with the name of the first such row. splits:
-    {split: its counts}; out: prints the messages.
+    """Print, for all splits together, how many rows `format_prompts` dropped and how many it formatted in an unusual
+    way. A kind without rows is not printed.
 
-    Returns metadata for the artifact of `format_prompts`: `dropped` {reason: rows} and, where rows were dropped or
-    became several examples, `metrics` with the counts."""
+    The kinds of rows: dropped, because they gave no example; dropped, because they can't be rendered; with earlier
+    turns that the chat template rewrites; with more assistant turns than `{% generation %}` blocks; with answers that
+    lack the words at the end of the template's prompt. The message also names the first row, except for the first kind.
+
+    splits: {split: the counts of the split's rows}; out: prints the messages. Returns a dict with these keys:
+
+    dropped: {reason: number of rows removed from all splits together}. A reason is "empty" (no example) or "bad" (can't
+        be rendered).
+    metrics: only if rows were dropped or have rewritten turns. Counts: `empty_rows_dropped` and `bad_rows_dropped` (as
+        in `dropped`), `rewritten_rows` (rows with rewritten turns), `rewritten_examples` (the examples made from
+        these rows), and `<split>_rows` (all examples of a split)."""
     total = Tally()
     for tally in splits.values():
         total.add(tally.meta())

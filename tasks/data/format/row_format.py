@@ -22,9 +22,14 @@ class RowFormat(NamedTuple):
     """How a row of data becomes the input of a model, so that rows are formatted in the same way for predictions after
     training. Read from the file `trnflow.json` in the model's folder.
 
-    task: `classification` or `causal_lm`; settings: the recipe's section `format`; text: the columns of `data.text`;
-    columns: all columns that the rows had in training; nested: the columns that hold lists or objects; max_length: the
-    most tokens of a row in training."""
+    Attributes:
+        task: `classification` or `causal_lm`.
+        settings: the recipe's section `format`.
+        text: names of the columns that hold the text, as `data.text` sets them.
+        columns: names of all columns that the rows had in training.
+        nested: names of the columns that hold lists or objects.
+        max_length: the most tokens of a row in training.
+    """
 
     task: str
     settings: dict[str, Any]
@@ -37,7 +42,10 @@ class RowFormat(NamedTuple):
 def row_format(texts: Meta, tokens: Meta) -> Meta:
     """Return the content of `trnflow.json`, the file in a model's folder that says how rows of data become its inputs;
     the caller writes the file. texts, tokens: the metadata of the artifacts of `format_prompts` and `tokenize_text`
-    that the model was trained on."""
+    that the model was trained on.
+
+    Keys of the result: `format` and `version` of the file; `task`; `rows`, a dict with `settings`, `text`, `columns`
+    and `nested`; `max_length`. See `RowFormat` for their meaning."""
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -87,8 +87,9 @@ def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> R
 
 
 def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> tuple[Text, list[str]]:
-    """Return (a function that renders a template of the recipe over a row's columns, the names of the columns that the
-    template uses). The function parses the JSON text of nested columns (lists and objects) first.
+    """Return a function and a list of names, for a template of the recipe. The function takes a row and the row's name,
+    and returns the text that the template makes of the row's columns; it first parses the JSON text of nested columns
+    (lists and objects). The list has the names of the columns that the template uses.
 
     setting: `prompt_template` or `response_template`, the setting of `config` that holds the template; meta: a dict
     with `columns`, the names of the rows' columns, and perhaps `nested`, those of columns with lists or objects; limit:
@@ -134,9 +135,9 @@ def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> 
 
 
 def chat_templates_of(config: FormatConfig, chat: Meta, limit: Limit = no_limit) -> dict[str, ChatTemplate]:
-    """Return the parsed chat templates by name: `template` and, if the tokenizer has another one for conversations with
-    tools, `tools`. chat: from `chat_document`; limit: a function that takes a row's name and returns the context, such
-    as a time limit, in which the row is rendered."""
+    """Parse the chat templates and return {name: template}: `template`, and if the tokenizer has another template for
+    conversations with tools, `tools`. chat: from `chat_document`; limit: a function that takes a row's name and returns
+    the context, such as a time limit, in which the row is rendered."""
     return {
         name: ChatTemplate(
             chat["name"],

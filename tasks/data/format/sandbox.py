@@ -1,9 +1,9 @@
 """Jinja environments that render the templates of recipes and tokenizers safely.
 
 A template can't reach Python's internals, change its variables or draw random numbers. One rendering may make at most
-STEPS calls and loop passes and write at most OUTPUT characters. These limits are fixed, so that a row that fails does so
-on every machine; `tasks.data.format.time_limit` also limits the time. Import this module inside functions: it imports
-jinja2.
+STEPS calls and loop passes and write at most OUTPUT characters. Both limits are fixed, so that a row that fails on one
+machine fails on every machine; `tasks.data.format.time_limit` also limits the time. Import this module inside
+functions: it imports jinja2.
 """
 
 from __future__ import annotations

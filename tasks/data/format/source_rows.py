@@ -32,8 +32,9 @@ def write_source_rows(texts: Path, split: str, found: list[Ints], rows: int) -> 
 
 
 def read_source_rows(texts: Path, split: str, examples: int) -> Ints:
-    """Return the number of the row of data that each training example of a split was made from, int32 [examples],
-    counted from 0. Without the file `<split>.source_row.npy` every row gave one example, and the result is 0, 1, 2, ...
+    """Return, for each training example of a split, the number of the row of data from which the example was made,
+    int32 [examples], counted from 0. If there is no file `<split>.source_row.npy`, every row gave one example, and the
+    result is 0, 1, 2, ...
 
     texts: the folder of an artifact of `format_prompts`; examples: the number of the split's examples."""
     import numpy as np

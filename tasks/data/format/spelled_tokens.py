@@ -1,8 +1,9 @@
 """Find special tokens that a user or an assistant spells in a message (such as `</s>`), and mark them, so that the
 tokenizer reads them as ordinary text.
 
-While a template is rendered, one private-use character of Unicode stands for each such token. Afterwards each becomes a
-part of its own in the rendered text, marked `plain`."""
+Before a template is rendered, a private-use character of Unicode replaces each spelled token. After the rendering, the
+text is cut into parts (pieces): each of these characters becomes the token again, as a part of its own that is marked
+`plain`."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class ChatTemplate:
         self.names = frozenset(node.name for node in self._tree.find_all(nodes.Name))
 
     def render(self, given: Row, where: str, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
-        """Return the text that the template makes of one row.
+        """Return the text that the chat template makes of one conversation.
 
         Args:
             given: the template's variables, such as `messages`, `tools` and `documents`.

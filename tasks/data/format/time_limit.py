@@ -1,8 +1,9 @@
-"""Render templates in a process of its own, which the kernel ends when one rendering takes too long.
+"""Render templates in a separate process, which the kernel ends when the rendering of one row takes too long.
 
-Python can't be interrupted while it computes `10 ** 10 ** 10`, so the process sets a timer of processor time around each
-rendering; on expiry the kernel's signal ends the process and the run stops with an error. Such a row is never dropped:
-speed must not decide which rows are kept. Costs half a second for each process.
+Python can't be interrupted while it computes `10 ** 10 ** 10`. The process therefore sets a timer of processor time
+around each rendering. When the timer expires, the kernel's signal ends the process, and the run stops with an error. A
+row that takes too long is never dropped: speed must not decide which rows are kept. Starting a process takes half a
+second.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ def _started(function: str, place: int) -> subprocess.Popen[str]:
 
 
 def serve(function: str, place: str) -> None:
-    """Run the new process that `call_limited` starts: read arguments as JSON from stdin, call the function, write its
-    result or error as JSON to stdout.
+    """Main function of the process that `call_limited` starts: read arguments as JSON from stdin, call the function,
+    and write a JSON object to stdout. The object has `meta` (the function's result) or `error` (a TrnflowError), and
+    `modules` (the files of this project's modules that the process has imported).
 
     function: "module:name" of the function to call; place: the number of an open file descriptor; the name of the row
     being rendered is written to this file, for the parent's error message."""
@@ -97,8 +99,9 @@ def serve(function: str, place: str) -> None:
 
 class Timer:
     """A limit on the time of rendering templates: `with timer(row's name):` lets the kernel end this process when the
-    block takes more than SECONDS of processor time. place: memory shared with the parent process, to which the row's
-    name is written."""
+    block takes more than SECONDS of processor time. At the first and then at every 1,024th rendering, the process's
+    memory is limited to 4 GiB more than at that moment (on Linux). place: memory shared with the parent process, to
+    which the row's name is written."""
 
     def __init__(self, place: mmap) -> None:
         self._place, self._row, self._renderings, self._caller = place, "", 0, os.getppid()

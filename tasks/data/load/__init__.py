@@ -1,3 +1,3 @@
-"""Modules of the stage `load_data`: readers for each file format, columns and labels, splits, duplicates, limits and
-mixtures.
+"""Modules of the stage `load_data`: reading each file format, choosing columns and labels, making splits, finding
+duplicate rows, limiting the number of rows, and mixing data sets.
 """

@@ -1,8 +1,9 @@
 """Find one type for a column that several files may store differently, and convert the column's values to that type.
 
 A nested column (lists, structs, maps) gets Arrow's type `json` while rows are loaded: each value is JSON text with the
-keys, their order and the number types of the source. Arrow's structs would instead give every row the keys of all rows. A
-struct's null field is left out, because Parquet does not distinguish it from a missing one.
+keys, their order and the number types of the source. Arrow's structs would instead give every row the keys of all rows.
+A field of a struct that is null is left out of the JSON text, because Parquet does not distinguish a null field from a
+missing field.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the Arrow type that can hold the values of two types: `json` if one is nested, the wider of two number
-    types. None if the two types conflict, such as text and number."""
+    """Return an Arrow type that can hold the values of both types: `json` if one of them is nested (lists or objects),
+    the wider type for two number types. Return None if the two types conflict, such as text and number."""
     import pyarrow as pa
 
     kinds = [plain_type(first), plain_type(second)]

@@ -1,9 +1,10 @@
 """Choose which columns of a source are read, as the recipe's settings say, and check the rows: column names, types,
 missing texts and labels.
 
-The files of a source may have different columns: a column that a file lacks is null in its rows. The files of one split
-must agree on types. A row whose text or label is missing or blank raises an error that names the row, or is dropped and
-counted, as `data.nulls` says.
+A source is one data set of the recipe. Its files may have different columns: each file must have the columns that the
+settings name; any other column that a file lacks is null in the file's rows. The files of one split must agree on
+types. A row whose text or label is missing or blank raises an error that names the row, or is dropped and counted, as
+`data.nulls` says.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Columns(NamedTuple):
         label: name (theirs) of the label's column, or None.
         rule: the rule, such as `rating >= 4`, that makes labels of that column, or None.
         sibling: name (theirs) of a column that holds the labels' names, or None.
-        classes: label names that the source declares, or None.
-        named: names (theirs) of the columns that every file must have.
+        classes: the class names that the metadata of the source's first file declares for the label, or None.
+        named: names (theirs) of the columns that settings name, and that every file must have.
         labels: the setting `data.labels`.
     """
 
@@ -127,8 +128,9 @@ def _first_row(rows: Rows, name: str, wanted: Callable[[pa.Array], pa.Array]) ->
 
 
 def text_columns(text: str | tuple[str, ...] | None, label: str | None, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the columns that hold the text, as the files that `load_data` writes name them: the setting
-    `data.text`, or without that setting `text` if there is a label, else none.
+    """Return the names of the columns that hold the text, as in the files that `load_data` writes: the setting
+    `data.text`. Without that setting, return `text` if there is a label and `data.columns` is empty or includes `text`;
+    else no name.
 
     text, label, columns: the settings `data.text`, `data.label`, `data.columns`."""
     if text is None:
@@ -171,12 +173,13 @@ def clean_batches(
         columns: the columns to read.
         schema: the schema that `united` returned for the split.
         split: the name of the split, for errors.
-        seen: gets the labels that are found.
+        seen: the object to which the labels that are found are added.
         nulls: `data.nulls`, whether rows without text or label are an error or are dropped.
-        dropped: gets the numbers of dropped rows, by reason.
+        dropped: the counter to which the numbers of dropped rows are added, under the reasons "null" (no label, or a
+            text column without value) and "empty" (a blank text).
 
-    Yields for each batch the number of rows read, and the rows that remain: the columns to write and, where there is a
-    label, `label` as text. Raises DataError with file and row.
+    Yields for each batch two values: the number of rows read, and a batch of the rows that remain, with the columns to
+    write and, where there is a label, `label` as text. Raises DataError with file and row.
     """
     import numpy as np
     import pyarrow as pa

@@ -137,13 +137,13 @@ class DataConfig(SourceConfig):
         return found or None
 
     def sources(self) -> dict[str, SourceConfig]:
-        """Return {name in the setting `mix`: settings of that source (data set)}, sorted by name. Without a mixture,
-        the only source has the name "" and the settings of `data`.
+        """Return {name of a source: the source's settings}, sorted by name. A source is one data set: each entry of the
+        setting `mix`, or without a mixture a single source with the name "" and the settings of `data`.
 
-        For a mixture, `label` and `labels` of `data` are filled in for a source that lacks them. Every source gets
-        `text`, the names of the text columns in the files that `load_data` writes; its `columns` maps these names to
-        its own columns, and includes the columns of `data`. Raises ConfigError for a source with another number of text
-        columns than `data`."""
+        In a mixture, a source without `label` or `labels` gets those of `data`. The setting `text` of every source
+        becomes the names of the text columns in the files that `load_data` writes; the setting `columns` maps the
+        names to the source's own columns, and includes the columns of `data`. Raises ConfigError for a source with
+        another number of text columns than `data`."""
         return {name: self._filled(name, one) for name, one in sorted(self.mix.items())} if self.mix else {"": self}
 
     def _filled(self, name: str, one: MixedSource) -> SourceConfig:

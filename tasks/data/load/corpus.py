@@ -95,9 +95,10 @@ def stdlib_files(root: Path) -> list[tuple[str, str]]:
 
 
 def corpus_splits(view: str) -> dict[str, Rows]:
-    """Make the built-in data set of the docstrings of Python's standard library, and return {split: rows}. view:
-    `packages` (rows for classification: from which package is a docstring?) or `questions` (instructions "What does
-    `x.y` do?" with the docstring as answer).
+    """Make the built-in data set of the docstrings of Python's standard library, and return {split: rows in memory},
+    for the splits train, validation and test. view: `packages` (rows for classification: from which package is a
+    docstring? Columns text, package, name) or `questions` (instructions "What does `x.y` do?" with the docstring as
+    answer. Columns instruction, response, name).
 
     Raises DataError when this Python was installed without its source files."""
     import pyarrow as pa

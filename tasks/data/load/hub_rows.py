@@ -30,7 +30,8 @@ def hub_splits(location: Meta) -> dict[str, list[Rows]]:
     its files, opened for reading rows}.
 
     location: where the data set is, from its `Source`: `hub` (repository), `name` (configuration or null), `commit`,
-    and `splits` ({split: its name at the hub}; {} to find the splits by their names at the hub)."""
+    and `splits` ({split: the split's name at the hub}; {} to take the splits whose names at the hub are usual for
+    train, validation or test)."""
     from datasets import disable_progress_bars, load_dataset_builder
 
     disable_progress_bars()  # the stage has a bar of its own

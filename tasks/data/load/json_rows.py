@@ -24,8 +24,8 @@ _decode = json.JSONDecoder(object_pairs_hook=json_object).decode
 
 
 def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]]]:
-    """Open a JSON file of rows. Returns the Arrow schema of all columns, in the order in which they first occur, and a
-    function that takes a list of column names and yields batches with these columns.
+    """Open a JSON file of rows. Returns two values: the Arrow schema of all columns, in the order in which the columns
+    first occur, and a function that takes a list of column names and yields batches of rows with these columns.
 
     name: the file's name, for errors; size: rows in a batch."""
     import pyarrow as pa

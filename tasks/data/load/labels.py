@@ -68,10 +68,10 @@ def parse_rule(label: str) -> Rule | None:
 
 @dataclass
 class SeenLabels:
-    """The labels that occur in a split, collected while its rows are read.
+    """The labels that occur in a split, collected while the split's rows are read.
 
-    first: {label: file and row where it first occurs}; names: {label: its name in the column `<label>_name`, if there is
-    one}."""
+    first: {label: the file and row where the label first occurs}; names: {label: the label's name}, filled only if the
+    source has a column `<label>_name`, from that column."""
 
     first: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -219,8 +219,12 @@ class LabelSet:
 def label_set(
     train: SeenLabels, given: tuple[str, ...] | None, classes: list[str] | None, rule: Rule | None
 ) -> LabelSet:
-    """Decide the names and ids of the labels of a source (one data set of the recipe). If all labels in train are
-    integers, they are read as ids of the given or declared names, unless those names are integers, too.
+    """Decide the names and ids of the labels of a source (one data set of the recipe).
+
+    The names are `given`, else the two names of the rule, else `classes`; a name's position is its id. Without any of
+    these, the labels in train are sorted and numbered, and named by the column `<label>_name` if there is one. If names
+    are given or declared, a label in the data must equal a name. But if all labels in train are integers and the names
+    are not, the labels are read as ids.
 
     Args:
         train: the labels in the source's train split.
@@ -242,10 +246,10 @@ def label_set(
 
 def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -> list[str]:
     """Return the label names of a mixture of sources (data sets), ordered by id: `data.labels` if set, else the names
-    that all sources share.
+    of the first source, which must be those of all sources.
 
-    sources: {source: its label names}; given: `data.labels`, or None. Raises ConfigError where the sources' names
-    differ."""
+    sources: {source: the source's label names}; given: `data.labels`, or None. Raises ConfigError when a source has a
+    name that is not in `given`, or without `given` when the sources' names differ."""
     first, *others = sources
     names = list(given) if given is not None else sources[first]
     for source in (first, *others):

@@ -31,8 +31,10 @@ def amounts(
         available: {source: rows that it has, above 0}.
         weights: {source: its share of the rows of train, relative to the other weights}, or None to take all rows once.
         strategy: `first_exhausted` (no row is repeated: the source with the fewest rows for its weight gives all of
-            them) or `all_exhausted` (every row is used: the other sources repeat rows).
-        limit: the largest sum of all numbers, or None for no limit.
+            its rows) or `all_exhausted` (every row is used: the source with the most rows for its weight gives each row
+            once, the others repeat rows).
+        limit: the largest total of rows of all sources, or None for no limit. A limit below the total of the strategy
+            reduces the rows of all sources in the same proportion.
     """
     parts = {name: Fraction(repr(weights[name])) if weights else Fraction(count) for name, count in available.items()}
     shares = {name: part / sum(parts.values()) for name, part in parts.items()}
@@ -43,7 +45,8 @@ def amounts(
 
 def apportioned(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
     """Divide `total` rows among sources (data sets) by their shares, {source: share}, which sum to 1; return {source:
-    rows}. Each number is rounded down; the rows that remain go to the sources with the largest remainders, one each."""
+    rows}. Each number is total x share, rounded down. The rows that remain after rounding go to the sources with the
+    largest fractional parts, one row each."""
     exact = {name: total * share for name, share in shares.items()}
     found = {name: int(part) for name, part in exact.items()}
     by_remainder = sorted(exact, key=lambda name: found[name] - exact[name])
@@ -57,8 +60,9 @@ def interleaved(counts: Mapping[str, int], block: int) -> Iterator[tuple[dict[st
     counts: {source: rows that it contributes}.
 
     Row k of a source with n rows has the position (k + 1/2) / n, so every stretch of the mixture contains the sources
-    in proportion. Yields for each block {source: how many of its next rows to read}, and int64 [rows]: the order in
-    which to write those rows after they were put one source after another."""
+    in proportion. Yields two values for each block: {source: how many of the source's next rows to read}, and int64
+    [rows], the order in which to write the block's rows. The order is given as indices into the rows that were read,
+    with the sources one after another."""
     import numpy as np
 
     blocks = -(-sum(counts.values()) // block)

@@ -33,7 +33,8 @@ class Rows:
     Attributes:
         name: the file's name, for errors.
         schema: the schema of all columns of the file.
-        batches: a function that takes column names and yields batches with these columns, in this order.
+        batches: a function that takes a list of column names and yields batches of rows with these columns, in the
+            list's order.
     """
 
     name: str

@@ -2,7 +2,8 @@
 chosen rows of that file later.
 
 The rows are read twice, because duplicates and samples can be chosen only after all rows have been read.
-Memory: a batch, and 8 bytes a row. Disk: the chosen columns, uncompressed, until the stage ends.
+Memory used: one batch of rows, and 8 bytes for each row. Disk used until the stage ends: the chosen columns,
+uncompressed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class ReadSplit(NamedTuple):
         schema: the schema of this file.
         hashes: uint64 [rows], a hash of each row's text.
         seen: the labels that occur in the split.
-        dropped: {reason: rows left out while reading}.
+        dropped: {reason: number of rows left out while reading}, with the reasons "null" (text or label missing) and
+            "empty" (text blank).
     """
 
     path: Path

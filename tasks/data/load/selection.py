@@ -70,10 +70,10 @@ def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float
 
     hashes: uint64 [rows], from `row_hashes`; labels: int32 [rows], label ids; fractions: {split: its fraction of the
     rows}, at most two splits, without train. Rows with equal text stay together. A text counts under the label of its
-    first row. The texts of a label are ordered by the seeded hash: the first split takes texts from the front, the
-    second from the back, as long as they fit its count, and train keeps at least one text. Where texts repeat, a split
-    may be a row or two short. Appended rows may move others, about sqrt(fraction x appended) rows of a label and never
-    more than were appended. Memory: 60 bytes a row."""
+    first row. The texts of a label are ordered by the seeded hash. The first split takes texts from the front of this
+    order, the second split from the back, each until it has its number of rows; train keeps at least one text. Where
+    texts repeat, a split may be a row or two short. If rows are appended to the data, about sqrt(fraction x appended)
+    of the earlier rows of a label change their split, never more than were appended. Memory: 60 bytes a row."""
     import numpy as np
 
     texts, first, which = np.unique(hashes, return_index=True, return_inverse=True)
@@ -113,8 +113,8 @@ def repeated(hashes: Hashes) -> Mask:
 
 
 def repetitions(hashes: Hashes) -> int:
-    """Return the number of rows whose hash occurs in an earlier row, that is of the rows that `repeated` marks. Takes 8
-    bytes a row; `repeated` takes 40."""
+    """Return the number of rows whose hash occurs in an earlier row, that is the number of rows that `repeated` marks.
+    Takes 8 bytes of memory a row; `repeated` takes 40."""
     import numpy as np
 
     ordered = np.sort(hashes)
@@ -122,7 +122,8 @@ def repetitions(hashes: Hashes) -> int:
 
 
 def shared_rows(hashes: Mapping[str, Hashes]) -> dict[tuple[str, str], Mask]:
-    """Find the rows whose text occurs in two splits, or in two sources. hashes: {split or source: uint64 [rows]}.
+    """Find the rows whose text occurs in two splits, or in two sources (data sets). hashes: {split or source: uint64
+    [rows]}.
 
     Returns {(first, second): bool [rows of the first]} for each pair in the order of `hashes`: True where a row's text
     also occurs in the second."""
@@ -177,7 +178,7 @@ def union_of(masks: Iterable[Mask], like: Mask) -> Mask:
 
 
 def narrowed(outer: Mask, inner: Mask) -> Mask:
-    """Reduce the rows that the mask `outer` picks to those that `inner` picks among them, and return the new mask.
+    """Return the mask of the rows that both masks pick, where `inner` has one entry for each row that `outer` picks.
 
     outer: bool [rows]; inner: bool [rows that `outer` picks]; result: bool [rows]."""
     mask = outer.copy()

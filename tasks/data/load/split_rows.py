@@ -48,7 +48,7 @@ class SourceRows(NamedTuple):
         labels: converts label texts to ids, or None without labels.
         mask: bool [rows of `read`], which rows are used.
         times: how often each row that `mask` picks is written.
-        more: bool [rows of `read`], rows that are written once more, or None.
+        more: bool [rows of `read`], the rows that are written once more than `times`, or None if there are none.
     """
 
     source: str
@@ -100,9 +100,10 @@ def source_splits(
         source: the source's name.
         read: {split: the source's rows}.
         labels: the source's labels with their ids, or None.
-        split: {split: the fraction of train's rows that it takes}; the source's own splits in it are ignored.
+        split: {split: the fraction of train's rows that the split takes}; an entry for a split that the source already
+            has is ignored.
         seed: the seed of the choice of rows.
-        stratify: give these new splits the same share of each label as train; no effect without labels.
+        stratify: take the same fraction of each label's rows for a new split; no effect without labels.
     """
     train = read["train"]
     fractions = {name: share for name, share in split.items() if name not in read}
@@ -126,11 +127,13 @@ def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
 
 
 class Dropped(NamedTuple):
-    """Numbers of rows that were dropped while `load_data` chose rows, and of rows whose text occurs more than once,
-    whether dropped or not.
+    """Counts of two kinds: rows that were dropped while `load_data` chose rows (`rows`), and rows whose text occurs
+    more than once, whether they were dropped or not (the other attributes).
 
     Attributes:
-        rows: {reason: number of rows dropped}.
+        rows: {reason: number of rows removed}. `deduplicated` sets "duplicate" (rows of train whose text occurs in an
+            earlier row of train) and "leaked" (other rows of train whose text occurs in another split); the stage adds
+            its other reasons, over all splits.
         leakage: {"train/test": number of rows of the first split whose text also occurs in the second}, for each pair
             of splits.
         overlap: {"a/b": number of train rows of source (data set) a whose text also occurs in train of source b}.
@@ -147,8 +150,8 @@ def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
     """Count the rows of train whose text repeats an earlier row of train or occurs in another split. With `drop`, also
     leave these rows out of the returned train split; `shares` is not changed.
 
-    shares: {split: the rows that each source (data set) contributes}. Returns the rows of each split, and the counts,
-    taken before the removal."""
+    shares: {split: the rows that each source (data set) contributes}. Returns two values: {split: the rows that each
+    source contributes now}, and the counts, taken before the removal (`Dropped`)."""
     hashes = {name: joined([share.hashes for share in some]) for name, some in shares.items()}
     shared = shared_rows(hashes)
     leakage = {f"{a}/{b}": int(mask.sum()) for (a, b), mask in shared.items()}
@@ -167,10 +170,10 @@ def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
 
 def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:
     """Remove from train the rows whose text is one of the given texts, such as those of the frozen rows (the fixed test
-    rows on which a recipe's models are compared). Other splits keep such rows.
+    rows on which a recipe's models are compared). Rows of other splits are not removed.
 
     shares: {split: the rows of each source (data set)}; texts: uint64 [texts], the given texts' hashes (`row_hashes`).
-    Returns the rows of each split, and the number of rows removed."""
+    Returns two values: {split: the rows of each source that remain}, and the number of rows removed from train."""
     import numpy as np
 
     among = np.isin(joined([share.hashes for share in shares["train"]]), texts)
@@ -201,7 +204,8 @@ def weighted_train(
         limit: the largest number of rows in all, or None for no limit.
         seed: the seed of the samples.
 
-    Returns the chosen rows of each source, and how many rows the weights left out. Raises DataError for a source
+    Returns two values: the chosen rows of each source, and the number of rows of train that the weights left out (not
+    counting those that `limit` left out). Raises DataError for a source
     without rows.
     """
     there = {share.source: share.distinct for share in shares}
@@ -234,7 +238,8 @@ def write_split(
         to: the new file.
         out: shows the progress.
 
-    Returns the number of rows, and {label name: rows} ({} without labels).
+    Returns two values: the number of rows written, and {label name: number of rows written with this label} ({} without
+    labels).
     """
     import pyarrow as pa
 

@@ -54,8 +54,9 @@ def fill(layout: Layout, length: int, ids: Array, mask: Array | None, pad_id: in
     input_ids, segment_ids, position_ids and, if there is a mask, labels. A layout says in which chunk, and at which
     position, each piece of a token row is placed.
 
-    segment_ids number the pieces of a chunk from 1, with 0 for padding; position_ids count from 0 in each piece; labels
-    are the token ids, with -100 where not trained on and at each piece's first token.
+    input_ids are the token ids, with `pad_id` for padding; segment_ids number the pieces of a chunk from 1, with 0 for
+    padding; position_ids count from 0 in each piece, with 0 for padding; labels are the token ids, with -100 for
+    padding, for tokens that are not trained on, and for each piece's first token.
 
     Args:
         layout: the chunks to fill, numbered from 0.

@@ -1,13 +1,17 @@
 """Compute where token rows go in chunks, the sequences of fixed length that a model reads. Pure functions of the rows'
-lengths, which never read the tokens (only `trained_on` reads the loss mask).
+lengths, which never read the tokens (only `trained_on` reads the loss mask). The setting `pack.strategy` says how:
 
-bfd: best fit decreasing over the whole split. The index of open chunks is an integer: bit r is set if some chunk has
-room for exactly r tokens. The lowest set bit from a row's length on therefore names the fullest chunk with enough room.
-Rows of equal length are placed together, so Python's work grows with chunk_length, not with the number of rows.
+bfd: best fit decreasing over the whole split: the longest row first, each in the fullest chunk that has room. The index
+of open chunks is an integer: bit r is set if some chunk has room for exactly r tokens. The lowest set bit from a row's
+length on therefore names the fullest chunk with enough room. Rows of equal length are placed together, so Python's work
+grows with the chunks' length, not with the number of rows.
 
 concat: rows one after another, cut at each chunk's end.
 
-bucket: the few lengths that need the least padding, found by dynamic programming.
+pad: each row in a chunk of its own, padded to one length.
+
+bucket: each row in a chunk of its own, padded to one of a few lengths. The lengths that need the least padding are
+found by dynamic programming.
 """
 
 from __future__ import annotations
@@ -46,10 +50,10 @@ class Pieces(NamedTuple):
 
 class Layout(NamedTuple):
     """The place of each piece of a token row: its chunk (a token sequence of fixed length) and its position in the
-    chunk. Sorted by (chunk, offset).
+    chunk.
 
     Attributes:
-        pieces: the pieces, in this order.
+        pieces: the pieces, sorted by the number of their chunk, then by their position in the chunk.
         chunk: int64 [pieces], the number of the piece's chunk.
         offset: int64 [pieces], the position in the chunk of the piece's first token.
         chunks: the number of chunks.

@@ -41,10 +41,11 @@ class Encoded(NamedTuple):
         sizes: int64 [rows], the number of tokens in each row.
         extra: the loss mask of language models, uint8 [tokens], 1 where trained on, or the labels of classification,
             int32 [rows].
-        row: int64 [rows], the number (from 0) of the source row that each row comes from.
+        row: int64 [rows], the number (from 0) of the source row from which each token row was made.
         lengths: int64 [source rows], the number of tokens in each source row before anything was cut.
-        forged: source rows whose text spells a special token such as `</s>`.
-        unsupervised: number of rows without a token to train on, which were left out.
+        forged: the source rows whose text spells a special token such as `</s>`; no row is dropped for this reason.
+        unsupervised: the number of token rows that `without_unsupervised` removed, because they have no token to train
+            on.
     """
 
     ids: Ints
@@ -107,9 +108,10 @@ class CausalEncoder:
         max_length: the most tokens of a row.
         overlong: what happens to longer rows: "truncate", "split", "drop", or "error" (they are returned whole).
         add_eos: whether to append eos, the end-of-sequence token.
-        framed: whether a chat template wrote the texts, and with them bos, eos and all special tokens.
-        templates: the recipe's templates. Special tokens that occur in a template are encoded as such in the texts.
-            With `framed`, all special tokens are, except in parts marked `plain`. All others are read as ordinary text.
+        framed: whether a chat template wrote the texts, and with them bos, eos and all special tokens. Then neither bos
+            nor eos is added.
+        templates: the recipe's templates. A special token's text, such as `</s>`, is encoded as that token if it occurs
+            in one of the templates, or with `framed` always; otherwise, and in parts marked `plain`, as ordinary text.
 
     Attributes `extra` and `extra_type`: name and dtype of the array that the stage writes beside the token ids.
     """
@@ -139,9 +141,10 @@ class CausalEncoder:
         self._overlong = overlong
 
     def encode(self, rows: pa.Table) -> Encoded:
-        """Encode a table as token rows with a loss mask. The table's column `parts` is list<struct<text, train>> or
-        list<struct<text, train, plain>>, the pieces of each row's text in order: `train` says whether the piece is
-        trained on, `plain` whether special tokens that are spelled in the piece are ordinary text."""
+        """Encode a table as token rows with a loss mask (attribute `extra` of the result). The table's column `parts`
+        is list<struct<text, train>> or list<struct<text, train, plain>>, the pieces of each row's text in order:
+        `train` says whether the piece is trained on, `plain` whether special tokens that are spelled in the piece are
+        ordinary text."""
         import numpy as np
 
         texts = texts_of(rows)
@@ -214,10 +217,11 @@ class CausalEncoder:
 
 
 def without_unsupervised(made: Encoded) -> Encoded:
-    """Remove the rows that have nothing to train on, and return the others: rows in which no token after the first is
-    trained on (no token predicts the first one). `unsupervised` of the result is the number of removed rows.
+    """Return the token rows without those that have nothing to train on, that is without each row in which no token
+    after the first is trained on (the first token is never a target, because no token before it predicts it).
+    `unsupervised` of the result is the number of removed rows.
 
-    made: rows from a `CausalEncoder`."""
+    made: token rows from a `CausalEncoder`; not changed."""
     import numpy as np
 
     trained = np.concatenate([[0], np.cumsum(made.extra, dtype=np.int64)])

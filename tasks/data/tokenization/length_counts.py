@@ -1,6 +1,6 @@
-"""Count what tokenising did to the rows: how many were cut or dropped, with one example of each kind, and how long the
-rows are. A split is tokenised in shards, runs of consecutive rows; the counts of the shards are added up to those of
-the split.
+"""Count what tokenising did to the rows: how many were cut or dropped, with one example row of each kind, and how long
+the rows are. A source row is a row of texts; tokenising makes none, one or several token rows of it. A split is
+tokenised in shards, which are runs of consecutive source rows; the counts of a split's shards are added up.
 """
 
 from __future__ import annotations
@@ -59,13 +59,16 @@ class Count:
 
     Attributes:
         read: number of source rows.
-        rows, tokens: numbers of rows and tokens in the result.
-        longest: number of tokens in the longest row.
-        overlong: number of source rows longer than `max_length`.
-        forged: number of source rows whose text spells a special token such as `</s>`.
-        unsupervised: number of source rows without a token to train on, which are left out.
-        dropped: {reason: rows}; of rows that were split, "unsupervised" counts their pieces.
-        first: {"overlong" or "forged": the first such row}.
+        rows, tokens: numbers of token rows, and of their tokens, that were written.
+        longest: number of tokens in the longest token row that was written.
+        overlong: number of source rows longer than `max_length`, whether they were cut, split or dropped.
+        forged: number of source rows whose text spells a special token such as `</s>`. The spelled token is encoded
+            as ordinary text; no row is dropped for this reason.
+        unsupervised: number of source rows dropped as a whole because they have no token to train on.
+        dropped: {reason: number of token rows dropped}. Reasons: "overlong" (longer than `max_length`, if the setting
+            `overlong` is "drop") and "unsupervised" (no token to train on; if a source row was split, each of its
+            pieces counts).
+        first: {"overlong" or "forged": the first source row of this kind}.
     """
 
     read: int = 0
@@ -112,12 +115,14 @@ def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Me
     Args:
         max_length, overlong: the settings of the stage `tokenize_text`: the most tokens of a row, and what happens to
             longer rows.
-        counts: {split: counts}.
-        dropped: {reason: rows} of all splits together.
+        counts: {split: the counts of the split's rows}.
+        dropped: {reason: number of token rows dropped from all splits together}, with the reasons of `Count.dropped`.
         out: prints the messages.
 
-    Returns {kind: example} for the artifact's metadata. kind: "overlong" (rows longer than `max_length`) or "forged"
-    (rows whose text spells a special token).
+    Returns {kind: the first row of this kind} for the artifact's metadata. The kinds: "overlong" (rows longer than
+    `max_length`) and "forged" (rows whose text spells a special token); a kind without rows is left out. The row is
+    described by `split`, `row` (its number in the split, from 1), `what` (what happened to it) and `text` (how its text
+    begins).
     """
     examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
@@ -140,10 +145,12 @@ def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Me
 
 
 def row_lengths(folder: Path) -> Meta:
-    """Return a summary of the lengths of a split's token rows. folder: the folder with the split's `offsets.npy`.
+    """Return a summary of the lengths of a split's token rows, in tokens. folder: the folder with the split's
+    `offsets.npy`.
 
-    Returns {"percentiles": {length_p50, length_p95, length_p99}, in tokens, "rows": a histogram}. The histogram is
-    {"<most tokens of the bin>": number of rows}, with bins up to 1, 2, 4, 8, ... tokens; empty bins are left out."""
+    The result has two keys. `percentiles`: {`length_p50`, `length_p95`, `length_p99`: the length that 50, 95 or 99 % of
+    the rows do not exceed}. `rows`: a histogram, {"<largest length in the bin>": number of rows}, with bins up to 1, 2,
+    4, 8, ... tokens; empty bins are left out."""
     import numpy as np
 
     offsets = np.load(folder / "offsets.npy", mmap_mode="r")

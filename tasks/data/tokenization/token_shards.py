@@ -1,9 +1,10 @@
 """Cut a table of texts into shards at places that depend on its content, and compute each shard's digest.
 
-A shard is a run of consecutive rows that is tokenised at once; its result is cached by the shard's digest. A shard ends
-after a row whose checksum is small, once the shard has half of the wanted size, and at the latest when it has twice
-that size. Therefore an added, changed or removed row changes only the shards around it, and the cached results of all
-others are used again. Costs 2 ms a MB; memory: two shards.
+A shard is a run of consecutive rows that is tokenised at once. The tokens of each shard are cached under the digest
+(hash) of the shard's content. A shard that has at least half of the wanted size ends after the next row whose checksum
+is small; with twice the wanted size it ends in any case. Therefore an added, changed or removed row changes only the
+shards around this row, and the cached results of all other shards are used again. Takes 2 ms for each MB of text, and
+the memory of two shards.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class FastTokenizer:
         return int(max(self.tokenizer.get_vocab(with_added_tokens=True).values())) + 1
 
     def frame(self) -> tuple[list[int], list[int]]:
-        """Return the token ids that the tokenizer puts (before, after) each text, such as [CLS] and [SEP], or bos and
-        nothing."""
+        """Return two lists of token ids: those that the tokenizer puts before each text, such as [CLS] or bos, and
+        those that it puts after each text, such as [SEP]. Either list may be empty."""
         encoded = self.tokenizer.encode("a")
         ids, marks = encoded.ids, encoded.special_tokens_mask
         first = [*marks, 0].index(0)

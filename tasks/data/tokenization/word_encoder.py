@@ -60,8 +60,8 @@ class CutRules(NamedTuple):
         space: whether to cut before a space that follows a visible ASCII character.
         line: whether to cut before a visible ASCII character that begins a line.
         letter: whether to cut between an ASCII letter and punctuation.
-        inner: a second tokenizer for pieces after the first one, needed if the tokenizer itself puts something before a
-            text, else None.
+        inner: a second tokenizer, for all pieces of a text but the first, if the tokenizer itself puts characters (such
+            as `▁`) before each text; else None.
         places_differ: whether the token ids of a piece depend on its place: first in the text, after a cut, or after an
             added token.
     """
@@ -76,8 +76,8 @@ class CutRules(NamedTuple):
 class Pieces(NamedTuple):
     """Texts that were cut into pieces, each of which is tokenised alone. starts: int64 [pieces + 1], the byte where
     each piece begins; kind: uint8 [pieces], 0: the first piece of a text, 1: a piece after a cut, 2: a piece after an
-    added token, 3: an added token such as `</s>`. Where the tokenizer's result does not depend on the place, 1 stands
-    for 0 and 2, too."""
+    added token, 3: an added token such as `</s>`. For a tokenizer whose ids do not depend on where a piece stands, kind
+    1 is used in place of 0 and 2."""
 
     starts: Longs
     kind: Bytes
@@ -88,8 +88,8 @@ class WordEncoder:
     `find_added` (find the added tokens, such as `</s>`), `pieces` (cut the texts) and `encode` (the pieces' token ids).
     The tokenizer is modified, so nothing else may use it. Threads may share a WordEncoder.
 
-    Attributes: `special` {special token: id}; `blanks` {special token: (whether it includes the blanks before it, and
-    those after it)}."""
+    Attributes: `special` {special token: id}; `blanks` {special token: (whether the token includes the blanks before
+    it, whether it includes the blanks after it)}."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder()
@@ -192,10 +192,10 @@ class WordEncoder:
         return gather(flat, (np.cumsum(size) - size)[which], size[which]), size[which]
 
     def spans(self, kind: int, texts: list[str]) -> list[tuple[int, Any]]:
-        """Tokenise pieces of texts and return for each (number of tokens, function), where the function maps a token's
-        index to its (first character, end) in the piece. texts: the pieces; kind: the place of all these pieces in
-        their texts: FIRST (0, at the beginning), LATER (1, after a cut) or AFTER_ADDED (2, after an added token such as
-        `</s>`)."""
+        """Tokenise pieces of texts, and return two values for each piece: the number of its tokens, and a function. The
+        function takes the index of a token and returns (first character, end) of the token in the piece. texts: the
+        pieces; kind: the place at which each of the pieces stands in its text: FIRST (0, at the beginning), LATER (1,
+        after a cut) or AFTER_ADDED (2, after an added token such as `</s>`)."""
         if kind == AFTER_ADDED:
             after, sentinel = self._sentinel_tokenizer(texts)
             found = after.encode_batch([sentinel + text for text in texts], add_special_tokens=False)
@@ -245,7 +245,7 @@ def find_all(data: bytes, rows: Longs, names: dict[str, tuple[bool, bool]]) -> l
     Args:
         data: all texts, one after another.
         rows: int64 [texts + 1], the byte where each text begins.
-        names: {name: (whether the blanks before it belong to it, and those after it)}.
+        names: {name: (whether the blanks before the name belong to it, whether the blanks after it do)}.
     """
     if not names:
         return []

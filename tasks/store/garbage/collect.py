@@ -29,8 +29,12 @@ CLOCK = f"{TRASH}/clock"
 
 @dataclass
 class Tally:
-    """Sums of the numbers of files and of their bytes, for a garbage collection's report: one pair of sums for each
-    kind of file, such as `blobs`, or each reason why files stay, such as `runs`."""
+    """Counts of files, and sums of their sizes, for a garbage collection's report.
+
+    Attributes:
+        files: {kind of file, such as `blobs`, or reason why files stay, such as `runs`: number of files}.
+        bytes: {the same kind or reason: sum of the files' sizes in bytes}.
+    """
 
     files: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
@@ -51,10 +55,12 @@ class Collected:
 
     Attributes:
         dry_run: whether nothing was written.
-        kept: files that stay, by the kind of root (a document or file from which the search for needed files begins)
-            that needs them: `roots`, `runs`, `attempts` or `young` (written within the grace period).
-        swept: files moved to the trash, by kind of file, such as `blobs`. They can still be brought back.
-        purged: files deleted for good, by where they were (trash or quarantine).
+        kept: number and size of the files that stay, by the kind of root (where the search for needed files begins)
+            that needs them: `roots` (files below `roots/`, such as pins), `runs`, `attempts` or `young` (written within
+            the grace period).
+        swept: number and size of the files moved to the trash, by kind of file, such as `blobs`. They can still be
+            brought back.
+        purged: number and size of the files deleted for good, by where they were: `trash` or `quarantine`.
         restored: names of files brought back from the trash, since they are needed; empty in a dry run.
     """
 
@@ -96,8 +102,9 @@ class Survey:
 
 
 def collect(backend: Backend, policy: Policy, *, yes: bool) -> Collected:
-    """Collect the garbage of a store: move files that are no longer needed to the trash, delete files whose grace
-    period there has ended, and bring back files in the trash that are needed. Return the files and bytes of each kind.
+    """Collect the garbage of a store: move files that are no longer needed to the trash; delete files whose grace
+    period in the trash or in quarantine has ended; bring back files in the trash that are needed. Return the number and
+    bytes of the files, by kind.
 
     yes: if false (a dry run), change nothing and return what would be moved and deleted; policy: what to keep.
     StoreError when a document that says which files are needed can't be read; when this is found at the start, nothing

@@ -1,12 +1,14 @@
-"""Numbered roots: files `<root>/roots/<kind>/<name>/<n>.json` in a store, which name artifacts that garbage collection
-must keep. Of the files of one recipe name, the file with the highest n is the present one.
+"""Numbered roots: files `<root>/roots/<kind>/<name>/<n>.json` in a store. Each names artifacts that garbage collection
+must keep. `<name>` is the name of a recipe, and n counts 1, 2, ...: the file with the highest n is the valid one, the
+others are its history.
 
-Each file is created once and never changed, so the history stays and two writers can't overwrite each other: a writer
-that finds the number n + 1 taken reads that file and decides again. There are two kinds. A file of `champions` names
-the model that a recipe's users should get, with its evaluation, its scores and the frozen rows. A file of `frozen`
-names the frozen rows: the test rows on which the recipe's models are compared.
+There are two kinds. A file of the kind `champions` names the model that a recipe's users should get, with its
+evaluation, its scores and its frozen rows. A file of the kind `frozen` names frozen rows: test rows on which the
+recipe's models are compared.
 
-Garbage collection keeps all these files, but protects the artifacts of only some of them (see `counting`).
+A file is created once and never changed, so two writers can't overwrite each other: a writer that finds the number n +
+1 taken reads that file and decides again. Garbage collection keeps all these files, but protects the artifacts of only
+some of them (see `counting`).
 """
 
 from __future__ import annotations
@@ -41,11 +43,12 @@ class Numbered(NamedTuple):
 
 
 def add_numbered(backend: Backend, kind: str, name: str, number: int, document: Meta) -> bool:
-    """Create the file `<kind>/<name>/<number>.json` of a numbered root, which names the nth champion model or frozen
-    rows (fixed test rows) of a recipe, and return True; return False, and change nothing, if this number is taken.
+    """Create a numbered root, the file `<kind>/<name>/<number>.json`, which names the nth champion model or the nth
+    frozen rows (fixed test rows) of a recipe. Return True; if a file with this number exists, change nothing and return
+    False.
 
-    kind: `roots/champions` or `roots/frozen`; name: a recipe's name, any text; number: from 1 on; document: the
-    content."""
+    kind: `roots/champions` or `roots/frozen`; name: a recipe's name, any text; number: n, from 1 on; document: the
+    file's content."""
     data = json.dumps(document, indent=1, sort_keys=True).encode()
     return backend.create(_place(kind, name, number), data)
 
@@ -57,20 +60,21 @@ def remove_numbered(backend: Backend, kind: str, name: str, number: int) -> None
 
 
 def numbered(backend: Backend, kind: str, name: str) -> list[Numbered]:
-    """Return all numbered roots of a recipe's name (the files that name its champion models or its frozen test rows,
-    one after another), the highest number (the present one) first; [] if there are none. StoreError when a file is no
-    JSON object. kind: `roots/champions` or `roots/frozen`."""
+    """Return all numbered roots of a recipe and a kind (the files that name the recipe's champion models one after
+    another, or its frozen test rows), the highest number first: the first is the valid one. [] if there are none.
+
+    name: the recipe's name; kind: `roots/champions` or `roots/frozen`. StoreError when a file is no JSON object."""
     folder = f"{kind}/{quoted_name(name)}"
     places = sorted(((_number(place), place) for place in backend.names(folder)), reverse=True)
     return [Numbered(number, _document(place, backend.read(place))) for number, place in places if number]
 
 
 def series_of(found: list[Numbered]) -> str:
-    """Return a text that identifies a series of numbered roots (all the champions, or all the frozen test rows, that a
-    recipe has had): the time and the artifact of the series' first file. Series in two stores have different texts,
-    even if one store replaced the other at the same path.
+    """Return a text that identifies a recipe's series of numbered roots (all files that name its champions, or all that
+    name its frozen test rows): the time and the artifact of the series' first file. Series that began in different
+    stores have different texts, even if one store replaced the other at the same path.
 
-    found: all roots of a name, at least one, the highest number first, as `numbered` returns them."""
+    found: all numbered roots of a name, at least one, the highest number first, as `numbered` returns them."""
     first = found[-1].document
     return f"{first['created']} {str(first['artifact'])[7:19]}"
 
@@ -82,12 +86,13 @@ def names_of(backend: Backend, kind: str) -> list[str]:
 
 
 def counting(places: Iterable[str], read: Callable[[str], Meta]) -> set[str]:
-    """Return those of the files below `roots/` whose artifacts and runs garbage collection must keep.
+    """Return the names of those files below `roots/` whose artifacts and runs garbage collection must keep: all pins
+    and other unnumbered roots; for each recipe, the newest frozen rows (test rows to compare models on); and for each
+    recipe the files of its last 3 champions (models that users should get).
 
-    These are all pins and other unnumbered roots (but not those below `roots/retrained`, which say how retrains ended),
-    the newest file of each of the last 3 different artifacts that were champions (the model that users should get) of a
-    recipe's name, and the newest frozen rows (fixed test rows) of a name. The rows that a champion was compared on are
-    named by the champion's own file.
+    Three different artifacts count as 3 champions: if a model was champion several times, only its newest file is
+    returned. The frozen rows that a champion was compared on are named by the champion's own file. Files below
+    `roots/retrained`, which say how retrains ended, are not returned.
 
     places: names of files below `roots/`; read: returns the document of a file."""
     found: set[str] = set()

@@ -18,12 +18,13 @@ def add_pin(backend: Backend, name: str, pin: Meta) -> Meta:
     """Create the pin `roots/pins/<name>.json`, which protects an artifact or a run from garbage collection, and return
     its document. If a pin of this name exists, leave it unchanged and return its document.
 
-    pin: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}, ...]}. The records are those whose result is the
-    artifact; they are protected too, so that later runs find the stages' results. The run's document or the artifact's
-    manifest (its list of files) is moved back if it is in the trash.
+    pin: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}, ...]}: the records whose result is the
+    artifact. The records are protected too, so that later runs find the stages' results. If the run's document or the
+    artifact's manifest (its list of files) is in the trash, it is moved back.
 
     Raises:
-        BlobLost: garbage collection removed the artifact or run before it was pinned; no pin is created.
+        BlobLost: the run's document or the artifact's manifest is neither in place nor in the trash, because garbage
+            collection deleted it; no pin is created.
     """
     place = f"{PINS}/{name}.json"
     if not backend.create(place, json.dumps(pin, indent=1, sort_keys=True).encode()):

@@ -1,16 +1,19 @@
 """The mark phase of garbage collection: find the files of a store that must stay. Writes nothing.
 
-The search begins at *roots*: the documents below `roots/` (pins, champions, frozen rows and judgements; see
-`numbered_roots` for which champions and frozen rows count), the runs that the policy keeps, attempts and leases of
-running processes, and files written within the grace period. A document protects each artifact that it names in a field
-`artifact`, `evaluation`, `frozen` or `scores`, and the record and attempts of each key (the hash that identifies a
-stage's result) that it names in a field `key`, at any depth. The partial state of a key, from which training resumes,
-is protected by leases, by attempts (running, within the grace period or part of a kept run), and by the grace period.
-Names in a key document (the JSON of which a key is the hash) do not count, so a model does not protect the data that it
-was made of. A protected record protects its artifact, that is the manifest (the list of files) and all its blobs.
+The search begins at *roots*, which are: the documents below `roots/` (pins, champions, frozen rows and judgements; see
+`counting` in `numbered_roots` for which of them count); the runs that the policy keeps; attempts (journals of tries to
+make a result) that still run; leases (rights to make a result) with a recent heartbeat; and files written within the
+grace period.
+
+A document protects the files that it names, at any depth. A field `artifact`, `evaluation`, `frozen` or `scores`
+protects an artifact: its manifest (the list of files) and all its blobs. A field `key` (the hash that identifies a
+stage's result) protects the key's record, with the artifact that the record names, and the key's attempts. Names in a
+key document (the JSON of which a key is the hash) do not count, so a model does not protect the data that it was made
+of. The partial state of a key, from which training resumes, is protected by leases, by attempts (running, within the
+grace period or part of a kept run), and by the grace period.
 
 Raises StoreError when a root or another document that the search follows can't be read, since the files that the
-document protects are then unknown. Costs one listing of the store and one read of each root that counts, run, attempt,
+document protects are then unknown. Costs one listing of the store, and one read of each root that counts, run, attempt,
 protected record and protected manifest.
 """
 
@@ -51,10 +54,11 @@ class Policy:
     files below `roots/` in the store protect.
 
     Attributes:
-        keep_last: how many of the newest runs of each recipe are kept, and how many of its newest completed runs; runs
-            with the same keys count once.
+        keep_last: of each recipe, this many of the newest runs are kept, and also this many of the newest completed
+            runs; runs with the same stage keys count as one.
         keep_days: runs younger than this many days are kept.
-        grace: files written within this many seconds are kept; files stay in trash and quarantine for as long.
+        grace: files written within this many seconds are kept; removed files stay in trash and quarantine for as many
+            seconds.
     """
 
     keep_last: int = 5
@@ -64,12 +68,14 @@ class Policy:
 
 @dataclass
 class View:
-    """The files of a store at one moment, as garbage collection sees them.
+    """The files of a store at one moment, as garbage collection sees them. A file is "in place" when it is not in the
+    trash.
 
     Attributes:
         present: {name: file} of the files in place.
-        trashed: {former name: file in the trash} of names under which no file is in place.
-        read: returns the bytes of a file by its (former) name, from the trash if the file is there.
+        trashed: {name before the move to the trash: file in the trash}, without names that a file in place has.
+        read: returns the bytes of a file by its name (before a move to the trash); if the file is not in place, the
+            bytes are read from the trash.
         by_key: {stage key: names of the records, attempts, partial state (saved training states) and leases of the
             key}.
     """
@@ -100,9 +106,9 @@ class View:
 
 
 def mark(view: View, policy: Policy, now: float) -> dict[str, str]:
-    """Find all files that must stay in place or be brought back from the trash. Return {file name: kind of root that
-    needs the file} (roots are where the search for needed files begins): `roots`, `runs`, `attempts` or `young`
-    (written within the grace period).
+    """Find all files of a store that must stay in place, or be brought back from the trash, and say why. Return {file
+    name: kind of root (where the search for needed files begins) that needs the file}; the kinds are `roots` (files
+    below `roots/`, such as pins), `runs`, `attempts` and `young` (written within the grace period).
 
     view: the files of the store; policy: which runs to keep, and the grace period; now: seconds since 1970. StoreError
     when a root, or a document that a root leads to, can't be read."""

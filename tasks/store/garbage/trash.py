@@ -40,8 +40,9 @@ def into_trash(name: str, now: float) -> str:
 
 
 def read_trash(entries: Iterable[Entry]) -> dict[str, Trashed]:
-    """Return {name before the move: file in the trash} from a listing of the store's trash. Of several files with the
-    same former name, the file that was moved to the trash last is returned."""
+    """Find for each file in the store's trash the name that it had before. Return {name before the move: file in the
+    trash}; of several files with the same former name, the one that was moved to the trash last. entries: a listing of
+    the trash."""
     found: dict[str, Trashed] = {}
     for entry in sorted(entries):
         _, since, name = entry.name.split("/", 2) if entry.name.count("/") > 1 else ("", "", "")
@@ -74,9 +75,9 @@ def _move_back(backend: Backend, trashed: str, name: str) -> None:
 
 
 def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None) -> None:
-    """Check that some records (documents that name a stage's artifact) and an artifact's files are in place, and move
-    missing ones back from the trash. Garbage collection may have moved them just before a run wrote a document that
-    names them.
+    """Make sure that some records (documents that name a stage's artifact) and an artifact's files are in place: move
+    missing ones back from the trash. Called for the records and files that a document names, since garbage collection
+    may have moved them to the trash just before the document was written.
 
     held: the records, each as {"stage", "key"}; with a missing record its artifact is brought back, too; artifact: an
     artifact whose manifest (list of files) and files are needed. BlobLost when a record or file is neither in place nor

@@ -1,12 +1,12 @@
 """Choose the rows of each batch, and read batches from a packed artifact.
 
-A row here is one chunk that `pack_chunks` wrote: a padded sequence of token ids, with one or several texts. The rows of
-a batch are a pure function of (seed, epoch, step in the epoch). A resumed training therefore needs one integer to
-continue with the right rows: the number of steps done. All rows of a batch are padded to one length. Rows of a length
-that do not fill a batch go into a batch of the next longer length. Each row of a split occurs exactly once an epoch,
-with one exception: the last rows of an epoch, if they do not fill a batch, are left out with `train.last_batch: drop`.
-With `pad`, masked rows (all padding, no targets) fill up their batch. For engines whose graphs have no fixed shapes,
-batches are trimmed: rows and positions at the end that are all padding are cut off.
+A row here is one chunk that `pack_chunks` wrote: a padded sequence of token ids, with one or several texts. Which rows
+are in a batch depends only on the seed, the epoch and the step in the epoch. A resumed training therefore needs one
+integer to continue with the right rows: the number of steps done. All rows of a batch are padded to one length. Rows of
+a length that do not fill a batch go into a batch of the next longer length. Each row of a split occurs exactly once an
+epoch, with one exception: the last rows of an epoch, if they do not fill a batch, are left out with `train.last_batch:
+drop`. With `pad`, masked rows (all padding, no targets) fill up their batch. For engines whose graphs have no fixed
+shapes, batches are trimmed: rows and positions at the end that are all padding are cut off.
 """
 
 from __future__ import annotations
@@ -66,10 +66,16 @@ class BatchAddress(NamedTuple):
 class Batch:
     """One batch of rows (packed token sequences) on the host, as numpy arrays.
 
-    input_ids, segment_ids (0: padding; from 1: the number of the text in its row), position_ids: int32 [rows, length].
-    targets: the class of each row, int32 [rows], or for a language model the token to predict at each position, int32
-    [rows, length]; -100: no target. samples: the number of rows of the batch that are not masked (a masked row is all
-    padding and only fills up the batch); in a part made by `micro_batches`, that of the whole batch."""
+    Attributes:
+        length: the length in tokens to which the rows were padded, before positions were trimmed.
+        input_ids: int32 [rows, length], the token ids.
+        targets: for classification int32 [rows], the class of each row; for a language model int32 [rows, length], the
+            token to predict at each position. -100: no target.
+        segment_ids: int32 [rows, length], the number of the text in its row, from 1; 0 for padding.
+        position_ids: int32 [rows, length], the token's position in its text, from 0.
+        samples: the number of rows of the batch that are not masked (a masked row is all padding and only fills up the
+            batch); in a part made by `micro_batches`, the number for the whole batch.
+    """
 
     length: int
     input_ids: Ints
@@ -97,11 +103,11 @@ class Batch:
             yield Batch(self.length, *columns, samples=self.samples)
 
     def trimmed(self, rows: int, positions: int) -> Batch:
-        """Return a smaller batch, without masked rows (all padding, which only fill up a batch) at its end and without
-        positions at the end that are padding in every row.
+        """Return a smaller batch: without the masked rows (all padding, which only fill up a batch) at the batch's end,
+        and without the positions at the rows' end that are padding in every row.
 
-        rows, positions: the two sizes of the result are multiples of these numbers, where that does not make them
-        larger than this batch's."""
+        rows, positions: numbers to whose next multiple the result's number of rows and number of positions are rounded
+        up, but never beyond the sizes of this batch."""
         held = self.segment_ids != 0
         height = _round_up(int(held.any(1).nonzero()[0].max(initial=0)) + 1, rows, len(held))
         width = _round_up(int(held.any(0).nonzero()[0].max(initial=0)) + 1, positions, held.shape[1])
@@ -123,8 +129,8 @@ class Split:
     Args:
         packed: the artifact (output) of the stage `pack_chunks`.
         name: the split's name. If the artifact lacks the split, the `Split` has no rows.
-        unit: (rows, positions): batches are trimmed, that is rows and positions at the end that are all padding are cut
-            off, down to a multiple of this shape; None: batches are not trimmed.
+        unit: (rows, positions). Batches are trimmed: rows and positions at the end that are all padding are cut off,
+            except those that fill up a multiple of `unit`. With None, batches are not trimmed.
 
     Attribute `rows`: {length in tokens: number of rows of this length}.
     """
@@ -153,8 +159,8 @@ class Split:
         return batch if self._unit is None else batch.trimmed(*self._unit)
 
     def sizes(self) -> dict[int, Rows]:
-        """Return the number of tokens of each row, without padding, as {padded length of the rows: int64 [rows]}. Reads
-        the file of every length."""
+        """Return {padded length of rows: int64 [rows], the number of tokens without padding of each row of this
+        length}. Reads the split's file of every length."""
         import numpy as np
 
         return {length: np.count_nonzero(columns["segment_ids"], axis=1) for length, columns in self._columns.items()}
@@ -175,16 +181,17 @@ class Split:
         return found
 
     def class_counts(self, classes: int) -> list[int]:
-        """Return how many rows of the split belong to each class, for classes 0 to `classes` - 1."""
+        """Return the number of rows of the split in each class, as a list with one entry for each class from 0 to
+        `classes` - 1."""
         import numpy as np
 
         labels = [np.asarray(columns["labels"][:]) for columns in self._columns.values()]
         return [int(count) for count in np.bincount(np.concatenate(labels), minlength=classes)]
 
     def in_order(self, rows: int) -> Iterator[BatchAddress]:
-        """Yield which rows make up each batch of `rows` rows, such that the batches together have every row of the
-        split once, for evaluation: by ascending length, rows of a length in the order of the file. The last batch of
-        each length is filled up with masked rows (all padding, no targets). `read` reads the rows."""
+        """Yield the addresses of batches of `rows` rows each for an evaluation. Together the batches have every row of
+        the split once, sorted by padded length; rows of one length are in the order of the file. The last batch of each
+        length is filled up with masked rows (all padding, no targets). `read` reads the rows of an address."""
         import numpy as np
 
         for length, count in sorted(self.rows.items()):
@@ -201,10 +208,11 @@ class Schedule:
         seed: the seed of the order; each epoch's order depends on the seed and the epoch's number.
         last_batch: what is done with the last rows of an epoch when they do not fill a batch: "pad" adds masked rows
             (all padding, no targets), "drop" leaves them out.
-        sizes: {length: the number of tokens of each row}, used to put rows with about as many tokens into one batch, or
-            None for batches in random order.
+        sizes: {length: int64 [rows], the number of tokens of each row of this length}, used to put rows with similar
+            numbers of tokens into one batch; None to choose the rows of a batch at random.
 
-    Attribute `steps_per_epoch`: updates in an epoch. Raise DataError when there are too few rows for one batch.
+    Attribute `steps_per_epoch`: the number of updates in an epoch. Raises DataError when there is no batch in an epoch,
+    that is with "drop" and fewer rows than one batch, or without any row.
     """
 
     def __init__(

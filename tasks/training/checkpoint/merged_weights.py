@@ -1,8 +1,9 @@
 """Build the weights of a whole trained model, which the stage `consolidate` writes.
 
 The weights come from a checkpoint that holds all parameters, or, when only a part of the model was trained, from the
-base model, with the trained parameters in place of its own and LoRA's updates added in fp32. Each weight is read and
-merged only when it is asked for by name, so this takes memory for the largest of them."""
+base model: there the trained parameters replace the base model's, and LoRA's updates are added in fp32. Each weight is
+read and merged only when a caller asks for that weight by name, so this takes memory for the largest weight, not for
+the model."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """Interface that `CheckpointWeights` and `MergedWeights` implement: the names, shapes and values of a whole
-    model's weights, by transformers' parameter names, in fp32 or the type of a base model's file."""
+    """Interface that `CheckpointWeights` and `MergedWeights` implement: the weights of a whole model, by transformers'
+    parameter names. `names` lists the names; `shape(name)` and `tensor(name)` return the shape and the value of one
+    weight. A value is in fp32, or in the type of the base model's file."""
 
     @property
     def names(self) -> list[str]: ...
@@ -33,8 +35,9 @@ class Weights(Protocol):
 
 
 class CheckpointWeights:
-    """Reads the trained parameters from a checkpoint of the stage `train`, by transformers' parameter names, each when
-    `tensor` is called. If all parameters were trained, they are the weights of the whole model (see `Weights`)."""
+    """Reads the trained parameters from a checkpoint of the stage `train`, by transformers' parameter names. A
+    parameter is read from the file when `tensor` is called with its name. If all parameters were trained, this object
+    serves as the `Weights` of the whole model."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -64,8 +67,8 @@ class MergedWeights:
         stored: the trained parameters in `shards`.
         model: the model without values (on the "meta" device), which gives names and shapes.
 
-    Raises ModelError when a trained parameter is none of the model's, or a parameter is neither trained nor in the
-    base."""
+    Raises ModelError when the model has no parameter of the name of a trained one, or when a parameter is neither in
+    `stored` nor in `base`."""
 
     def __init__(self, shards: Input, base: BaseWeights, stored: CheckpointWeights, model: Any) -> None:
         self._base, self._stored = base, stored
@@ -122,17 +125,17 @@ class MergedWeights:
 
 class BaseWeights(Protocol):
     """Interface that `PretrainedWeights` and `CheckpointWeights` implement: the parameters of a base model, by
-    transformers' parameter names."""
+    transformers' parameter names. `has(name)` returns whether there is such a parameter; `tensor(name)` reads it."""
 
     def has(self, name: str) -> bool: ...
     def tensor(self, name: str) -> Tensor: ...
 
 
 def base_weights(model: Source, empty: Any) -> BaseWeights:
-    """Return a reader of the weights that training began with, which reads one parameter at a time.
+    """Return an object that reads the weights with which training began, one parameter at a time.
 
-    model: where the model comes from, as `starting_from` returned it (with a warm start: from another model in the
-    store); empty: the model without values (on the "meta" device)."""
+    model: where the base model comes from, as `starting_from` returned it. With a warm start, this is an earlier model
+    in the store. empty: the base model without values (on the "meta" device)."""
     folder = (model.location["model"] or {}).get("checkpoint")
     if folder is not None:
         return CheckpointWeights(Reader(Path(folder)))
@@ -140,12 +143,13 @@ def base_weights(model: Source, empty: Any) -> BaseWeights:
 
 
 def write_adapter(folder: Path, shards: Input, model: Source, trained: CheckpointWeights, dtype: str) -> None:
-    """Write LoRA's matrices and other trained parameters to `adapter_model.safetensors`, and their settings to
-    `adapter_config.json`, in the new `folder`, for `peft.PeftModel.from_pretrained`.
+    """Create `folder` and write a LoRA adapter there, which `peft.PeftModel.from_pretrained` opens: LoRA's matrices and
+    the other trained parameters in `adapter_model.safetensors`, LoRA's settings in `adapter_config.json`.
 
     Args:
         shards: the artifact of the stage `train`, whose `adapter_config.json` is copied.
-        model: the base model, which the config names if the model comes from the hub.
+        model: where the base model comes from. `adapter_config.json` names the base model if it has a name on the hub
+            and training did not begin with another model of the store (a warm start).
         trained: the trained parameters.
         dtype: the type to write, such as "float32".
     """

@@ -1,9 +1,10 @@
 """Read the weights of a Hugging Face folder one parameter at a time, by the names of transformers' parameters.
 
-The names in the files are those that transformers publishes, or older ones: some parameters have another name in the model
-(`embed_out` of GPT-NeoX is `lm_head`), some are made of several tensors (the experts of a mixture). `from_pretrained`
-applies the same rules, to a whole model at once. Files are memory-mapped: a parameter that is one stored tensor takes no
-memory of the process, and one that is made of several takes its own size, and as much while it is made.
+The files use the names that transformers publishes, or older names. Some parameters have another name in the model
+(`embed_out` of GPT-NeoX is `lm_head`); some are made of several stored tensors (the experts of a mixture).
+`from_pretrained` applies the same rules, to a whole model at once. Files are memory-mapped: a parameter that is one
+stored tensor takes no memory of the process. A parameter that is made of several stored tensors takes its own size, and
+twice that while it is made.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class PretrainedWeights:
-    """The parameters of a model that a folder's safetensors files hold. Each is read when `tensor` is called with
-    its name.
+    """The parameters of a model, read from the safetensors files of a folder. A parameter is read when `tensor` is
+    called with its name.
 
-    folder: the files; model: the model without values (on the "meta" device), which gives the parameters' names and
-    transformers' rules for stored tensors of other names. Raise ModelError when the files can't be read, or hold
-    different values for parameters that share their values in the model."""
+    folder: the folder with the files; model: the model without values (on the "meta" device), which gives the
+    parameters' names and transformers' rules for stored tensors of other names. Raise ModelError when the files can't
+    be read, or when two parameters that are tied in the model (share one tensor) have different values in the files."""
 
     def __init__(self, folder: Path, model: Any) -> None:
         self._model = model
@@ -38,8 +39,8 @@ class PretrainedWeights:
         self._check_tied()
 
     def has(self, name: str) -> bool:
-        """Return whether the files hold the parameter `name`, or another parameter that is tied to it (has the same
-        values)."""
+        """Return whether the files hold the parameter `name`, or another parameter that is tied to `name` (shares one
+        tensor with it in the model)."""
         return self._held(name) is not None
 
     def stored_name(self, name: str) -> str | None:
@@ -142,10 +143,10 @@ def _stored(folder: Path) -> dict[str, Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that transformers reads a folder's weights from: `model.safetensors`, else the files that
-    `model.safetensors.index.json` names, sorted by name.
+    """Return the files from which transformers reads the weights in `folder`: `model.safetensors`, or else the files
+    that `model.safetensors.index.json` names, sorted by name.
 
-    Raise ModelError when there are none, or the index names a file that is not there."""
+    Raise ModelError when the folder has neither, or when the index names a file that is missing."""
     from tasks.stage import read_json
 
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"

@@ -1,9 +1,9 @@
 """Exchange JSON documents between ranks (the processes that train together) through files in a shared folder.
 
-Threads that write checkpoints use this instead of collectives: collectives of a thread and those of the training
-steps could be called in another order on each rank, which would be a deadlock. Each rank except rank 0 writes a
-file; rank 0 waits for all files. Rank 0 removes the folder at the end, and the other ranks wait for that. A single
-process exchanges nothing and waits for nothing."""
+The threads that write checkpoints exchange files and not collectives. With collectives, each rank could call the
+thread's collectives and those of the training steps in another order, and all ranks would wait forever. Each rank
+except rank 0 writes a file, and rank 0 waits for all files. At the end rank 0 removes the folder, and the other ranks
+wait until the folder is gone. A single process exchanges nothing and waits for nothing."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RankFiles:
 
     Args:
         folder: the same path on all ranks, used for one exchange only.
-        world: the ranks.
-        seconds: the longest time that a rank waits.
+        world: this rank's number, and the number of ranks.
+        seconds: the longest time that a rank waits for another rank.
     """
 
     def __init__(self, folder: Path, world: World, seconds: float) -> None:
@@ -58,9 +58,9 @@ class RankFiles:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait(self) -> None:
-        """Wait until rank 0 (the first process) has finished writing the checkpoint, well or with an error, and removed
-        the shared folder. Only the other ranks call this. Raise ProcessFailed after the time that the class was given
-        as `seconds`."""
+        """Wait until rank 0 (the first process) has removed the shared folder. Rank 0 removes the folder after it has
+        written the checkpoint or failed to. Only the other ranks call this. Raise ProcessFailed when rank 0 takes
+        longer than the `seconds` of this exchange."""
         if not _until(lambda: not self._file(self._world.rank).exists(), self._seconds):
             raise ProcessFailed(
                 f"waited {self._seconds} s for rank 0 to keep a checkpoint",

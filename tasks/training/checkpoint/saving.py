@@ -3,9 +3,9 @@
 `Saver.save` copies the training state to the host; training waits for this copy only. A thread then writes shards
 (files of tensors, one for each device that writes) and an index, and commits them to the store's partial state, from
 which an interrupted training resumes. One checkpoint is written at a time: the next `save` waits, so the host holds
-at most one copy of the state (12 bytes a parameter, over all ranks). Each rank (one of the processes that train
-together) writes its own slices; rank 0 commits the checkpoint when all ranks have written. The threads exchange
-files (`rank_files`), never collectives.
+at most one copy of the state (with AdamW 12 bytes for each trained parameter, over all ranks). Each rank (one of the
+processes that train together) writes its own slices (parts of tensors); rank 0 commits the checkpoint when all ranks
+have written. The threads exchange files (`rank_files`), never collectives.
 
 A full disk or a failing store does not end the training: a warning is given, half-written files are removed, earlier
 checkpoints stay, and the next checkpoint is tried. Any other error ends the training at the next `save` or `check`,
@@ -52,21 +52,24 @@ class StateCopy(NamedTuple):
 
 
 class Saver:
-    """Writes checkpoints in a background thread. Used as a context manager, it waits at the end of the context for
-    the checkpoint that is being written.
+    """Writes checkpoints in a background thread. A `Saver` is a context manager: at the end of the context it waits
+    until the current checkpoint is written.
 
-    Every rank (process that trains) makes the same calls.
+    Every rank (one of the processes that train together) has a `Saver` and makes the same calls.
 
     Args:
-        out: the stage's folders; checkpoints go to `out.partial` (the state from which an interrupted stage resumes);
-            if that is None, nothing is saved.
-        keep: how many of the newest checkpoints stay.
-        world: the ranks.
-        timeout_seconds: the longest wait for other ranks.
+        out: the stage's folders. Checkpoints go to `out.partial` (the place in the store from which an interrupted
+            stage resumes); if `out.partial` is None, nothing is saved.
+        world: this rank, and how it reaches the other ranks.
+        keep: how many of the newest checkpoints stay; older ones are removed.
+        timeout_seconds: the longest time that a rank waits for the other ranks.
         kept: the step of the checkpoint that training resumes from, or None.
 
-    Attributes, valid on rank 0 only: `kept`, the newest committed step, and `figures`, the number of checkpoints,
-    the bytes of the newest and the seconds that training waited."""
+    Attributes, valid on rank 0 only:
+        kept: the step of the newest checkpoint in the store, or None.
+        figures: {"checkpoints": how many this process has written, "checkpoint_bytes": the size of the newest one,
+            "checkpoint_stall_seconds": the seconds that training waited in `save`}.
+    """
 
     def __init__(self, out: Workdir, world: World, *, keep: int, timeout_seconds: float, kept: int | None) -> None:
         self._out, self._world, self._keep, self._timeout = out, world, keep, timeout_seconds
@@ -86,8 +89,8 @@ class Saver:
             state: the progress of the training (`Progress`), as JSON.
             best: the step of the best evaluation so far, 0 for none.
 
-        The checkpoint of step `best` is never removed. No later checkpoint is committed before it: if the best one
-        still can't be written, the checkpoint of `step` is left out."""
+        The checkpoint of step `best` is never removed. If that checkpoint could not be written before, it is written
+        again first. If this fails too, no checkpoint of `step` is written."""
         if self._out.partial is None:
             return
         begun = time.perf_counter()
@@ -100,7 +103,7 @@ class Saver:
         self.figures["checkpoint_stall_seconds"] += time.perf_counter() - begun
 
     def finish(self, best: int = 0) -> None:
-        """Wait at the end of training for the checkpoint that is being written. If the best step's checkpoint could
+        """Wait, at the end of training, until the current checkpoint is written. If the best step's checkpoint could
         not be written before, write it again.
 
         best: the step whose checkpoint is the result of training, 0 for none. Raise StoreError, on every rank, when
@@ -132,7 +135,8 @@ class Saver:
         self._inflight = self._thread.submit(self._write, states, copy.step, slices, copy.state, best)
 
     def wait(self) -> None:
-        """Wait until the background thread writes no checkpoint. Raise the error of the thread, if it failed."""
+        """Wait until the background thread has written the current checkpoint, if there is one. Raise the thread's
+        error if the thread failed."""
         inflight, self._inflight = self._inflight, None
         if inflight is not None:
             inflight.result()

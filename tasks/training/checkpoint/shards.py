@@ -1,8 +1,10 @@
 """Write and read checkpoints: safetensors shards, an index of slices, and the training state.
 
-Each device that writes has one shard file, with its slices (parts of tensors); a replicated tensor is written once.
-`index.json` contains {"tensors": {name: {"shape", "slices": [{"file", "start"}]}}, "state": {...}}. `Reader` joins
-the slices to whole tensors, one in memory at a time, on any mesh.
+Each device that writes has one shard: a safetensors file with its slices (parts of tensors). A replicated tensor is
+written once. `index.json` contains {"tensors": {name: {"shape": of the whole tensor, "slices": [{"file": the shard,
+"start": the slice's first index in each dimension}]}}, "state": the progress of the training}. `Reader` joins the
+slices to whole tensors, one in memory at a time, so a checkpoint can be read on any mesh (number and
+arrangement of devices).
 
 The files have the same bytes as those of safetensors' `save_file`. This writer releases Python's interpreter lock,
 so that training continues, and hashes each piece just before writing it, which takes half the time of reading the
@@ -42,21 +44,26 @@ def write(
     state: Meta,
     gather: Callable[[Meta], list[Meta] | None] = lambda mine: [mine],
 ) -> None:
-    """Write a whole checkpoint to `folder`: the shard files (safetensors, one for each device) with `slices` (parts of
-    tensors), then `index.json`, which says where each slice is and holds `state` (the training state, as JSON).
+    """Write a whole checkpoint to `folder`: first the shards, then `index.json`.
 
-    gather: exchanges results between processes. It is called with what `write_shards` returned in this process. In the
-    process that writes the index, it returns the list of these results from all processes; in the others, None. The
-    default is for a single process."""
+    Args:
+        slices: the parts of tensors that this process writes. Those of one device go to one shard (safetensors file).
+        state: the progress of the training, as JSON, which is stored in `index.json`.
+        gather: a function that collects the results of all processes. Each process calls `gather` with the result of
+            its own `write_shards`. In the process that writes `index.json`, `gather` returns the list of all results;
+            in the other processes, None. The default is for a single process.
+    """
     written = gather(write_shards(folder, slices))
     if written is not None:
         write_index(folder, written, state)
 
 
 def write_shards(folder: Path, slices: Iterable[TensorSlice]) -> Meta:
-    """Write `slices` (parts of tensors) to shard files (safetensors) in `folder`, one file for each device that the
-    slices name. Return {"tensors":
-    this process's part of the index, "digests": {file: "sha256:..."}}."""
+    """Write `slices` (parts of tensors) to shards (safetensors files) in `folder`, one for each device that the slices
+    name.
+
+    Return {"tensors": the entries of `index.json` for these slices, {name: {"shape", "slices"}}, "digests": {name of a
+    shard: "sha256:<hex>"}}."""
     shards: dict[str, dict[str, Tensor]] = {}
     tensors: Meta = {}
     for part in slices:
@@ -70,8 +77,9 @@ def write_shards(folder: Path, slices: Iterable[TensorSlice]) -> Meta:
 
 
 def write_index(folder: Path, written: list[Meta], state: Meta) -> None:
-    """Write the index of a checkpoint, `folder/index.json`: which shard file holds which part of each tensor, and the
-    training state. written: what `write_shards` returned in each process; state: the training state, as JSON."""
+    """Write the index of a checkpoint, `folder/index.json`: which shard holds which part of each tensor, and `state`.
+
+    written: the results of `write_shards`, one from each process; state: the progress of the training, as JSON."""
     write_json(folder / INDEX, {"tensors": _merge_entries([one["tensors"] for one in written]), "state": state})
 
 
@@ -125,8 +133,11 @@ def _merge_entries(written: list[Meta]) -> Meta:
 
 
 class Reader:
-    """Reads a checkpoint from a folder. The checkpoint may have been written on any mesh (number of replicas and of
-    tensor parallel devices): the parts of each tensor are joined. Attribute `state`: the training state, as JSON."""
+    """Reads the tensors of a checkpoint from a folder. The checkpoint may have been written on any mesh (number of
+    replicas and of tensor parallel devices): the parts of each tensor are joined.
+
+    Attribute `state`: the progress of the training (step, sum of losses, evaluations), as JSON; {} if none was
+    saved."""
 
     def __init__(self, folder: Path) -> None:
         index = read_json(folder / INDEX)
@@ -148,8 +159,8 @@ class Reader:
         return tuple(self._tensors[name]["shape"])
 
     def tensor(self, name: str) -> Tensor:
-        """Read the tensor `name` and return it whole, on the CPU. Raise ModelError when the checkpoint lacks it or a
-        part of it."""
+        """Read the parts of the tensor `name` and return the whole tensor, on the CPU. Raise ModelError when the
+        checkpoint lacks the tensor or a part of the tensor."""
         import torch
 
         if not self.has(name):

@@ -1,7 +1,8 @@
 """Start training from a model in the store, whose weights replace those of the recipe's `model.source`.
 
-An artifact of `consolidate` is read like any pretrained model; a head for other labels is initialised at random. A
-checkpoint of `train` must fit the model exactly, and is read after the model is built.
+The stored model is an artifact (stored result) of the stage `consolidate` or `train`. An artifact of `consolidate` is
+read like any pretrained model; a head for other labels is initialised at random. An artifact of `train` is a
+checkpoint: its parameters must fit the model exactly, and are read after the model is built.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ def starting_from(model: Source, start: Input | None) -> Source:
 
 
 def load_start(source: Source, model: Any) -> None:
-    """Copy the parameters of a warm start's checkpoint (of the training from which this one starts) into `model`.
-    `source` is as `starting_from` returned it; when it names no checkpoint, nothing is done.
+    """Copy all parameters of an earlier training's checkpoint into `model`, if the training starts from one
+    (`train.warm_start_from`).
 
-    Raise ModelError at the first parameter that is missing or has another shape."""
+    source: where the model comes from, as `starting_from` returned it; if `source` names no checkpoint, nothing is
+    done. Raise ModelError at the first parameter of `model` that the checkpoint lacks or has in another shape."""
     folder = (source.location["model"] or {}).get("checkpoint")
     if folder is None:
         return

@@ -1,6 +1,8 @@
 """Keep torch.compile's cache in the artifact of the stage `precompile`, for every later training with the same graphs.
+A graph is a program that the device runs, such as a training step for one sequence length.
 
-precompile runs each step once, on blank rows and random weights of the right shapes. The cache is in PyTorch's own format,
+precompile runs each step once, on blank rows and random weights of the right shapes, so that torch.compile compiles the
+step. The cache is in PyTorch's own format,
 which contains pickles: it is written and read only with `train.compile_cache`, which declares the store trusted.
 """
 
@@ -35,9 +37,10 @@ def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) 
 
 
 def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> None:
-    """Load torch.compile's cache from the artifact `graphs` of the stage `precompile` into this process. Do nothing if
-    the setting `train.compile_cache` is off, or if the artifact has no cache. out: its `scratch` (temporary folder)
-    gets the folder that torch.compile uses."""
+    """Load torch.compile's cache from the artifact `graphs` of the stage `precompile` into this process, so that the
+    training need not compile again the steps that precompile compiled. Do nothing if the setting `train.compile_cache`
+    is off, or if the artifact has no cache. out: torch.compile's cache folder is placed in `out.scratch`, a temporary
+    folder."""
     if not config.compile_cache or not (graphs.path / FILE).is_file():
         return
     _private(out.scratch)

@@ -1,6 +1,7 @@
 """Count the floating-point operations (FLOPs) of a forward pass, and compare a speed with the peak of the device.
 
-The count is the usual one: two operations for each weight and token, and the products of attention.
+Counted are two operations for each token and each weight, and the matrix products of attention. The weights of an
+embedding table count only if the table is also the output layer.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ def flops_per_row(built: Built, length: int) -> int:
 
 
 def mfu(flops_per_second: float, device_kind: str, devices: int) -> Meta:
-    """Return the model FLOPs utilization as {"mfu": `flops_per_second` as a share of the devices' peak speed}, or {}
-    when the peak of this kind of device is not in the table `PEAKS` (A100, H100, H200, V100 and Trainium 1).
+    """Return the model FLOPs utilization (MFU) of a training as {"mfu": share}: `flops_per_second` divided by the peak
+    speed of all devices together. Return {} when the peak of this kind of device is not in the table `PEAKS` (A100,
+    H100, H200, V100 and Trainium 1).
 
-    device_kind: the device's name, such as "NVIDIA H200"; devices: how many devices reached `flops_per_second`
-    together."""
+    flops_per_second: the speed that was measured, of all devices together; device_kind: the device's name, such as
+    "NVIDIA H200"; devices: the number of devices."""
     peak = next((peak for name, peak in PEAKS.items() if name in device_kind), None)
     return {"mfu": flops_per_second / (peak * devices)} if peak else {}

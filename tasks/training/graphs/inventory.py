@@ -20,14 +20,20 @@ from tasks.training.ranks import ALONE, World
 
 def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, world: World = ALONE) -> list[Meta]:
     """List the graphs of a training (programs that a device runs, such as a step for one sequence length) by tracing
-    every step, without data or weights. Return the graphs, sorted by name and length: {"name", "length", "hash",
-    "inputs", "flops"}.
+    every step, without data or weights. Returns one dict for each graph, sorted by name and length.
 
-    length: in tokens, 0 for a graph that is the same for every length; hash: changes when the graph does; inputs: shape
-    and dtype of each input; flops: floating-point operations of one execution, 0 where they are not counted. Arguments:
-    config: the training's settings; model: the model's source; packed: the packed rows, whose lengths are used; out:
-    reports the progress; world: the processes that train together, for engine xla with one process a device: each
-    process then traces its own graphs."""
+    Keys of the dict: `name`; `length`, the rows' length in tokens, 0 for a graph that is the same for every length;
+    `hash`, which changes when the graph does; `inputs`, shape and dtype of each input; `flops`, floating-point
+    operations of one execution, 0 where they are not counted.
+
+    Args:
+        config: the training's settings.
+        model: the model's source.
+        packed: the artifact of `pack_chunks`, which gives the task and the rows' lengths.
+        out: reports the progress.
+        world: this process's rank among the processes that train together. With one process for each device (engine
+            xla), each process calls this function and lists its own graphs.
+    """
     check_device(config)
     built = prepared(config, build(model, packed, seed=0, weights=False), packed.meta)
     registry = GraphRegistry()
@@ -46,7 +52,7 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, w
 
 
 def blank(rows: int, length: int, task: str) -> Batch:
-    """Return a batch of `rows` rows of `length` zeros for tracing, in which no position is padding. task:
+    """Return a batch of `rows` rows of `length` tokens, all with id 0, for tracing. No position is padding. task:
     "classification" (one target a row) or "causal_lm" (one target a position)."""
     import numpy as np
 

@@ -1,4 +1,5 @@
 """Compile graphs for Trainium with AWS's utility `neuron_parallel_compile`. Written from AWS's documentation; never run.
+A graph is a program that a device runs, such as a training step for one sequence length.
 
 The utility needs a trial run of the training: it runs this module as a program, by torchrun with one process a device.
 The trial run executes every graph on zeros, from which the utility extracts the graphs. Then the utility compiles them
@@ -30,9 +31,9 @@ CACHE = "neuron-cache"
 
 def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
     """Compile every graph of a training (program that a device runs, such as a step for one sequence length) for
-    Trainium into the folder `neuron-cache/` of the artifact `out`, and return the list of graphs, as `inventory` does.
-    config: the training's settings; model, packed: the model's source and the packed rows, whose shapes the graphs
-    have.
+    Trainium into the folder `neuron-cache/` of the artifact `out`, and return the list of graphs: one dict for each,
+    with the keys that `inventory` describes. config: the training's settings; model: the model's source; packed: the
+    packed rows.
 
     Raise MissingDependency when AWS's utility `neuron_parallel_compile` is not installed, and CompileError with the
     names of the graphs that failed."""
@@ -76,7 +77,8 @@ def cache_variables(cache: Path) -> dict[str, str]:
     """Return the environment variables that make Neuron's compiler (AWS's compiler for Trainium) keep compiled graphs
     in the folder `cache` and read them from there.
 
-    They set a flag, not NEURON_COMPILE_CACHE_URL, because a flag takes precedence over that variable."""
+    The folder is given as a flag in NEURON_CC_FLAGS, not in NEURON_COMPILE_CACHE_URL, because the flag takes precedence
+    over that variable."""
     return {"NEURON_CC_FLAGS": f"{os.environ.get('NEURON_CC_FLAGS', '')} --cache_dir={cache}".strip()}
 
 
@@ -89,9 +91,9 @@ def use_cache(graphs: Input, out: Workdir) -> None:
 
 
 def copy_cache(graphs: Input, out: Workdir) -> None:
-    """Copy the cache of compiled graphs from `graphs`, the artifact of the stage `precompile`, if it has one, to
-    `out.scratch` (the stage's temporary folder), because Neuron's runtime writes locks into the cache's folder. Only
-    one rank (process) of a training calls this."""
+    """Copy the cache of compiled graphs from the artifact `graphs` of the stage `precompile` to `out.scratch` (the
+    stage's temporary folder). Do nothing if the artifact has no cache. The copy is needed because Neuron's runtime
+    writes locks into the cache's folder. Only one rank (process) of a training calls this function."""
     if (graphs.path / CACHE).is_dir():
         shutil.copytree(graphs.path / CACHE, out.scratch / CACHE)
 
@@ -119,8 +121,7 @@ def _trial(spec: Path) -> None:
 
 
 def check_same_graphs(found: list[list[Meta]]) -> list[Meta]:
-    """Return the graphs of rank 0 (the first process of the training), after checking that every rank has traced the
-    same ones.
+    """Check that every rank (process of the training) has traced the same graphs, and return the graphs of rank 0.
 
     found: the graphs of each rank, as `inventory` lists them. Raise CompileError when a graph differs: processes that
     run different graphs would wait for each other forever."""

@@ -49,7 +49,7 @@ RULES: dict[str, dict[str, str]] = {
 
 def tp_rules(model: Any, shapes: Mapping[str, Shape], given: Mapping[str, str]) -> dict[str, str]:
     """Return the tensor parallel plan of a model, which says how each layer is split over devices: {pattern of module
-    names: style, such as "colwise" (split by columns)}, or {} when none is known.
+    names: style, such as "colwise" (split by columns)}, or {} when no plan is known for the model.
 
     The plan is `given` (train.tensor_parallel_rules), else the model's own `tp_plan`, else this project's for BERT,
     RoBERTa or DistilBERT (`RULES`). For a model with LoRA the plan includes LoRA's layers. shapes: shapes of the

@@ -33,9 +33,10 @@ class Layout:
         mesh: the number of devices along each axis.
         shapes: the shapes of the whole parameters.
         tp: specs in the forward and backward pass, split over "model" only.
-        specs: specs between steps, which with FSDP are also split over "data".
+        specs: specs in which the parameters are kept between steps; with FSDP also split over "data".
         states: specs of the optimizer's state (fp32 master weights and moments), for trained parameters only. With
-            ZeRO-1 or FSDP also split over "data", where a dimension can be.
+            ZeRO-1 or FSDP the first dimension that is not split yet, and that the number of replicas divides, is also
+            split over "data".
         styles: {module name: its style in the tensor parallel plan}.
     """
 
@@ -95,8 +96,8 @@ def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
 
 
 def piece_shape(shape: Shape, spec: Spec, mesh: Mesh) -> Shape:
-    """Return the shape of the part of a tensor that one rank (process of the training) holds; it is the same on all
-    ranks.
+    """Return the shape of the part of a tensor that one rank (process of the training) holds. The shape is the same on
+    all ranks.
 
     shape: of the whole tensor; spec: for each dimension, the axis of the device mesh ("data" or "model") that splits
     it, or None; mesh: the number of devices along each axis."""

@@ -17,11 +17,13 @@ from tasks.training.memory.traced_memory import Untraceable, trace_memory
 
 
 def fit_to_device(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> tuple[TrainConfig, Memory | None]:
-    """Return (the config with `micro_batch: auto` replaced by a number, the memory that training takes on a device).
+    """Choose the number for `micro_batch: auto` (the rows of a forward pass), and check that training fits the device.
+    Return (the config with `auto` replaced by the number, the memory that training takes on one device).
 
-    The memory is an estimate from a pass on tensors without values; it is None, with a warning, when the model cannot
-    be traced so. With engine native on one device the number for `auto` is also tested by two real updates. out: where
-    messages and temporary files go. Raise ModelError when training needs more memory than the device has."""
+    The memory is an estimate, from a pass on tensors without values. It is None, and a warning is given, when the model
+    needs the values of tensors. With engine native on one device the number for `auto` is also tested by two real
+    updates. out: where messages and temporary files go. Raise ModelError when training needs more memory than the
+    device has."""
     limit = device_memory(config)
     _start_xla(config)
 

@@ -30,12 +30,11 @@ measured here."""
 
 
 class PassMemory(NamedTuple):
-    """Bytes that one forward and backward pass over a micro batch allocates on one device, without the parameters
-    themselves.
+    """How many bytes one forward and backward pass over a micro batch allocates on one device, without the parameters.
 
     Attributes:
-        activations: the peak of everything but the parameters' gradients.
-        peak: the peak with the gradients, when there were none before the pass.
+        activations: the largest number of bytes at one moment of the pass, without the parameters' gradients.
+        peak: the largest number of bytes at one moment, gradients included, if no gradients existed before the pass.
         gradients: how many bytes of `peak` are gradients.
     """
 
@@ -50,10 +49,10 @@ class Memory:
 
     Attributes:
         parameters: the model's weights, and fp32 master weights if there are any.
-        gradients: the gradients that exist at the peak, and the buffers that exchange them.
+        gradients: the gradients that exist at the peak, and the buffers in which gradients are sent to other devices.
         optimizer: the optimizer's state.
         activations: the activations of one micro batch; 0 if the peak is at the update.
-        runtime: what the process takes before the model is built.
+        runtime: the memory that the process or the device's runtime takes before the model is built.
         at: the moment of the peak, "the backward pass" or "the update".
         best: the copy of the best checkpoint until it is written; counted only if the device uses the host's memory.
     """
@@ -88,10 +87,10 @@ def gib(size: float) -> str:
 
 
 def estimate(config: TrainConfig, layout: Layout, traced: PassMemory) -> Memory:
-    """Return the peak memory of training on one device.
+    """Return the estimated peak memory of training on one device.
 
-    layout: how parameters and optimizer state are split over the devices; traced: what one pass over a micro batch of
-    `config` allocates. Parameters that are not trained have neither gradients nor optimizer state."""
+    layout: how parameters and optimizer state are split over the devices; traced: the bytes that one pass over a micro
+    batch of `config` allocates. Frozen parameters count without gradients and optimizer state."""
     copy = 2 if config.dtype == "bfloat16" else FP32
     trained = [*layout.states]
     weights = copy * _numbers(layout, layout.specs, layout.shapes) + _gathered(config, layout, copy)
@@ -117,8 +116,8 @@ def estimate(config: TrainConfig, layout: Layout, traced: PassMemory) -> Memory:
 def check_memory(config: TrainConfig, memory: Memory, limit: int | None) -> None:
     """Raise ModelError, with settings that would help, when training needs more than `limit` bytes on a device.
 
-    memory: the estimate; limit: None when the device's memory is not known: then, and with `train.allow_overcommit`,
-    nothing is checked."""
+    memory: the estimated memory of training; limit: the bytes of memory of one device, or None when the number is not
+    known. Nothing is checked without a limit or with `train.allow_overcommit`."""
     if limit is None or memory.total <= limit or config.allow_overcommit:
         return
     raise ModelError(

@@ -24,14 +24,14 @@ def largest_fitting(
     runs: Callable[[TrainConfig], bool] = lambda config: True,
 ) -> TrainConfig:
     """Return `config` with `micro_batch: auto` (rows in a forward pass) replaced by the largest number that fits the
-    device's memory, or by the smallest candidate, without a test, where no other fits.
-
-    A config without `auto` is returned as it is.
+    device's memory. If no larger number fits, the smallest one (1) is taken without a test. A config without `auto` is
+    returned as it is.
 
     Args:
-        memory_of: returns the estimated memory of a candidate, or None where there is none; then `runs` alone decides.
-        limit: bytes of memory of a device, or None if unknown; then `runs` alone decides.
-        runs: returns whether a candidate really runs; called only for candidates whose estimate fits."""
+        memory_of: returns the estimated memory of a candidate (a config with a number), or None without an estimate.
+        limit: bytes of memory of a device, or None if unknown.
+        runs: returns whether a candidate really runs; called only for candidates whose estimate is not above `limit`.
+            Without an estimate or a limit, `runs` alone decides."""
     if config.micro_batch != "auto":
         return config
     found = candidates(config)

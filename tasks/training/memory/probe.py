@@ -1,8 +1,9 @@
-"""Try out whether a micro batch fits the device: run two updates on blank rows of the longest length, in a child process.
+"""Test whether a micro batch fits the device: run two updates on blank rows of the longest length, in a child process.
 
-The child, `python -m tasks.training.memory.probe SPEC`, writes `found.json` beside the file SPEC: {"fits": whether
-memory sufficed, "resident": on the CPU the process's peak memory in bytes, else 0}. This works for engine native on one
-device; elsewhere the estimate alone decides. The weights are random.
+The child, `python -m tasks.training.memory.probe SPEC`, reads the config, the model and the rows from the JSON file
+SPEC. It writes `found.json` beside SPEC: {"fits": whether memory sufficed, "resident": on the CPU the process's peak
+memory in bytes, else 0}. Only engine native on one device is tested; elsewhere the estimate alone decides. The weights
+are random.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def can_probe(config: TrainConfig) -> bool:
 
 
 def fits(config: TrainConfig, model: Source, packed: Input, limit: int | None, out: Workdir) -> bool:
-    """Run two updates on blank rows in a child process, and return whether memory sufficed. A child that fails or is
-    killed counts as one without enough memory.
+    """Run two updates on blank rows in a child process, and return whether memory sufficed. If the child fails or is
+    killed, return False.
 
     limit: bytes that the child's peak may not exceed on the CPU, or None for no limit. out: the child's files go
     below `out.scratch`."""

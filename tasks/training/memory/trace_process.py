@@ -1,8 +1,9 @@
-"""Trace the memory of training in a child process, for programs that must not import torch; and compute the key (a
-hash of all that decides the result) under which the result is cached.
+"""Estimate the memory of training in a child process, for programs that must not import torch, and compute the key (a
+hash of all that decides the result) under which the estimate is cached.
 
-A newly started child imports torch and transformers (3 s on two quiet cores); a child that is forked from a warm
-parent, a process that has imported them, has them already."""
+A newly started child imports torch and transformers (3 s on two quiet cores). A child that is forked from a warm parent
+(a process that has already imported torch and transformers) need not import them.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +32,13 @@ SCHEMA = 1
 
 
 class Traced(NamedTuple):
-    """How much memory a training takes on one device, found by tracing one step of it without running it.
+    """The estimated memory of training on one device, found by tracing (one pass on tensors without values).
 
     Attributes:
-        micro_batch: rows per replica and forward pass, with `auto` replaced by a number; 0 if the model can't be
-            traced.
+        micro_batch: the rows of one forward pass of a replica (a copy of the model), with `auto` replaced by a number;
+            0 if the model can't be traced.
         memory: the memory that training takes on one device, or None if the model can't be traced.
-        why: the reason in that case, else empty.
+        why: why the model can't be traced, else "".
     """
 
     micro_batch: int
@@ -54,11 +55,12 @@ class Traced(NamedTuple):
 
 
 def trace_key(config: TrainConfig, model: Source, rows: Meta, limit: int | None, memo: Memo) -> str:
-    """Return the cache key of a trace (`Traced`, the memory that a training takes, found without running it): a digest
-    of code, versions, architecture, rows and settings; for `micro_batch: auto` also of the device's memory.
+    """Return the key under which a `Traced` (the estimated memory of a training) is cached: a digest of the code, the
+    versions of packages, the model's architecture, the metadata of the rows, and the settings; for `micro_batch: auto`
+    also of `limit`.
 
-    rows: the metadata of the packed rows; limit: bytes of memory of a device, or None if unknown; memo: the cache of
-    the source modules' hashes; new hashes are saved to disk."""
+    rows: the metadata of the packed rows (the token rows of the training data); limit: bytes of memory of a device, or
+    None if unknown; memo: a cache of the hashes of source modules, to which new hashes are added on disk."""
     code, versions = closure(traced_memory.__name__, memo)
     memo.save()  # keeps the hashes of modules for the next plan
     return digest_of(
@@ -82,8 +84,8 @@ def trace_in_process(
     environ: Mapping[str, str] = PLAIN,
     preload: tuple[str, ...] = (),
 ) -> Traced:
-    """Find the memory that training takes by running `traced` in a child process, under a guard (a process that ends
-    the child when the caller ends). Raises the child's ModelError.
+    """Estimate the memory that training takes by running `traced` in a child process. A guard (another process) ends
+    the child when the caller ends. Raises the child's ModelError.
 
     Args:
         rows: the metadata of the packed rows.
@@ -106,8 +108,8 @@ def trace_in_process(
 
 
 def traced(config: TrainConfig, model: Source, rows: Input, out: Workdir) -> Meta:
-    """Find the memory that training takes, in this process, and return a `Traced` as JSON. The child process calls
-    this function. rows.meta: the metadata of the packed rows, and `limit`, the bytes of memory of a device or None."""
+    """Estimate the memory that training takes, in this process, and return a `Traced` as JSON. The child process calls
+    this function. rows.meta: the metadata of the packed rows, and "limit": the bytes of memory of a device or None."""
     return _trace(config, model, rows.meta, rows.meta["limit"]).to_json()
 
 

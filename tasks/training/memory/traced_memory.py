@@ -15,8 +15,8 @@ from tasks.training.partition_specs import check_heads
 
 
 class Untraceable(ModelError):
-    """Raised when the memory that a model's training takes can't be found by a pass on "meta" tensors, because its code
-    needs the values of tensors, which "meta" tensors lack."""
+    """Raised when the memory of training can't be found by a pass on "meta" tensors, because the model's code needs the
+    values of tensors, which "meta" tensors lack."""
 
 
 def trace_memory(config: TrainConfig, model: Source, rows: Meta) -> Memory:

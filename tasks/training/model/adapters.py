@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 def adapt(config: TrainConfig, built: Built) -> Built:
     """Return `built` with LoRA's layers (for `train.method=lora`) and with all parameters frozen that `train.method` does
-    not train.
+    not train. For `train.method=full` nothing is changed.
 
     The model is changed in place. LoRA's matrices are initialised from the seed alone. Raise ModelError when the model
-    has no layers that LoRA's targets name, or no head of its own."""
+    has no layers that LoRA's targets name, or lacks the head that would be trained."""
     import torch
 
     if config.method == "full":
@@ -49,14 +49,14 @@ def prepared(config: TrainConfig, built: Built, packed: Meta, train: Split | Non
     """Return `built` ready for training: with LoRA's layers and frozen parameters as `train.method` asks (see
     `adapt`), and with the weight of each class in the loss.
 
-    packed: the metadata of the packed rows; train: the split in which `class_weights: balanced` counts the classes,
-    or None when only graphs are traced."""
+    packed: the metadata of the rows of tokens (their task and labels); train: the training rows, in which
+    `class_weights: balanced` counts the classes, or None when only graphs are traced."""
     return replace(adapt(config, built), class_weights=class_weights(config, packed, train))
 
 
 def adapter_document(built: Built) -> Meta:
-    """Return the content of peft's `adapter_config.json` for a model with LoRA's layers. The entry for the base model is
-    not filled in."""
+    """Return the content of peft's `adapter_config.json` (LoRA's settings) for a model with LoRA's layers. The entry
+    `base_model_name_or_path` is not filled in."""
     document = built.model.peft_config["default"].to_dict()
     heads = {part for name in built.trained() if in_head(name) for part in name.split(".") if part in HEADS}
     kinds = {"classification": "SEQ_CLS", "causal_lm": "CAUSAL_LM"}
@@ -66,10 +66,10 @@ def adapter_document(built: Built) -> Meta:
 
 
 def forward_passes(built: Built) -> float:
-    """Return how many forward passes a training step costs, for counting FLOPs.
+    """Return the cost of a training step's forward and backward pass, in forward passes; used to count FLOPs.
 
-    The number is 3 when all parameters are trained. It is lower with frozen weights, for which no gradient is
-    computed, and if the lower layers have no trained parameters, because the backward pass then skips them."""
+    The number is 3 when all parameters are trained. The number is lower with frozen weights, for which no gradient is
+    computed. With the method head it is lower still, because the backward pass skips the layers below the head."""
     whole = sum(parameter.numel() for parameter in built.parameters().values())
     trained = built.trained()
     share = sum(parameter.numel() for parameter in trained.values()) / whole

@@ -1,7 +1,8 @@
 """Attention functions for engine native that are faster than transformers' equivalents, and one for tensor parallelism.
 
-With a mask, attention scores every pair of positions of a packed row, though most pairs belong to two documents or are
-not causal. `attend_documents` cuts the rows and computes each document by itself, causally. The kind "flex" (PyTorch's
+A packed row holds several documents one after another. With a mask, attention scores every pair of positions of the
+row, though most pairs belong to two documents or are not causal. `attend_documents` cuts the rows and computes each
+document by itself, causally. The kind "flex" (PyTorch's
 flex_attention, cuda only, never run) skips blocks of masked pairs. `attend_rows` makes attention's dropout faster on the
 CPU. `attend_heads` keeps heads split over devices under engine xla.
 """
@@ -26,8 +27,9 @@ computes."""
 
 
 def with_attention(config: TrainConfig, built: Built) -> Built:
-    """Make the model in `built` use the attention function that `train.attention` asks for, in place. Return `built`,
-    with the kind of attention ("sdpa", "documents" or "flex") in its attribute `attention`.
+    """Change the model in `built`, in place, to use the attention function that `train.attention` asks for. Return
+    `built` with the attribute `attention` set to the kind of attention: "sdpa", "documents" or "flex" (see
+    `attention_kind`).
 
     Raise ModelError when "documents" or "flex" is asked for, and the model is not causal or has a sliding window."""
     kind = attention_kind(config, built)
@@ -54,10 +56,10 @@ def with_attention(config: TrainConfig, built: Built) -> Built:
 
 
 def attention_kind(config: TrainConfig, built: Built) -> str:
-    """Return the kind of attention, as `train.attention` says: "sdpa" (PyTorch's, with a mask), "documents" (each
-    document of a row by itself) or "flex" (PyTorch's flex_attention).
+    """Return the kind of attention that `train.attention` asks for: "sdpa" (PyTorch's, with a mask), "documents" (each
+    document of a packed row by itself) or "flex" (PyTorch's flex_attention).
 
-    For "auto" it is "documents" on the CPU for models known to support it, else "sdpa"."""
+    For "auto" return "documents" on the CPU for models known to support that kind, else "sdpa"."""
     if config.attention != "auto":
         return config.attention
     quick = config.device == "cpu" and not config.compile and built.causal and not built.windowed

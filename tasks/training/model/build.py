@@ -62,8 +62,10 @@ def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
 
 
 def model_config(source: Source, meta: Meta) -> Any:
-    """Return transformers' config object of the model that `source` describes: pretrained or from scratch, with the
-    recipe's overrides, and with the vocabulary size and labels of the rows. meta: the metadata of the packed rows."""
+    """Return transformers' config object of the model that `source` describes (pretrained or from scratch), with the
+    recipe's overrides, and with the vocabulary size and labels of the training data.
+
+    meta: the metadata of the packed rows (the token rows of the training data), which holds the size and the labels."""
     pretrained, overrides = source.identity["config"]["pretrained"], source.identity["config"]["overrides"]
     config = _config({**(pretrained or {}), **overrides}, overrides)
     _fit_vocabulary(config.get_text_config(), meta, scratch=pretrained is None)

@@ -30,16 +30,18 @@ STYLES_BELOW: dict[str, tuple[str | None, str | None]] = {
 
 
 def base_layer(module: str) -> str:
-    """Return the name of the layer that LoRA adapts, if `module` names one of the three modules that peft puts in its
-    place (the frozen layer, and LoRA's matrices A and B); return any other name as it is."""
+    """Return the name of the layer that LoRA adapts, if `module` names one of the three modules that peft puts in the
+    layer's place: the frozen layer, and LoRA's matrices A and B. Return any other name as it is."""
     for part in (BASE, A, B):
         module = module.removesuffix(part)
     return module
 
 
 def adapted_rules(rules: Mapping[str, str]) -> dict[str, str]:
-    """Return a tensor parallel plan (pattern of layer names -> style) extended to LoRA: for each layer that the plan
-    names, the result also names the frozen layer and those of LoRA's matrices A and B that get a style."""
+    """Return the tensor parallel plan `rules` ({pattern of layer names: style}) with entries for LoRA's modules added.
+
+    For each layer that the plan names there is an entry for the frozen layer, with the same style. LoRA's matrices A
+    and B get an entry if they need a style; without an entry a matrix is whole on every device."""
     found = dict(rules)
     for pattern, style in rules.items():
         below = zip((BASE, A, B), (style, *STYLES_BELOW.get(style, (None, None))), strict=True)

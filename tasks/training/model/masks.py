@@ -1,9 +1,9 @@
 """Attention masks: which positions of a row each position attends to, for each kind of layer of the model.
 
-Some models do not attend to the whole row: Mistral attends to the last `sliding_window` positions in all layers,
-Gemma 3 and ModernBERT in some layers (`config.layer_types`); the latter take one mask for each kind of layer. Masks
-are computed here, not by transformers, whose functions wait for the device and do not keep packed documents apart.
-They are made from the segment ids alone: the number of each position's document in its row, 0 for padding."""
+Some models do not attend to the whole row. Mistral attends to the last `sliding_window` positions in all layers, Gemma
+3 and ModernBERT in some layers (`config.layer_types`). Gemma 3 and ModernBERT take one mask for each kind of layer.
+Masks are computed here, not by transformers, whose functions wait for the device and do not keep packed documents
+apart. Masks are made from the segment ids alone: the number of each position's document in its row, 0 for padding."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def window_of(config: Any, length: int) -> int | None:
 
 
 def check_attention(model: Any, lengths: Sequence[int], packed: Meta) -> None:
-    """Raise ModelError when the model attends in a way for which trnflow can make no attention mask, such as within
-    stretches of positions that are shorter than the rows.
+    """Raise ModelError when trnflow can make no attention mask for the model, for example because the model attends
+    only within stretches of positions that are shorter than the rows.
 
     lengths: the lengths of the rows in tokens; packed: the metadata of the rows."""
     config, name = model.config.get_text_config(), type(model).__name__
@@ -107,11 +107,12 @@ def pools_positions(config: Any) -> bool:
 
 
 def mask_below_head(model: Any, *, causal: bool) -> None:
-    """Change in place a classifier whose head averages over the positions of a row (`pools_positions`), so that its
-    layers use the masks of `attention_masks` while its head gets a padding mask.
+    """Change a classifier whose head averages over the positions of a row (`pools_positions`), in place: its layers
+    then use the masks of `attention_masks`, and its head gets a padding mask.
 
-    The caller passes the segment ids as the model's `attention_mask`. The head uses the segment ids as a padding mask;
-    a hook on the layers below the head computes their masks from the segment ids."""
+    The caller passes the segment ids (the number of each position's document, 0: padding) as the model's
+    `attention_mask`. The head uses the segment ids as a padding mask. A hook on the layers below the head computes the
+    layers' masks from the segment ids. causal: as in `attention_masks`."""
 
     def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         dtype = next(model.parameters()).dtype

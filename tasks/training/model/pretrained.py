@@ -21,11 +21,12 @@ def auto_class(task: str) -> Any:
 
 
 def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> tuple[Any, tuple[str, ...]]:
-    """Load a pretrained model. Return (the model in fp32 on the CPU, the names of the parameters that the weights lack).
+    """Load a pretrained model. Return (the model in fp32 on the CPU, the sorted names of the parameters that the
+    weights lack or have in another shape).
 
-    source: where the weights come from; config: transformers' config to build the model with; options: further
-    arguments of `from_pretrained`. Parameters that the weights lack are initialised at random. Raise ModelError when
-    one of them is not in the head."""
+    These parameters are initialised at random. Raise ModelError when one of these parameters is not in the classifier's
+    head. source: where the weights come from; config: transformers' config to build the model with; options: further
+    arguments of `from_pretrained`."""
     import torch
 
     model, found = auto_class(task).from_pretrained(

@@ -1,8 +1,8 @@
 """Sum the gradients of several passes in fp32.
 
-PyTorch adds a gradient to `parameter.grad` in the parameter's dtype. In bf16 the sum of 16 passes is wrong by 0.5 %, that of
-256 by 1.4 %. Here a hook adds each gradient to an fp32 sum as soon as the backward pass has computed it, and frees it.
-Between passes the sums take 4 bytes a trained parameter.
+PyTorch adds a gradient to `parameter.grad` in the parameter's dtype. In bf16 the sum of 16 passes is wrong by 0.5 %,
+the sum of 256 passes by 1.4 %. Here a hook adds each gradient to an fp32 sum as soon as the backward pass has computed
+the gradient, and then frees the gradient. Between passes the sums take 4 bytes for each trained parameter.
 """
 
 from __future__ import annotations

@@ -50,8 +50,9 @@ class GeneratorSwitch:
         self._shared: Any = None
 
     def own(self) -> None:
-        """Use this rank's own random numbers, which the other ranks do not have, from here on. They are seeded anew
-        from the shared generator's state and the rank's index; nothing happens if they are already in use."""
+        """From here on, use this rank's own random numbers, which differ from those of the other ranks. The generator
+        is seeded anew from the shared generator's state and the rank's index. Do nothing if the own numbers are already
+        in use."""
         if self._own:
             return
         self._own = True
@@ -65,8 +66,8 @@ class GeneratorSwitch:
         generator.manual_seed(self._derived(drawn))
 
     def shared(self) -> None:
-        """Use the random numbers that all ranks of the mesh axis "model" share from here on, continuing where these
-        numbers stopped."""
+        """From here on, use the random numbers that all ranks of the mesh axis "model" share. They continue at the
+        place where `own` interrupted them. Do nothing if the shared numbers are already in use."""
         if not self._own:
             return
         self._own = False
@@ -77,8 +78,8 @@ class GeneratorSwitch:
 
     @contextmanager
     def within(self, *, own: bool) -> Iterator[None]:
-        """Use this rank's own random numbers (own=True) or those that all tensor parallel ranks share (own=False)
-        within the context."""
+        """Within the context, use this rank's own random numbers (own=True) or the numbers that all tensor parallel
+        ranks share (own=False). At its end, use again the kind that was in use before."""
         before = self._own
         (self.own if own else self.shared)()
         yield
@@ -87,8 +88,9 @@ class GeneratorSwitch:
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Return two context managers, for a layer's first computation and for its recomputation in the backward pass.
 
-        The second one restores whether the rank's own or the shared random numbers were in use, so that the dropout
-        masks are the same in both computations. This is the argument `context_fn` of `torch.utils.checkpoint`."""
+        In the second context the rank's own or the shared random numbers are used as they were at this call, so that
+        the dropout masks are the same in both computations. The method is the argument `context_fn` of
+        `torch.utils.checkpoint`."""
         return nullcontext(), self._resumed(self._own, self._shared)
 
     @contextmanager

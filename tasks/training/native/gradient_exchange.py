@@ -1,10 +1,11 @@
 """Exchange gradients, loss, gradient norm and new weights between the ranks of engine native, before and after an
 update.
 
-Each rank has gradients of its own rows. Once an update, gradients of replicated parameters are summed over the ranks in
-fp32 (all-reduce, with ZeRO-1 reduce-scatter), after those of all accumulated passes are added up. FSDP has already
-reduced its gradients in each pass: reducing them once would need whole gradients in fp32 on each rank. The norm is
-computed tensor by tensor, and counts each element once.
+Each rank (one of the processes that train together) has gradients of its own rows, added up over the passes of an
+update. Once an update, the gradients of replicated parameters are summed over the ranks in fp32, by all-reduce, with
+ZeRO-1 by reduce-scatter. With FSDP the gradients are already summed over the ranks in each pass: summing them once an
+update would need whole gradients in fp32 on each rank. The norm is computed tensor by tensor, and counts each element
+once.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 
 
 class SingleProcess:
-    """The exchanges of gradients, loss, norm and weights around an update, for a single process, which has nothing
-    to exchange. `MeshExchange` has the same methods for several ranks."""
+    """Methods that engine native calls to sum gradients, losses and scores, and to share updated weights, around an
+    update of the weights. This class is for a single process, which sends nothing. The subclass `MeshExchange` does the
+    same work for several ranks (processes that train together)."""
 
     def gradients(self, parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return each parameter's gradient, summed over the rows of all ranks (processes that train together), in fp32
-        and split like the optimizer's state.
+        """Return the gradient of each of `parameters`, summed over the rows of all ranks (processes that train
+        together), in fp32. Where the optimizer's state is split over the ranks, only this rank's part is returned.
 
-        found: for each of `parameters` the gradient of this rank's rows, or None where the backward pass gave none."""
+        found: the gradient of each of `parameters` for this rank's rows, None where the backward pass gave none."""
         import torch
 
         return [
@@ -36,8 +38,8 @@ class SingleProcess:
         ]
 
     def totals(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (the loss over all rows, the norm of all gradients together) as scalar tensors, equal on every rank
-        (process that trains).
+        """Return (the loss of all rows of the update, the norm of all gradients together) as scalar tensors, equal on
+        every rank (process that trains).
 
         loss: the loss of this rank's rows; gradients: what the method `gradients` returned."""
         import torch
@@ -50,18 +52,26 @@ class SingleProcess:
         return scores
 
     def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        """Copy the updated fp32 weights (`masters`) into the parameters that the model computes with. The parts of
-        `masters` that other ranks hold are gathered first."""
+        """Copy the updated fp32 weights into the parameters that the model computes with. Where each rank has updated
+        only its part of a weight, the parts of all ranks are gathered.
+
+        masters: this rank's fp32 weights; parameters: the parameters of the model, in the same order."""
         import torch
 
         torch._foreach_copy_(list(parameters), list(masters))
 
 
 class MeshExchange(SingleProcess):
-    """The exchanges of gradients, loss, norm and weights around an update, for one rank (process) of a mesh of devices.
+    """Sums gradients, losses and scores over the ranks (processes that train together), and shares updated weights
+    between them. Every rank has such an object and makes the same calls. The methods override those of `SingleProcess`,
+    which documents them.
 
-    world: this rank and its groups; layout: how parameters and optimizer state are split; partial: names of the
-    parameters whose gradients must also be summed over the mesh axis "model" (from `partial_gradients`)."""
+    Args:
+        layout: how parameters and optimizer state are split over the mesh of devices.
+        world: this rank, and the process groups along the mesh axes "data" and "model".
+        partial: names of the parameters whose gradients must also be summed over the axis "model"
+            (`partial_gradients`).
+    """
 
     def __init__(self, layout: Layout, world: World, partial: set[str]) -> None:
         self._world = world

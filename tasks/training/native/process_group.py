@@ -20,8 +20,9 @@ def join_processes(config: TrainConfig) -> World:
     """Join the process group of all ranks (the processes that train together, one for each device) and make the mesh
     (data parallel x tensor parallel ranks). Return this process's `World`: its number and the groups.
 
-    Environment variables: RANK (this process's number), LOCAL_RANK (its GPU), TRNFLOW_RENDEZVOUS (the file through which
-    ranks meet). Fails when a rank does not join within `train.collective_timeout_seconds`."""
+    Environment variables: RANK (this process's number), LOCAL_RANK (the number of its GPU), TRNFLOW_RENDEZVOUS (the
+    file through which the ranks find each other). Fails when a rank does not join within
+    `train.collective_timeout_seconds`."""
     rank = int(os.environ["RANK"])
     if config.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -50,8 +50,8 @@ def gradient_of(parameter: Tensor, gradient: Tensor | None) -> Tensor:
 def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World) -> None:
     """Apply tensor parallelism and sequence parallelism to the model in place.
 
-    Before the call each rank (process that trains) must hold the whole parameters, with equal values. Afterwards it
-    holds its part of those that `layout` splits. world: this rank and the mesh."""
+    Before the call each rank (process that trains) must hold the whole parameters, with equal values. After the call
+    each rank holds only its part of the parameters that `layout` splits. world: this rank, and the mesh of devices."""
     from torch.distributed.tensor.parallel import parallelize_module
 
     tied = _tied(built.model)
@@ -94,11 +94,12 @@ def partial_gradients(config: TrainConfig, built: Built, layout: Layout) -> set[
 
 
 def shard_fully(config: TrainConfig, built: Built, layout: Layout, world: World) -> None:
-    """Apply FSDP2 to the model in place: each data parallel rank (process) keeps only a part of each parameter. The
-    parameters of a layer are gathered together, and those outside the layers as one more group.
+    """Apply FSDP2 to the model in place: each data parallel rank (process) keeps only its part of the parameters that
+    `layout` splits over the mesh axis "data"; the other parameters stay whole. When a layer computes, its parameters
+    are gathered together. The parameters outside the layers are one more group.
 
-    Gradients are summed in fp32, not averaged: the loss is already divided by the targets of all ranks. Parameters that
-    the layout does not split over "data" stay whole."""
+    Gradients are summed over the ranks in fp32, not averaged, because the loss is already divided by the number of
+    targets of all ranks."""
     import torch
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard

@@ -32,8 +32,8 @@ class StateTensor(NamedTuple):
     Attributes:
         name: the parameter's name with a prefix such as "first/".
         whole: the shape of the whole tensor.
-        spec: the tensor's partition spec: the mesh axis that splits each dimension, or None.
-        value: this rank's part.
+        spec: the tensor's partition spec: for each dimension the mesh axis that splits the dimension, or None.
+        value: this rank's part of the tensor; the whole tensor if nothing splits it.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Update(Protocol):
         at: Scalars,
         draws: RandomBits | None = None,
     ) -> None:
-        """Update `weights` in place, from the gradients divided by `ratio`.
+        """Update `weights`, and the optimizer's state, in place from the gradients divided by `ratio`.
 
         Args:
             weights, gradients: this rank's part of each trained weight, and of its gradient in fp32.
-            ratio: a scalar tensor; above 1 where gradients are clipped.
+            ratio: a scalar tensor by which gradients are divided; above 1 where gradients are clipped.
             good: a scalar bool tensor; if it is false (a loss or gradient is not finite), nothing changes.
             at: the learning rate and the other numbers of the update.
             draws: random bits for rounding bf16 weights; None for fp32 weights.
@@ -166,7 +166,9 @@ class FactoredState:
     """Adafactor's state of one parameter.
 
     Attributes:
-        whole, spec: the parameter's whole shape and partition spec.
+        name: the parameter's name.
+        whole: the shape of the whole parameter.
+        spec: the parameter's partition spec: for each dimension the mesh axis that splits the dimension, or None.
         share: 1 / the number of ranks that hold the same part of the parameter.
         state: the whole tensors of the state, by the prefix of their names in a checkpoint, such as "row/".
     """
@@ -179,16 +181,17 @@ class FactoredState:
 
     @property
     def specs(self) -> list[Spec]:
-        """The partition spec of each tensor of the state, by which this rank takes the part that belongs to its part
-        of the parameter. The tensors themselves are whole on every rank."""
+        """The partition spec of each tensor in `state`. The tensors are whole on every rank; by the spec a rank finds
+        the part of a tensor that it needs for its part of the parameter."""
         return [self.spec[:-1], (*self.spec[:-2], self.spec[-1])] if len(self.spec) > 1 else [self.spec]
 
 
 class Adafactor:
-    """The optimizer Adafactor, for parameters that may be split over the mesh. Its state is small, and every rank holds
-    the whole state.
+    """The optimizer Adafactor, for parameters that may be split over the mesh of devices. Every rank holds the whole
+    optimizer state, which is small.
 
-    Sums over parameters that are split over ranks go in one message for all parameters."""
+    Where a parameter is split over ranks, sums over the parameter need the other ranks. Such sums of all parameters
+    are sent together."""
 
     def __init__(self, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> None:
         self._world = world

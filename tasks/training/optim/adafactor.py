@@ -21,9 +21,9 @@ LEAST_SIZE = 1e-3  # the smallest root mean square used for a parameter; without
 
 
 def adafactor(weight: Tensor, *state: Tensor, gradient: Tensor, at: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Compute one update of the optimizer Adafactor for a whole parameter (not split over devices). Returns its new
-    values and state: (weight, row averages, column averages), or (weight, second moment) for a parameter of one
-    dimension. The arguments are not changed.
+    """Compute one update of the optimizer Adafactor for a whole parameter (not split over devices). Returns the new
+    values of the parameter and of the optimizer's state: (weight, row averages, column averages), or (weight, second
+    moment) for a parameter of one dimension. The arguments are not changed.
 
     state: the row and column averages of the squared gradients, or the second moment, before the update; gradient: of
     the parameter's shape; at: the fields of `Scalars` (learning rate and other numbers of this update), as numbers or
@@ -54,8 +54,9 @@ def update_moments(
     for one dimension the second moment of each element.
 
     Args:
-        state: the old second moments.
-        sums: `squared_sums` of the whole parameter, without the last entry.
+        state: the second moments before the update.
+        sums: the result of `squared_sums` for the whole parameter (summed over devices if it is split), without the
+            last entry.
         shape: the shape of the whole parameter.
         at: the numbers of this update, of which beta2 and 1 - beta2 are used.
     """
@@ -84,8 +85,9 @@ def apply_update(weight: Tensor, move: Tensor, size: Tensor, length: Tensor, cou
     """Return the weight after Adafactor's update; the argument is not changed. move: the direction, from
     `update_direction`.
 
-    size, length: the sum of squares of the whole parameter's weight, and of its direction; count: the number of
-    elements of the whole parameter; at: the numbers of this update, such as the learning rate."""
+    size: the sum of squares of the whole parameter's weight; length: the sum of squares of the whole
+    direction; count: the number of elements of the whole parameter; at: the numbers of this update, such as the
+    learning rate."""
     decay = at.lr * at.weight_decay if is_decayed(tuple(weight.shape)) else 0.0
     pace = (size / count).sqrt().clamp(min=LEAST_SIZE) / (length / count).sqrt().clamp(min=1.0)
     moved: Tensor = weight - decay * weight - pace * smaller_rate(at.lr, at.t) * move

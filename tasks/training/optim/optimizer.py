@@ -1,8 +1,9 @@
 """Learning rate schedules, AdamW with decoupled weight decay, and the shapes of both optimizers' states. Adafactor is in
 `adafactor`.
 
-All hyperparameters and all numbers that vary from step to step are sent to the device as one small vector, so that
-another value never makes another graph. Parameters of one dimension (biases, norms) are not decayed.
+All hyperparameters and all numbers that vary from step to step are sent to the device as one small vector. A changed
+value therefore never changes the graph (the compiled program of a step). Weight decay does not apply to parameters of
+one dimension (biases, norms).
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ class Scalars(NamedTuple):
         lr: the learning rate.
         t: the update's number, from 1.
         fresh1, fresh2: 1 - beta1, 1 - beta2.
-        beta1, beta2: the decay rates of the first and the second moment.
-        max_norm: the gradient norm above which gradients are clipped.
-        correction1: 1 - beta1^t.
-        correction2: sqrt(1 - beta2^t).
+        beta1, beta2: the decay rates of the first and the second moment (running averages of the gradient and of the
+            squared gradient).
+        eps: AdamW's epsilon, added to the denominator.
+        weight_decay: the setting `train.weight_decay`.
+        max_norm: the gradient norm above which gradients are clipped; a huge number if they are never clipped.
+        correction1: 1 - beta1^t, AdamW's bias correction of the first moment.
+        correction2: sqrt(1 - beta2^t), AdamW's bias correction of the root of the second moment.
         scale: the factor that turns the sum of the losses of the global batch into their mean: 1 / the number of
             targets, or 1 / the sum of their class weights.
     """
@@ -77,9 +81,10 @@ def learning_rate(config: TrainConfig, step: int, total: int) -> float:
     """Return the learning rate of update `step` (from 0) of `total`.
 
     The peak is `train.learning_rate`, times global_batch / learning_rate_batch if the latter is set. In a warm-up of W
-    = ceil(total x warmup_ratio) updates, update k has rate peak x k / W. After the warm-up, the schedule "constant"
-    stays at the peak; each other one falls from the peak, such that it would reach 0 at update `total`. transformers'
-    linear, cosine and constant_with_warmup schedules give the same rates."""
+    = ceil(total x warmup_ratio) updates, update k has rate peak x k / W. After the warm-up, the rate stays at the peak
+    with the schedule "constant". With each other schedule the rate falls (with "warmup_stable_decay" only in the last
+    `decay_ratio` of the updates after warm-up) and would reach 0 at update `total`. transformers' linear, cosine and
+    constant_with_warmup schedules give the same rates."""
     peak = config.learning_rate * config.global_batch / (config.learning_rate_batch or config.global_batch)
     warmup = math.ceil(total * config.warmup_ratio)
     if step < warmup:
@@ -114,7 +119,8 @@ steps after warm-up that is done, and `decay_ratio`."""
 
 
 def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
-    """Return {prefix of the state tensor's name in a checkpoint: its shape} for the optimizer's state of a parameter.
+    """Return {prefix of the tensor's name in a checkpoint: the tensor's shape} for each tensor of the state that the
+    optimizer keeps for a parameter.
 
     optimizer: "adamw" (first and second moments) or "adafactor" (row and column averages, or the second moment for one
     dimension); shape: the parameter's shape."""
@@ -137,8 +143,8 @@ def clip_factor(norm: Tensor, max_norm: Tensor) -> Tensor:
 
 def adamw(weight: Tensor, first: Tensor, second: Tensor, *, gradient: Tensor, at: Sequence[Any]) -> tuple[Tensor, ...]:
     """Return (weight, first moment, second moment) of one parameter after one AdamW update; the arguments are not
-    changed. gradient: already scaled and clipped; at: the fields of `Scalars` (learning rate and other numbers of this
-    update), as device tensors."""
+    changed. weight, first, second: the weight and the moments before the update; gradient: already scaled and
+    clipped; at: the fields of `Scalars` (learning rate and other numbers of this update), as device tensors."""
     s = Scalars(*at)
     first = first * s.beta1 + gradient * s.fresh1
     second = second * s.beta2 + gradient * gradient * s.fresh2

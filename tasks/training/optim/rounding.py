@@ -106,11 +106,12 @@ class _Generators:
 
 
 def store(weight: Tensor, value: Tensor, spec: Spec, draws: RandomBits | None) -> None:
-    """Write new weights `value` (fp32) into the tensor `weight`, in place. With `draws` they are rounded stochastically
-    to bf16 (up or down at random, right on average), some rows at a time; without, they are copied.
+    """Write new weights `value` (fp32) into the tensor `weight`, in place. With `draws` the new weights are rounded
+    stochastically to bf16 (up or down at random, right on average), some rows at a time. Without `draws` they are
+    copied, and converted to the dtype of `weight`.
 
-    spec: for each dimension of the weight, the axis of the device mesh that splits it, or None, by which `draws`
-    chooses the bits; draws: the random bits of this update, or None."""
+    spec: for each dimension of the weight, the axis of the device mesh that splits the dimension, or None; from `spec`
+    follows which ranks get the same bits; draws: the random bits of this update, or None."""
     if draws is None:
         weight.copy_(value)
         return

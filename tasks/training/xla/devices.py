@@ -10,12 +10,12 @@ from tasks.training.config import TrainConfig
 
 
 def start_devices(config: TrainConfig) -> tuple[Any, Any]:
-    """Start XLA's devices. Return (the torch device, the mesh of devices if one process drives several devices by SPMD,
-    else None).
+    """Start XLA's devices. Return (torch's XLA device, mesh); mesh: torch_xla's mesh (data, model) of all devices if
+    one process drives several devices by SPMD, else None.
 
     No backward pass may run in the process before this call, not even on "meta", because autograd counts the devices
-    only once. Raise ModelError when XLA finds another number of devices than `config` asks for, or several processes
-    were started where `config` asks for one."""
+    only at the first backward pass. Raise ModelError when XLA finds another number of devices than `config` asks for,
+    or several processes were started where `config` asks for one process."""
     import numpy as np
     import torch_xla
     import torch_xla.distributed.spmd as xs

@@ -1,12 +1,15 @@
 """Engine xla: torch_xla, with one process for all devices (SPMD; on the CPU the devices are virtual) or one process a
 device.
 
-Each tensor has a partition spec: parameters are split over "model", batches over "data", with ZeRO-1 the optimizer's
-state over "data" too, with sequence parallelism the residual stream's positions over "model". Under SPMD XLA's
-partitioner (GSPMD) inserts the collectives. A graph is traced by functions that return the new values of the state. A
-new graph is hashed and registered; only then are the values written to the state and the graph run, so that tracing
-alone changes nothing. Each (name, length) compiles once; `GraphRegistry` checks that. SPMD on Neuron is experimental.
-With one process a device (`replicas`) each device holds whole layers, and the collectives are explicit. Stochastic
+Each tensor has a partition spec, which names the mesh axis that splits each dimension. Parameters are split over
+"model" and batches over "data"; with ZeRO-1 the optimizer's state is split over "data" too; with sequence parallelism
+the residual stream's positions are split over "model". Under SPMD XLA's partitioner (GSPMD) inserts the collectives;
+SPMD on Neuron is experimental. With one process a device (`replicas`) each device holds whole layers, and the
+collectives are explicit.
+
+A graph is traced by functions that return the new values of the state (weights and optimizer state). A new graph is
+hashed and registered. Only then are the new values written to the state and the graph is run, so tracing alone changes
+nothing. A graph is compiled once for its name and its row length in tokens; `GraphRegistry` checks that. Stochastic
 rounding takes the graph's own random numbers, on Neuron the device's (`environment.environ`).
 """
 

@@ -27,11 +27,18 @@ if TYPE_CHECKING:
 
 
 class ParameterUse(NamedTuple):
-    """One place where the model uses a trained parameter: attribute `attribute` of the module `layer`. In engine xla
-    the gradient is computed for a leaf, a tensor that stands there beside or in place of the parameter.
+    """One place where the model uses a trained parameter. A parameter that several layers share has several places.
 
-    name: the parameter's name; kind: how its gradient is computed: "linear" (one for each replica), "small" (an
-    embedding or a norm: by an fp32 copy) or "other" (by the parameter itself)."""
+    In engine xla the gradient is computed for a leaf: a tensor that is put into the layer beside the parameter or in
+    place of the parameter, or the parameter itself.
+
+    Attributes:
+        name: the parameter's name.
+        layer: the module that holds the parameter.
+        attribute: the name of the attribute of `layer` that is the parameter, such as "weight".
+        kind: how the gradient is computed: "linear" (a linear layer: one gradient for each replica), "small" (an
+            embedding or a norm: the leaf is an fp32 copy) or "other" (the leaf is the parameter).
+    """
 
     name: str
     layer: Any
@@ -52,9 +59,9 @@ class GradientLeaves:
 
     Args:
         parameters: the trained parameters in `model`, by name.
-        specs: the partition specs of the parameters.
-        states: the specs of their gradients once summed over the replicas.
-        mark: a function that annotates a tensor with a spec.
+        specs: {parameter name: partition spec of the parameter}.
+        states: {parameter name: partition spec of the gradient after the gradients of all replicas were summed}.
+        mark: a function that annotates a tensor with a spec, and returns the tensor.
         shares: the number of replicas whose gradients are computed separately (1: the parameters themselves are the
             leaves).
     """
@@ -77,10 +84,11 @@ class GradientLeaves:
             _keep_dtype(layer, next(layer.parameters(recurse=False)).dtype)
 
     def summed(self, name: str) -> tuple[Shape, Spec]:
-        """Return (shape, partition spec: the mesh axis that splits each dimension) of the gradient of the parameter
-        `name` while the gradient is summed over the passes of an update.
+        """Return (shape, partition spec) of the sum of a parameter's gradients over the passes of an update, before the
+        sum over the replicas. The spec names the mesh axis that splits each dimension.
 
-        With a gradient for each replica, the shape has an additional first dimension, which is split over "data"."""
+        name: the parameter's name. The weights of most linear layers have one gradient for each replica: then the shape
+        has an additional first dimension, the replica, which is split over "data"."""
         shape = tuple(self._parameters[name].shape)
         if name in self._apart:
             return (self._shares, *shape), ("data", *self._specs[name])
@@ -106,8 +114,8 @@ class GradientLeaves:
         return {name: self._mark(gradient, self.summed(name)[1]) for name, gradient in found.items()}
 
     def reduced(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the gradients summed over the replicas, by parameter name. gradients: already summed over the
-        passes, with shapes and specs as `summed` says."""
+        """Return the gradients summed over the replicas, by parameter name, each in the shape of its parameter.
+        gradients: the sums over the passes of an update, with shapes and partition specs as `summed` says."""
         return {
             name: self._mark(gradient.sum(0), self._states[name]) if name in self._apart else gradient
             for name, gradient in gradients.items()

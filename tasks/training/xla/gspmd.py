@@ -1,9 +1,10 @@
 """Annotations and rewritten layers that make GSPMD (XLA's partitioner) insert the intended collectives on a mesh (data,
 model).
 
-Without annotations GSPMD guesses. With sequence parallelism it split a layer's products along the positions and gathered
-whole weights: 60 all-gathers and 3.2 MB a device and pass in a 2-layer Llama of width 128 (64 positions, tensor parallel 8
-x data parallel 4). With these annotations: 14 all-gathers, of activations, and 0.55 MB. Three things matter:
+Without annotations GSPMD guesses. With sequence parallelism GSPMD split a layer's products along the positions and
+gathered whole weights: 60 all-gathers and 3.2 MB a device and pass in a 2-layer Llama of width 128 (64 positions,
+tensor parallel 8 x data parallel 4). With these annotations: 14 all-gathers, of activations, and 0.55 MB. Three
+things matter:
 
 - Where a pair of split layers begins and ends, the residual stream is annotated, forward and backward: gathered before the
   layer split by columns, scattered behind the layer split by rows (Megatron's f and g, Korthikanti et al. 2022, arXiv
@@ -34,11 +35,15 @@ POSITIONS: Spec = ("data", "model", None)
 
 
 def annotate(model: Any, rules: Mapping[str, str], mark: Mark, *, sequence_parallel: bool) -> None:
-    """Register hooks that annotate the activations around every layer that the tensor parallel plan `rules` ({module
-    pattern: style}) splits, so that GSPMD (XLA's partitioner) splits them as intended.
+    """Register hooks that annotate the activations around every layer that the tensor parallel plan splits, so that
+    GSPMD (XLA's partitioner) splits these activations as intended.
 
-    mark: a function that annotates a tensor with a spec (the mesh axis that splits each dimension); sequence_parallel:
-    whether the residual stream's positions are split over "model"; otherwise each device holds all positions."""
+    Args:
+        rules: the tensor parallel plan, {module pattern: style}; a style such as "colwise" says how to split a layer.
+        mark: a function that annotates a tensor with a spec (the mesh axis that splits each dimension).
+        sequence_parallel: whether the residual stream's positions are split over the mesh axis "model"; otherwise each
+            device holds all positions.
+    """
     stream = POSITIONS if sequence_parallel else WHOLE
 
     def lay(tensor: Any, forward: Spec, backward: Spec) -> Any:

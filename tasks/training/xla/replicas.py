@@ -1,10 +1,11 @@
-"""Engine xla with one process a device: data parallel and ZeRO-1, as AWS documents it for torchrun on Trainium.
+"""Sum gradients and share weights between the processes of engine xla when each process drives one device: data
+parallel and ZeRO-1, as AWS documents it for torchrun on Trainium.
 
-Each process is a replica: it traces the same graph on its own share of the rows, and collectives in the graph connect the
-replicas. Gradients are summed once an update, in fp32. With ZeRO-1 they are reduce-scattered along the dimension that
-`partition_specs.state_spec` chose, each replica updates its part of masters and moments, and the new weights are
-all-gathered in the dtype of the computation. No graph depends on the replica's number, so all replicas share one hash
-and one compilation.
+Each process is a replica (a copy of the model): it traces the same graph on its own share of the rows. Collectives in
+the graph exchange gradients and weights between the replicas. Gradients are summed once an update, in fp32. With ZeRO-1
+the gradients are reduce-scattered along the dimension that `partition_specs.state_spec` chose, each replica updates its
+part of the masters (fp32 copies of the weights) and of AdamW's moments, and the new weights are all-gathered in the
+dtype of the computation. No graph depends on the replica's number, so all replicas share one compiled graph.
 
 This module has never run on Trainium. The collectives ran on XLA's CPU client, whose replicas share one process
 (`tests/parity/test_replicas.py`). Starting several processes follows torch_xla's documentation and was never run.
@@ -34,21 +35,22 @@ BUCKET_MIB = 50  # MiB of tensors to a message: what torch_xla sets for Neuron (
 
 
 class OneProcess:
-    """The exchanges between replicas (data parallel copies of the model) when one process drives all devices: nothing
-    to do, because GSPMD (XLA's partitioner) inserts the collectives.
+    """Methods that engine xla calls to sum gradients and to share weights between replicas (data parallel copies of
+    the model), for one process that drives all devices. The methods send nothing, because GSPMD (XLA's partitioner)
+    inserts the collectives into the graph.
 
-    `Replicas` has the same methods, for one process a device."""
+    The subclass `Replicas` does the same work for one process on each device."""
 
     splits = False  # whether a replica holds a part of some masters, whose parameters are whole
 
     def seed(self, seed: int) -> int:
         """Return the dropout seed of this replica (copy of the model), made from the step's seed `seed`. One process
-        for all devices takes the step's seed itself."""
+        that drives all devices returns `seed` itself."""
         return seed
 
     def rows(self, column: Any) -> Any:
-        """Return the rows of this replica (copy of the model) of `column`, an array with one entry for each row of a
-        batch. One process for all devices takes all rows."""
+        """Return this replica's share of `column`, an array with one entry for each row of a batch. A replica is a copy
+        of the model. One process that drives all devices takes all rows."""
         return column
 
     def piece(self, tensor: Tensor, spec: Spec) -> Tensor:
@@ -57,8 +59,10 @@ class OneProcess:
         return tensor
 
     def gradients(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the gradients summed over the rows of all replicas, split like the optimizer's state. gradients: those
-        of this replica's rows, by parameter name."""
+        """Return the gradients summed over the rows of all replicas (copies of the model), by parameter name. If
+        the optimizer's state of a parameter is split over the replicas (ZeRO-1), each replica gets its part only.
+
+        gradients: {parameter name: gradient of this replica's rows}."""
         return gradients
 
     def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -97,10 +101,15 @@ class OneProcess:
 
 
 class Replicas(OneProcess):
-    """The exchanges of one replica (copy of the model) with the others, in engine xla with one process for each device:
-    collectives that become part of the graph.
+    """Sums gradients, losses and scores over all replicas (copies of the model), and shares the updated weights, for
+    engine xla with one process on each device. Each process is one replica and makes the same calls. The methods add
+    collectives to the graph that is being traced. They override those of `OneProcess`, which documents them.
 
-    world: the processes; states: the partition spec of each trained parameter's master and moments, by name."""
+    Args:
+        world: this process's number, and the number of processes.
+        states: {name of a trained parameter: partition spec of its fp32 master weight and of its moments}. The spec
+            names the mesh axis that splits each dimension; "data" stands for a split over the replicas (ZeRO-1).
+    """
 
     def __init__(self, world: World, states: Mapping[str, Spec]) -> None:
         self._world = world
@@ -141,8 +150,8 @@ class Replicas(OneProcess):
     def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return (the loss, the gradient norm) over all replicas (copies of the model), as scalar tensors.
 
-        Each element of a gradient counts once: the squares of split gradients are summed over the replicas, whole
-        gradients are equal on all of them."""
+        Each element of a gradient counts once. A gradient that is split over the replicas adds the squares of all its
+        parts. A gradient that every replica holds whole adds its squares once."""
         import torch
         import torch_xla.core.xla_model as xm
 
@@ -183,11 +192,13 @@ class Replicas(OneProcess):
 
 
 def make_replicas(config: TrainConfig, world: World, states: Mapping[str, Spec]) -> OneProcess:
-    """Return the object that exchanges gradients, norms and weights between replicas: `Replicas` with one process a
-    device, else `OneProcess`, which exchanges nothing. A replica is a copy of the model with its own share of the rows.
+    """Return the object that sums gradients and norms, and shares weights, between replicas: `Replicas` with one
+    process a device, else `OneProcess`, which sends nothing. A replica is a copy of the model with its own share of the
+    rows.
 
-    states: the partition spec of each trained parameter's master and moments. Raise ModelError unless `world` has as
-    many processes as `config` asks for: a graph for fewer replicas would silently sum too little."""
+    states: {name of a trained parameter: partition spec of its fp32 master weight and of its moments}. With one process
+    a device, raise ModelError unless `world` has as many processes as `config` asks for: a graph for fewer replicas
+    would silently sum too little."""
     if config.xla_processes == "one" or config.devices == 1:
         return OneProcess()
     if world.mesh != config.mesh:
@@ -202,9 +213,9 @@ def join_processes(config: TrainConfig) -> World:
     """Join the other processes that train together, each with one XLA device, and return this process's `World` (its
     number, and the group for messages to the others).
 
-    torchrun or trnflow started the processes. Messages between the hosts go over a gloo group of their own, so that
-    they never wait for a device. Raise ModelError when XLA does not see all processes as one world, or numbers them
-    otherwise than RANK."""
+    torchrun or trnflow started the processes. The messages of `World` go over a separate gloo group, so that they
+    never wait for a device. Raise ModelError when XLA counts other numbers of devices or processes than
+    `train.devices`, or numbers this process otherwise than the environment variable RANK."""
     import torch.distributed as dist
     import torch_xla.distributed.xla_backend  # noqa: F401  # registers the backend "xla"
     import torch_xla.runtime as xr
