@@ -315,7 +315,9 @@ def _lay_out(
 
 
 def _save_segments(layout: Layout, tokens: Path, file: Path) -> None:
-    """Write where each segment of a layout comes from. tokens: the folder of the split's rows of tokens."""
+    """Write to `file` the row of the data that each segment (example in a chunk) of the layout comes from.
+
+    tokens: the folder of the split in the artifact of tokenize_text, whose arrays SEGMENTS are read."""
     import numpy as np
 
     columns = [np.load(tokens / f"{name}.npy", mmap_mode="r")[layout.pieces.row] for name in SEGMENTS]

@@ -199,8 +199,7 @@ def execute(
 ) -> Result:
     """Run those stages of a pipeline whose artifacts are not in the store, and write the run record to the store.
 
-    A TrnflowError, such as that of a stage, and Ctrl-C end the run and are returned in the result's `error`. Any other
-    exception is put on record as the run's error and then raised.
+    A TrnflowError and Ctrl-C end the run and are returned in the result's `error`; other exceptions are raised.
 
     Args:
         options: Where the run stops, which stages are forced, and whether it is offline.
@@ -210,8 +209,7 @@ def execute(
         part_maker: Makes the parts of stages in other processes; None: each stage's own process makes them.
 
     Raises:
-        ConfigError: `options` names a stage that does not exist, or the recipe needs Prefect's task runners and there
-            is no `part_maker`. No run record is written then.
+        ConfigError: `options` names no stage, or the recipe needs a `part_maker`. No run record is written then.
     """
     begun = time.monotonic()
     options.check(pipeline)

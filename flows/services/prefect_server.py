@@ -158,7 +158,7 @@ def cause_of_failure(home: Path) -> tuple[str, str]:
         return "", "read the server's log; does its database run?"
     if setting := _database_setting():
         return "", f"check {setting}, read {folder / 'server.log'}"
-    if shutil.disk_usage(folder).free < LEAST_FREE:
+    if folder.is_dir() and shutil.disk_usage(folder).free < LEAST_FREE:
         return f"the disk of {folder} is full", FREE_SPACE
     return "", f"read {folder / 'server.log'}"
 

@@ -78,7 +78,7 @@ class Generator:
         return ids, ids if self._positions is None else shortened(ids, self._positions - self._new, opening)
 
     def _ends(self) -> list[int]:
-        """The ids of the tokens that end a text."""
+        """Return the ids of the tokens at which the model stops generating; empty if the model names none."""
         ends = self._model.generation_config.eos_token_id
         return [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
 
