@@ -66,7 +66,7 @@ def _known(stage: Stage, code: Meta, top: str) -> Iterator[tuple[str, Path]]:
     for name in (*code, *PLUMBING):
         path = locate(name)
         if path is not None:
-            yield name, path
+            yield name, Path(path)
     for asset in stage.assets:
         yield asset, project_folder(top) / asset
 
@@ -78,7 +78,7 @@ def _hashed(stage: Stage, code: Meta, known: dict[str, str], memo: Memo) -> dict
         if name in stage.assets or not str(code.get(name, "")).startswith("sha256:"):
             continue
         now = stamp(path)
-        if code[name] != analyse(Path(path), memo)["hash"]:
+        if code[name] != analyse(path, memo)["hash"]:
             raise edited(stage.name, name)
         found[path] = (now, code[name])
     return found

@@ -76,12 +76,11 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
     locate = locator({top, "tasks"})
     code: dict[str, str] = {}
     foreign: set[str] = set()
-    seen: set[str] = set()
+    seen = {module}
     pending = [module]
     while pending:
         name = pending.pop()
-        path = locate(name) if name not in seen else None
-        seen.add(name)
+        path = locate(name)
         if path is None:
             continue
         if name in PLUMBING:
@@ -90,26 +89,28 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
         analysed = analyse(path, memo)
         code[name] = analysed["hash"]
         foreign.update(analysed["foreign"])
-        pending.extend(analysed["imports"])
-        pending.extend(_parents(name))
+        found = [*_parents(name), *analysed["imports"]]
+        # `a` is located before `a.b`: if it is a file, `a.b` is no module, and the disk is not asked
+        pending.extend(other for other in reversed(found) if other not in seen)
+        seen.update(found)
     return dict(sorted(code.items())), _environment(foreign, memo)
 
 
-def locator(roots: set[str]) -> Callable[[str], Path | None]:
+def locator(roots: set[str]) -> Callable[[str], str | None]:
     """Return a function that maps a module's dotted name to the module's file, or to None for a name that is no module
     of the top-level packages `roots`."""
     folders = {root: f"{project_folder(root)}/{root}" for root in roots}
+    plain: dict[str, str] = {}
 
-    def locate(name: str) -> Path | None:
+    def locate(name: str) -> str | None:
         """Return the file of a module, or None. The module is looked up on disk, not imported."""
         root, _, rest = name.partition(".")
-        if root not in folders:
-            return None
-        base = "/".join((folders[root], *rest.split("."))) if rest else folders[root]
-        for path in (f"{base}.py", f"{base}/__init__.py") if rest else (f"{base}/__init__.py",):
-            if os.path.isfile(path):
-                return Path(path)
-        return None
+        if root not in folders or name.rpartition(".")[0] in plain:
+            return None  # foreign, or a name inside a file: `from tasks.errors import DataError`
+        base = f"{folders[root]}/{rest.replace('.', '/')}" if rest else folders[root]
+        if rest and os.path.isfile(f"{base}.py"):
+            return plain.setdefault(name, f"{base}.py")
+        return f"{base}/__init__.py" if os.path.isfile(f"{base}/__init__.py") else None
 
     return locate
 
@@ -123,14 +124,14 @@ def _schema(name: str) -> int:
     return int(getattr(import_module(name), "SCHEMA", 1))
 
 
-def analyse(path: Path, memo: Memo) -> Meta:
+def analyse(path: str, memo: Memo) -> Meta:
     """Return the facts about a Python file that stage keys use: {"hash": the hash of its AST without docstrings and
     comments, "imports": dotted names that may be modules, "foreign": third-party packages}. memo: the hash cache, which
     remembers the result while the file does not change."""
     now = stamp(path)
     known = memo.get("code", path, now)
     if known is None:
-        tree = _parsed(path)
+        tree = _parsed(Path(path))
         imports = sorted(set(_imports(tree)))
         known = {
             "hash": code_hash(tree),
