@@ -8,7 +8,7 @@ the other finds it taken, and is compared with the new champion.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from flows.champions.contenders import Contender, of_champion
 from flows.champions.freeze import freeze, secure_named
@@ -72,6 +72,7 @@ def promote(
     *,
     frozen: Frozen | None = None,
     offline: bool = False,
+    by: Literal["promote", "retrain"] = "promote",
 ) -> Decision:
     """Compare a challenger with the recipe's champion and make it the champion if it is better, or if there is none yet.
 
@@ -84,6 +85,7 @@ def promote(
         listeners: Called with the events of the stages that freeze and score, such as a progress display.
         frozen: The rows to compare on. Default: the newest frozen rows of the recipe.
         offline: Make no requests to a data hub.
+        by: The command that asks, which the champion's document names.
 
     Raises:
         ConfigError: `promote.metric` is no metric of the challenger's task.
@@ -107,7 +109,7 @@ def promote(
             why = describe(comparison)
             if not comparison.is_better:
                 return _decision(champion, challenger, comparison, frozen, before is None, why, promoted=False)
-        document = _document(store, recipe, challenger, ours, frozen, found, comparison, why)
+        document = {"by": by} | _document(store, recipe, challenger, ours, frozen, found, comparison, why)
         added = add_champion(store, recipe.name, document, challenger.artifact)
         if added is not None:
             return _decision(added, challenger, comparison, frozen, before is None, why, promoted=True)
@@ -138,7 +140,7 @@ def rollback(recipe: Recipe, store: Store) -> Numbered:
         )
     why = f"rolled back from {present[:19]}"
     document = earlier.document | {
-        "action": ROLLED_BACK, "replaces": present, "comparison": None, "why": why, "created": now(),
+        "action": ROLLED_BACK, "by": "rollback", "replaces": present, "comparison": None, "why": why, "created": now(),
         "number": found[0].number + 1,
     }  # fmt: skip
     artifact = store.artifact(document["artifact"])

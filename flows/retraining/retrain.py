@@ -19,7 +19,7 @@ from flows.champions.contenders import Contender, of_run
 from flows.champions.freeze import freeze
 from flows.champions.frozen_rows import Frozen, newest_frozen, pipeline_without
 from flows.champions.mirror import mirror
-from flows.champions.promote import PROMOTED, ROLLED_BACK, Decision, champions_of, promote
+from flows.champions.promote import ROLLED_BACK, Decision, champions_of, promote
 from flows.recipes.recipe import Recipe
 from flows.retraining.change import Change, find_change
 from flows.retraining.checks import Checked, check_data
@@ -240,9 +240,9 @@ def _decided(work: _Work, challenger: Contender, frozen: Frozen) -> Decision:
     if last is not None and (last.document["replaces"], last.document["action"]) == (digest, ROLLED_BACK):
         why = f"the model was rolled back in champion {last.number}; `trnflow promote {recipe.name}` compares it again"
         return Decision(False, found[0].number, found[0].document["artifact"], digest, None, frozen, False, why)
-    decision = promote(recipe, store, challenger, work.listeners, frozen=frozen, offline=work.offline)
+    decision = promote(recipe, store, challenger, work.listeners, frozen=frozen, offline=work.offline, by="retrain")
     champion, judged = found[0].document if found else None, newest_judged(store, recipe)
-    if champion is None or (champion["artifact"], champion["action"]) != (digest, PROMOTED):
+    if champion is None or (champion["artifact"], champion.get("by")) != (digest, "retrain"):
         return decision
     is_news = judged is None or judged["created"] < champion["created"]
     return decision._replace(promoted=True, why=champion["why"]) if is_news else decision

@@ -84,7 +84,8 @@ class Holder:
     @property
     def is_over(self) -> bool:
         """Whether the lease (the right to make a key's result) has certainly ended: the processes of its run and its
-        stage are dead, or its last heartbeat is a day old. False if this is not certain."""
+        stage are dead, or its last heartbeat is a day (or 10 times `ttl`, if that is more) old. False if this is not
+        certain."""
         return (self.process.is_dead() and not lives_on(self.attempt)) or self._is_forgotten()
 
     @property

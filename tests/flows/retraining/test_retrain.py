@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -299,6 +300,22 @@ def test_champions_says_when_the_frozen_rows_are_old(tiny: InProcessShell) -> No
     assert "the frozen rows 1 of tiny are" in tiny("champions", "tiny").stdout
     (tiny.folder / "old.yaml").write_text(f"{RECIPE}name: tiny\npromote: {{frozen_days: 1.0e+6}}\n")
     assert tiny.json("champions", "old.yaml")["notes"] == []
+
+
+def test_a_promotion_by_hand_is_not_reported_as_the_retrain_s_own(tmp_path: Path) -> None:
+    shell = InProcessShell(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    assert retrain(shell)["promoted"]
+    # what a retrain that was killed right after its promotion leaves: a champion that no judgement names
+    judgement = tmp_path / ".trnflow/store/roots/judged/tiny.json"
+    judgement.unlink()
+    assert retrain(shell)["promoted"]
+    shell.json("run", "tiny.yaml", "--direct", STRONG)
+    assert shell.json("promote", "tiny.yaml", STRONG)["promoted"]
+    judgement.unlink()
+    done = retrain(shell, STRONG)
+    assert not done["promoted"] and done["why"] == "this model is the champion already"
 
 
 def test_wrong_usage_exits_2(tiny: InProcessShell) -> None:
