@@ -1,13 +1,14 @@
 """The warm parent: a process that has imported slow libraries, and from which stage processes are forked in some 30 ms.
 
-    warm_parent:serve SOCKET MODULE...
+    warm_parent:serve SOCKET
 
-The warm parent imports the modules, which are all third-party, and then waits on SOCKET (a file descriptor) for
-requests of the flow, the process that runs the pipeline (`tasks.launch.warm_start`). For each request it forks a guard
-(`tasks.launch.guard`), which forks the worker, the process that runs the stage. Guard and worker have the libraries
-loaded, and import the project's own code after the fork. The warm parent creates no XLA client, no CUDA context and no
-thread. If a library started a thread, the warm parent refuses to fork, and the flow starts the stage in a new
-interpreter.
+The warm parent waits on SOCKET (a file descriptor) for requests of the flow, the process that runs the pipeline
+(`tasks.launch.warm_start`). A request either names modules, all third-party, that later stages need: the warm parent
+imports them, one after the other, while it has nothing else to do. Or it starts a stage: the warm parent imports what
+this stage needs and is not imported yet, and forks a guard (`tasks.launch.guard`), which forks the worker, the process
+that runs the stage. Guard and worker have the libraries loaded, and import the project's own code after the fork. The
+warm parent creates no XLA client, no CUDA context and no thread. If a library started a thread, the warm parent refuses
+to fork, and the flow starts the stage in a new interpreter.
 
 The warm parent ends when the flow ends or closes the socket. The guards that were forked from it then end their
 workers.
@@ -39,34 +40,46 @@ process shows."""
 LONGEST_REQUEST = 1 << 18
 
 
-def serve(descriptor: str, *modules: str) -> None:
-    """Run as a warm parent, the process from which the processes of stages are forked: import the modules, then fork a
-    guard (the process that starts and ends the process of one stage) for each request of the flow, the process that
-    runs the pipeline. Does not return: the process exits when the flow ends or closes the socket.
+def serve(descriptor: str) -> None:
+    """Run as a warm parent, the process from which the processes of stages are forked: import the modules that the flow,
+    the process that runs the pipeline, asks for, and fork a guard (the process that starts and ends the process of one
+    stage) for each stage, as soon as the modules that this stage needs are imported. Does not return: the process exits
+    when the flow ends or closes the socket.
 
-    descriptor: the file descriptor of the socket to the flow, as text; modules: the names of the modules to import.
+    descriptor: the file descriptor of the socket to the flow, as text.
     """
     flow = os.getppid()
     requests = _socket(int(descriptor))
-    for name in modules:
-        importlib.import_module(name)
-        if os.getppid() != flow:
-            os._exit(0)
-    gc.collect()
-    gc.freeze()  # without this, garbage collection would write to shared memory pages and so copy them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes guards that ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests.settimeout(LOOK_SECONDS)
+    to_come: list[str] = []
     while True:
+        if os.getppid() != flow:
+            os._exit(0)
+        requests.settimeout(0 if to_come else LOOK_SECONDS)
         try:
             message, descriptors, _, _ = socket.recv_fds(requests, LONGEST_REQUEST, 3)
-        except TimeoutError:
-            if os.getppid() != flow:
-                os._exit(0)
+        except (BlockingIOError, TimeoutError):
+            _import(to_come[:1])
+            del to_come[:1]
             continue
         if not message:
             os._exit(0)
-        _fork(requests, json.loads(message), descriptors)
+        request = json.loads(message)
+        if "entry" in request:
+            _import(request["modules"])
+            _fork(requests, request, descriptors)
+        else:
+            to_come += request["modules"]
+
+
+def _import(modules: list[str]) -> None:
+    if all(name in sys.modules for name in modules):
+        return
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # without this, garbage collection would write to shared memory pages and so copy them
 
 
 def _socket(descriptor: int) -> socket.socket:

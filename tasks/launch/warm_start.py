@@ -45,10 +45,12 @@ LATE = ("CPU_NUM_DEVICES", "TOKENIZERS_PARALLELISM", ATTEMPT, PARTIAL_ROOT, *WIT
 
 The exceptions are those of WITHOUT_THREADS. XLA_FLAGS can't be in this list: torch_xla changes it when it is imported."""
 
-LIGHT = ("pydantic.main", "pydantic.types", "pydantic._internal._generate_schema", "numpy", "tokenizers", "jinja2")
-"""Modules that every warm parent imports."""
+LIGHT = ("pydantic.main", "pydantic.types", "pydantic._internal._generate_schema", "numpy")
+"""Modules that every stage needs."""
 
 HEAVY = {
+    "jinja2": ("jinja2",),
+    "tokenizers": ("tokenizers",),
     "pyarrow": ("pyarrow.parquet", "pyarrow.compute", "pandas"),  # pyarrow imports pandas when it converts a list
     "torch": ("torch",),
     "transformers": ("transformers.modeling_utils",),
@@ -63,7 +65,7 @@ PATIENCE = 120.0
 
 def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the modules that the warm parent of a stage (a process from which the stage's process is
-    forked) has to import.
+    forked) has to import before it forks.
 
     Empty if the stage's process can't be forked from a warm parent and must start in a new interpreter: the machine is
     not Linux on x86-64, or PJRT_DEVICE names another device than the CPU, whose runtime does not support a fork.
@@ -114,21 +116,19 @@ class ForkedGuard:
 
 class WarmParent:
     """A child process that imports slow modules once and then forks the guard of each stage (the process that starts
-    and ends the stage's process), so that stages start at once. The constructor starts the process and does not wait
-    until the modules are imported.
+    and ends the stage's process), so that stages start at once. The constructor does not wait until the process runs.
 
     Args:
         environ: The environment variables of the process.
-        modules: The names of the modules that the process imports.
     """
 
-    def __init__(self, environ: Mapping[str, str], modules: tuple[str, ...]) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests.settimeout(0.2)  # a short timeout, so that an exception sent to this thread is raised soon
         with theirs:
             self._process = subprocess.Popen(
-                python("tasks.launch.warm_parent:serve", str(theirs.fileno()), *modules),
+                python("tasks.launch.warm_parent:serve", str(theirs.fileno())),
                 env={**environ, ATTEMPT: "-" * (RESERVED - 1), **WITHOUT_THREADS},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -137,12 +137,17 @@ class WarmParent:
                 start_new_session=True,
             )
 
+    def preload(self, modules: tuple[str, ...]) -> None:
+        """Have the warm parent import modules while it has nothing else to do. Does not wait for it."""
+        with self._lock, contextlib.suppress(OSError):  # without them a stage starts later
+            self._requests.send(json.dumps({"modules": modules}).encode())
+
     def start(self, request: Mapping[str, Any], descriptors: list[int]) -> ForkedGuard | None:
         """Have the warm parent fork a guard, the process that starts and ends the process of one stage. Waits until the
-        warm parent has imported its modules.
+        warm parent has imported the modules that the stage needs.
 
         Args:
-            request: {"entry", "arguments", "grace": as the arguments of `start_guard`; "folder": the worker's working
+            request: {"entry", "arguments", "modules", "grace": as the arguments of `start_guard`; "folder": the worker's working
                 folder; "environ": {name: value} of variables to set, None to unset; "attempt": the name of the variable
                 with the id of the attempt (try to run the stage)}.
             descriptors: The file descriptors that become the guard's stdin (lifeline), stdout (events) and stderr
@@ -183,7 +188,7 @@ class WarmParent:
         self._process.wait()
 
 
-_parents: dict[Any, WarmParent] = {}
+_parents: dict[frozenset[tuple[str, str]], WarmParent] = {}
 _lock = threading.Lock()
 
 
@@ -193,23 +198,20 @@ def _close_all() -> None:
         parent.close()
 
 
-def warm_parent(environ: Mapping[str, str], modules: tuple[str, ...]) -> WarmParent:
+def warm_parent(environ: Mapping[str, str]) -> WarmParent:
     """Return a running warm parent (a process that has imported slow libraries, and from which stages' processes are
-    forked) that was started with these environment variables and imports at least these modules; start one if there is
-    none. The variables in the list LATE may differ, because they do not matter to the imports.
+    forked) that was started with these environment variables; start one if there is none. The variables in the list
+    LATE may differ, because they do not matter to the imports.
 
     If there are then more than 4 warm parents (MOST_PARENTS), the one that was used least recently is killed.
     """
     early = {name: value for name, value in environ.items() if name not in LATE}
     variables = frozenset(early.items())
     with _lock:
-        for key, parent in list(_parents.items()):
-            if parent.ended:
-                del _parents[key]
-            elif key[0] == variables and {*modules} <= {*key[1]}:
-                _parents[key] = _parents.pop(key)  # moved to the end: the first entry is the least recently used
-                return parent
-        _parents[variables, modules] = found = WarmParent(early, modules)
+        found = _parents.pop(variables, None)
+        if found is None or found.ended:
+            found = WarmParent(early)
+        _parents[variables] = found  # the first entry is the least recently used
         while len(_parents) > MOST_PARENTS:
             _parents.pop(next(iter(_parents))).close()
         return found
@@ -223,16 +225,13 @@ def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None
     do not matter to the imports.
 
     Args:
-        stages: For each stage (its environment variables, the modules of its warm parent). Where there are no modules,
-            no warm parent is started.
+        stages: For each stage (its environment variables, the modules of its warm parent), in the order in which they
+            run. A warm parent imports while the next stage is drawn from the iterable. Where there are no modules, no
+            warm parent is started.
     """
-    wanted: dict[frozenset[tuple[str, str]], dict[str, None]] = {}
     for variables, modules in stages:
-        early = frozenset((name, value) for name, value in variables.items() if name not in LATE)
-        wanted.setdefault(early, {}).update(dict.fromkeys(modules))
-    for early, names in wanted.items():
-        if names:
-            warm_parent(process_environ(dict(early)), tuple(names))
+        if modules:
+            warm_parent(process_environ(variables)).preload(modules)
 
 
 def process_environ(variables: Mapping[str, str]) -> dict[str, str]:
@@ -247,13 +246,13 @@ def start_guard(
 ) -> ForkedGuard | None:  # fmt: skip
     """Start the process of one stage, the worker, under a guard, a process that ends the worker if this process dies. A
     warm parent (a process that has imported slow libraries) forks the guard, and the guard forks the worker. A warm
-    parent is started if none has the right modules and environment variables.
+    parent is started if none has the right environment variables.
 
     Args:
         entry: The function that the worker calls, as "module:function".
         arguments: The arguments of that function.
         environ: The environment variables of the worker.
-        modules: The modules that the warm parent must have imported.
+        modules: The modules that the warm parent imports before it forks, if it has not yet.
         grace: Seconds between SIGTERM and SIGKILL when the worker is stopped.
         descriptors: The file descriptors that become the guard's stdin, stdout and stderr.
 
@@ -263,9 +262,10 @@ def start_guard(
     request = {
         "entry": entry,
         "arguments": arguments,
+        "modules": modules,
         "grace": grace,
         "folder": os.getcwd(),
         "attempt": ATTEMPT,
         "environ": {name: environ.get(name) for name in LATE},
     }
-    return warm_parent(environ, modules).start(request, descriptors)
+    return warm_parent(environ).start(request, descriptors)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,28 @@ def test_a_parent_that_answers_too_late_is_closed(tmp_path: Path, monkeypatch: p
     """Its late answer would be read as that to the next request."""
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setattr(warm_start, "PATIENCE", 0)
-    parent = warm_start.WarmParent({**os.environ, "PYTHONPATH": str(tmp_path)}, ("slow_to_import",))
-    assert parent.start({}, [0, 1, 2]) is None
+    parent = warm_start.WarmParent({**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert parent.start({"modules": ["slow_to_import"]}, [0, 1, 2]) is None
     assert parent.ended
+
+
+def test_a_stage_does_not_wait_for_modules_that_only_others_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
+    environ = warm_start.process_environ({"PYTHONPATH": str(tmp_path)})
+    parent = warm_start.warm_parent(environ)
+    pid, send = parent._process.pid, socket.send_fds
+    os.kill(pid, signal.SIGSTOP)  # until the request is there: without one, it would begin to import what others need
+    parent.preload(("json", "slow_to_import"))
+
+    def sent(*arguments: Any) -> int:
+        length = send(*arguments)
+        os.kill(pid, signal.SIGCONT)
+        return length
+
+    monkeypatch.setattr(socket, "send_fds", sent)
+    try:
+        assert seen(tmp_path, ("json",), PYTHONPATH=str(tmp_path))["parent"] == pid
+    finally:
+        parent.close()
