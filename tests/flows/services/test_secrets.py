@@ -101,8 +101,8 @@ class House:
         assert done.returncode == code, (arguments[:2], done.stdout, done.stderr)
         return done.stdout
 
-    def newest_record(self) -> Any:
-        return json.loads(max((self.home / "store/runs").glob("*.json")).read_text())
+    def record(self, run: str) -> Any:
+        return json.loads((self.home / f"store/runs/{run}.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ def test_variables_are_filled_in_at_use_and_recorded_by_name(house: House) -> No
     arguments = ("run", "mine.yaml", *settings, "--until", "pack_chunks", "--direct", "--json")
     result = json.loads(house(*arguments, **given))
     assert {stage["action"] for stage in result["stages"]} == {"hit"}  # the same key as with the values in the recipe
-    record = house.newest_record()["resolved"]
+    record = house.record(result["run"])["resolved"]
     assert record["data"]["source"] == source.replace("//me:", "//***:")
     assert record["launch"]["environment"] == {"API_KEY": "${API_KEY}"}
     assert record["tracking"]["uri"] == "${MLFLOW}"
