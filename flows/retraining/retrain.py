@@ -223,7 +223,8 @@ def _made(work: _Work, change: Change) -> Retrained:
 
 
 def _with_checks(begun: Retrained, checked: tuple[Checked, ...]) -> Retrained:
-    """Add what the checks found: as the reason if one stops the retraining, else as notes."""
+    """Return the outcome `begun` with what the data checks found: as its reason if a check stops the retraining, else
+    as its notes."""
     stopping = [one.sentence for one in checked if one.result == "stopped"]
     notes = tuple(one.sentence for one in checked if one.result in ("warned", "not applied"))
     done = replace(begun, checks=tuple(one.to_json() for one in checked), notes=(*begun.notes, *notes))

@@ -108,9 +108,9 @@ def locator(roots: set[str]) -> Callable[[str], str | None]:
         if root not in folders or name.rpartition(".")[0] in plain:
             return None  # foreign, or a name inside a file: `from tasks.errors import DataError`
         base = f"{folders[root]}/{rest.replace('.', '/')}" if rest else folders[root]
-        if rest and os.path.isfile(f"{base}.py"):
-            return plain.setdefault(name, f"{base}.py")
-        return f"{base}/__init__.py" if os.path.isfile(f"{base}/__init__.py") else None
+        if os.path.isfile(f"{base}/__init__.py"):  # first, as Python does where there is a file of the same name, too
+            return f"{base}/__init__.py"
+        return plain.setdefault(name, f"{base}.py") if rest and os.path.isfile(f"{base}.py") else None
 
     return locate
 

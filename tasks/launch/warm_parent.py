@@ -83,7 +83,8 @@ def _import(modules: list[str]) -> None:
 
 
 def _socket(descriptor: int) -> socket.socket:
-    """Return the socket at another descriptor than 3, which the worker's event pipe gets."""
+    """Return the socket that has this descriptor. If the descriptor is 3, the socket gets another one, because a
+    worker's event pipe must be 3."""
     requests = socket.socket(fileno=os.dup(descriptor) if descriptor == guard.WORKER_EVENTS else descriptor)
     nothing = os.open(os.devnull, os.O_RDONLY)
     if nothing != guard.WORKER_EVENTS:

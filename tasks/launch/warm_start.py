@@ -147,9 +147,9 @@ class WarmParent:
         warm parent has imported the modules that the stage needs.
 
         Args:
-            request: {"entry", "arguments", "modules", "grace": as the arguments of `start_guard`; "folder": the worker's working
-                folder; "environ": {name: value} of variables to set, None to unset; "attempt": the name of the variable
-                with the id of the attempt (try to run the stage)}.
+            request: {"entry", "arguments", "modules", "grace": as the arguments of `start_guard`; "folder": the
+                worker's working folder; "environ": {name: value} of variables to set, None to unset; "attempt": the
+                name of the variable with the id of the attempt (try to run the stage)}.
             descriptors: The file descriptors that become the guard's stdin (lifeline), stdout (events) and stderr
                 (log).
 

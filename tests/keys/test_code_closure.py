@@ -56,6 +56,17 @@ def test_an_edit_two_imports_below_changes_that_module_only(package: Path, tmp_p
     assert {name for name in before if before[name] != after[name]} == {"house.deep"}
 
 
+def test_a_package_counts_before_a_file_of_the_same_name(package: Path, tmp_path: Path) -> None:
+    """Python imports the package, so the file's code can't matter and that of the package's modules does."""
+    (package / "deep").mkdir()
+    (package / "deep/__init__.py").write_text("VALUE = 3\n")
+    (package / "deep/inner.py").write_text("NUMBER = 4\n")
+    (package / "helper.py").write_text("from house import deep\nfrom house.deep.inner import NUMBER\n")
+    code, _ = closure("house.stage", Memo(tmp_path / "memo.db"))
+    assert code["house.deep"] == hashed("VALUE = 3\n")
+    assert code["house.deep.inner"] == hashed("NUMBER = 4\n")
+
+
 def test_plumbing_counts_by_its_schema(tmp_path: Path) -> None:
     code, _ = closure("tasks.keys.explain", Memo(tmp_path / "memo.db"))
     assert code["tasks.artifact"] == "schema:1"
