@@ -185,13 +185,20 @@ def _wait_scheduled(home: Path, names: list[str], seconds: float) -> None:
     with connected() as client:
         while waiting := _unscheduled(client, names):
             if time.monotonic() > deadline:
-                error = last_error(home)
-                raise ProcessFailed(
-                    f"the schedule of {', '.join(waiting)} has no scheduled run after {seconds:.0f} s: Prefect's scheduler "
-                    + (f"fails with: {error}" if error else "is off, or fails"),
-                    "install requirements.lock, which Prefect's server works with, then `trnflow down` and deploy again",
-                )
+                raise _never_scheduled(home, waiting, seconds)
             time.sleep(1.0)
+
+
+def _never_scheduled(home: Path, waiting: list[str], seconds: float) -> ProcessFailed:
+    """Return the error about the deployments `waiting`: the server has planned no flow run of them within `seconds`."""
+    cause, fix = cause_of_failure(home)
+    if not cause:
+        error = last_error(home)
+        cause = "Prefect's scheduler " + (f"fails with: {error}" if error else "is off, or fails")
+        fix = "install requirements.lock, which Prefect's server works with, then `trnflow down` and deploy again"
+    return ProcessFailed(
+        f"the schedule of {', '.join(waiting)} has no scheduled run after {seconds:.0f} s: {cause}", fix
+    )
 
 
 def _unscheduled(client: SyncPrefectClient, names: list[str]) -> list[str]:

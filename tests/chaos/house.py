@@ -67,10 +67,14 @@ class House:
     def open(self) -> None:
         """Start the server and the worker, and deploy `retrain` with a schedule that fires every `every` seconds."""
         self.up()
-        self.first = (datetime.now(UTC) + timedelta(seconds=self.every)).replace(microsecond=0)
-        (self.folder / "prefect.yaml").write_text(DEPLOYMENT.format(every=self.every, first=self.first.isoformat()))
+        self.declare()
         self.must("deploy")
         self.start_worker()
+
+    def declare(self) -> None:
+        """Write prefect.yaml: the deployment `retrain`, first fired `every` seconds from now."""
+        self.first = (datetime.now(UTC) + timedelta(seconds=self.every)).replace(microsecond=0)
+        (self.folder / "prefect.yaml").write_text(DEPLOYMENT.format(every=self.every, first=self.first.isoformat()))
 
     def up(self) -> None:
         """Start the server. On a crowded machine it may take longer than `trnflow up` waits for it."""

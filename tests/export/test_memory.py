@@ -28,7 +28,7 @@ def resident():
 
 def watch():
     while True:
-        peak.append(max(peak.pop(), resident()))
+        peak[0] = max(peak[0], resident())
         time.sleep(0.01)
 
 torch_xla.device()

@@ -41,7 +41,7 @@ def anonymous():
 
 def watch():
     while True:
-        peak.append(max(peak.pop(), anonymous()))
+        peak[0] = max(peak[0], anonymous())
         time.sleep(0.005)
 
 folder, method, dtype = Path(sys.argv[1]), sys.argv[2], sys.argv[3]

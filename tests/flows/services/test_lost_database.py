@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow  # servers
 NEVER = 30 * 86400
 PREFECT_3_1 = "5952a5498b51"
 """The schema of November 2024."""
+IMPATIENT = "from pathlib import Path; from flows.services.deploy import deploy; deploy(Path.cwd() / '.trnflow', Path.cwd(), 2.0)"
+"""`trnflow deploy`, which waits 2 seconds for the schedule."""
 DIRECT = ("retrain", NAMES.recipe, "--direct", "--json", "tracking.enabled=false")
 
 
@@ -40,6 +42,14 @@ def schema(house: House) -> str:
     with contextlib.closing(sqlite3.connect(house.home / "prefect/prefect.db")) as database:
         (found,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
     return str(found)
+
+
+def impatient(house: House) -> str:
+    """Deploy, wait 2 seconds for the schedule, and return what the process said when it failed."""
+    command = [sys.executable, "-c", IMPATIENT]
+    done = subprocess.run(command, cwd=house.folder, env=house.environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode, done.stdout
+    return done.stderr
 
 
 def test_a_deleted_database_costs_no_result(house: House) -> None:
@@ -85,4 +95,22 @@ def test_a_disk_that_fills_while_the_server_runs_is_named(house: House) -> None:
         assert "fix: free some space there" in refused[0].stderr, refused[0].stderr
         ballast.unlink()
         house.must("deploy")
+        assert house.close() == []
+
+
+def test_a_full_disk_is_named_where_nothing_is_scheduled(house: House) -> None:
+    """A scheduler that can't write plans nothing, and the server may still answer: here it is off, so it surely plans nothing.
+
+    Without the full disk, the same command blames the scheduler.
+    """
+    house.environ["PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED"] = "false"
+    with small_disk(house.home, 48 << 20) as disk:
+        disk.chmod(0o700)
+        house.up()
+        house.declare()
+        assert "Prefect's scheduler is off, or fails" in impatient(house)
+        ballast = fill(disk, leave=1_000_000)  # the server can write on, but it is less than LEAST_FREE
+        refused = impatient(house)
+        assert f"no scheduled run after 2 s: the disk of {disk / 'prefect'} is full" in refused, refused
+        ballast.unlink()
         assert house.close() == []
