@@ -54,6 +54,9 @@ FRIENDS = {"datasets": ("pyarrow",)}
 needs no entry: a stage that tokenizes imports tokenizers itself, and safetensors returns the same bits in every
 version."""
 
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""The fields of a statement of Python's AST that contain statements."""
+
 
 def project_folder(package: str) -> Path:
     """Return the folder that contains a top-level package, such as `tasks`: a checkout or site-packages. Imports the
@@ -160,13 +163,24 @@ def _parsed(path: Path) -> ast.Module:
 
 def code_hash(tree: ast.Module) -> str:
     """Return `sha256:<hex>` of a module's AST without docstrings, comments, positions and imports under TYPE_CHECKING."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:
+    for node in _statements(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             # a string as a statement has no effect: a docstring, or the text below a constant
             kept = [line for line in node.body if not _is_text(line) and not _is_type_checking(line)]
             node.body = kept or [ast.Pass()]
     return f"sha256:{hashlib.sha256(ast.dump(tree).encode()).hexdigest()}"
+
+
+def _statements(tree: ast.Module, leave_out: Callable[[ast.AST], bool] = lambda node: False) -> Iterator[ast.AST]:
+    """Yield the module and each statement in it, at any depth, but not those that `leave_out` names, nor what is in them.
+    Expressions, most of a tree, are not looked at."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if not leave_out(node):
+            yield node
+            for block in BLOCKS:
+                pending.extend(getattr(node, block, ()))
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -177,18 +191,15 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def _imports(node: ast.AST) -> Iterator[str]:
-    """Yield each dotted name that an import statement anywhere in the tree may load. `from a import b` may load the
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """Yield each dotted name that an import statement anywhere in the module may load. `from a import b` may load the
     module a.b."""
-    if _is_type_checking(node):
-        return
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-        yield node.module
-        yield from (f"{node.module}.{alias.name}" for alias in node.names)
-    for child in ast.iter_child_nodes(node):
-        yield from _imports(child)
+    for node in _statements(tree, leave_out=_is_type_checking):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _environment(foreign: set[str], memo: Memo) -> dict[str, str]:
