@@ -2,7 +2,7 @@
 
 import sys
 
-from flows.cli.main import main
+from trnflow.flows.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

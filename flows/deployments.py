@@ -27,31 +27,31 @@ from prefect.events import emit_event
 from prefect.states import Cancelled, Completed
 from pydantic import Field
 
-from flows.finetune import DATA_STAGES, FINETUNE
-from flows.recipes import recipe as settings
-from flows.retraining import retrain as retraining
-from flows.retraining import watch as watching
-from flows.retraining.crashed import report_crashed
-from flows.retraining.outcome import Retrained
-from flows.runner.executor import Listener
-from flows.runner.pipeline import Pipeline
-from flows.runner.run import Options, Result, execute, new_run_id, open_recipe
-from flows.services.events import RETRAINED, data_changed, recipe_resource, send_events
-from flows.services.mlflow_listener import Tracking
-from flows.services.pages import pages
-from flows.services.recovery import end_unbegun_runs, tend_runs
-from flows.services.run_view.artifacts import Page, retrain_table, run_table, where_pages
-from flows.services.run_view.plan import PlanPage, RunName
-from flows.services.run_view.stage_tasks import PrefectLog, PrefectRunner
-from flows.services.run_view.sweep import SweepPage, sweep_summary
-from flows.services.task_runners import task_runner
-from flows.sweeps import sweep as sweeping
-from flows.sweeps.plan import read_plan, refuse_fixed
-from flows.sweeps.trial import run_directly
-from tasks.artifact import Meta
-from tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
-from tasks.store import Store
-from tasks.system.redaction import hide, raisable, scrub, scrub_all, scrub_logs, scrubbed
+from trnflow.flows.finetune import DATA_STAGES, FINETUNE
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.retraining import retrain as retraining
+from trnflow.flows.retraining import watch as watching
+from trnflow.flows.retraining.crashed import report_crashed
+from trnflow.flows.retraining.outcome import Retrained
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.pipeline import Pipeline
+from trnflow.flows.runner.run import Options, Result, execute, new_run_id, open_recipe
+from trnflow.flows.services.events import RETRAINED, data_changed, recipe_resource, send_events
+from trnflow.flows.services.mlflow_listener import Tracking
+from trnflow.flows.services.pages import pages
+from trnflow.flows.services.recovery import end_unbegun_runs, tend_runs
+from trnflow.flows.services.run_view.artifacts import Page, retrain_table, run_table, where_pages
+from trnflow.flows.services.run_view.plan import PlanPage, RunName
+from trnflow.flows.services.run_view.stage_tasks import PrefectLog, PrefectRunner
+from trnflow.flows.services.run_view.sweep import SweepPage, sweep_summary
+from trnflow.flows.services.task_runners import task_runner
+from trnflow.flows.sweeps import sweep as sweeping
+from trnflow.flows.sweeps.plan import read_plan, refuse_fixed
+from trnflow.flows.sweeps.trial import run_directly
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.redaction import hide, raisable, scrub, scrub_all, scrub_logs, scrubbed
 
 
 @dataclass
@@ -151,7 +151,7 @@ def watch(
     If the data differs and a retrain is due, the flow emits the event `trnflow.data.changed`, on which an automation of
     Prefect starts the deployment `retrain`. Before the comparison, the flow has those flow runs marked as crashed whose
     process died, and schedules crashed runs again. The name of the flow's final state is the outcome, such as `Changed`
-    or `Unchanged`; `flows.retraining.watch.Look` lists all outcomes. A Prefect schedule repeats the flow.
+    or `Unchanged`; `trnflow.flows.retraining.watch.Look` lists all outcomes. A Prefect schedule repeats the flow.
 
     Args:
         recipe: A name in conf/ or the path of a YAML file.

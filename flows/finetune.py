@@ -6,25 +6,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flows.recipes.recipe import Recipe
-from flows.runner.call import Call, Stages
-from flows.runner.pipeline import Parent, Pipeline
-from flows.runner.planning.memory_check import refuse_what_cannot_fit
-from flows.runner.planning.planner import Planner
-from flows.runner.vocabulary import refuse_unknown_vocabulary
-from tasks.artifact import Artifact, Meta
-from tasks.consolidate import consolidate
-from tasks.evaluate_model import evaluate_model
-from tasks.export_neuron import export_neuron
-from tasks.format_prompts import format_prompts
-from tasks.load_data import data_source, load_data
-from tasks.pack_chunks import pack_chunks
-from tasks.precompile import precompile
-from tasks.sources.model_source import model_source
-from tasks.stage import of
-from tasks.tokenize_text import check_tokenizer, tokenize_text
-from tasks.train import train
-from tasks.training.config import check_model
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.call import Call, Stages
+from trnflow.flows.runner.pipeline import Parent, Pipeline
+from trnflow.flows.runner.planning.memory_check import refuse_what_cannot_fit
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.consolidate import consolidate
+from trnflow.tasks.evaluate_model import evaluate_model
+from trnflow.tasks.export_neuron import export_neuron
+from trnflow.tasks.format_prompts import format_prompts
+from trnflow.tasks.load_data import data_source, load_data
+from trnflow.tasks.pack_chunks import pack_chunks
+from trnflow.tasks.precompile import precompile
+from trnflow.tasks.sources.model_source import model_source
+from trnflow.tasks.stage import of
+from trnflow.tasks.tokenize_text import check_tokenizer, tokenize_text
+from trnflow.tasks.train import train
+from trnflow.tasks.training.config import check_model
 
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (
     load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from prefect import Flow
 
-from tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError
 
 
 def _moved(

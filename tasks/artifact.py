@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.errors import StoreError
+from trnflow.tasks.errors import StoreError
 
 SCHEMA = 1
 

@@ -22,27 +22,27 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from tasks.artifact import Artifact, Input, Meta, Source
-from tasks.config import StageConfig
-from tasks.data.format.row_format import FILE, row_format
-from tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
-from tasks.model_folder.model_card import Origin, write_card
-from tasks.model_folder.older_config import with_older_keys
-from tasks.model_folder.published_weights import PublishedWeights, model_without_values
-from tasks.model_folder.settings_files import generation_settings, positions_of, write_tokenizer
-from tasks.sources.model_source import generation_config
-from tasks.stage import Keyed, Workdir, read_json, stage, write_json
-from tasks.system.model_process import model_environ
-from tasks.training.checkpoint.merged_weights import (
+from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.data.format.row_format import FILE, row_format
+from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
+from trnflow.tasks.model_folder.model_card import Origin, write_card
+from trnflow.tasks.model_folder.older_config import with_older_keys
+from trnflow.tasks.model_folder.published_weights import PublishedWeights, model_without_values
+from trnflow.tasks.model_folder.settings_files import generation_settings, positions_of, write_tokenizer
+from trnflow.tasks.sources.model_source import generation_config
+from trnflow.tasks.stage import Keyed, Workdir, read_json, stage, write_json
+from trnflow.tasks.system.model_process import model_environ
+from trnflow.tasks.training.checkpoint.merged_weights import (
     CheckpointWeights,
     MergedWeights,
     Weights,
     base_weights,
     write_adapter,
 )
-from tasks.training.checkpoint.warm_start import starting_from
-from tasks.training.model.lora import CONFIG
-from tasks.training.model.pretrained import auto_class
+from trnflow.tasks.training.checkpoint.warm_start import starting_from
+from trnflow.tasks.training.model.lora import CONFIG
+from trnflow.tasks.training.model.pretrained import auto_class
 
 SCHEMA = 1
 
@@ -106,7 +106,7 @@ def consolidate(
     of training, in tokens), parameters (their number) and dtype (of the written weights)."""
     from transformers import AutoConfig
 
-    from tasks.training.checkpoint.shards import Reader
+    from trnflow.tasks.training.checkpoint.shards import Reader
 
     base, origin = model, _origin(model, warm_start)
     stored, model = CheckpointWeights(Reader(shards.path)), starting_from(model, warm_start)

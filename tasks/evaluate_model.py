@@ -18,27 +18,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from tasks.artifact import Artifact, Input, Json, Meta, Source
-from tasks.config import BatchRows, NonNegativeCount, StageConfig
-from tasks.data.chunks import open_chunks
-from tasks.errors import DataError, MissingDependency, ModelError
-from tasks.evaluation.generation import GenerationConfig
-from tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
-from tasks.evaluation.models import load_model
-from tasks.evaluation.report_page import TEMPLATE, write_page
-from tasks.stage import Keyed, Workdir, identities, stage, write_json
-from tasks.system.devices import cores, device_kind
-from tasks.system.model_process import model_environ
-from tasks.training.batches.sampler import Split
+from trnflow.tasks.artifact import Artifact, Input, Json, Meta, Source
+from trnflow.tasks.config import BatchRows, NonNegativeCount, StageConfig
+from trnflow.tasks.data.chunks import open_chunks
+from trnflow.tasks.errors import DataError, MissingDependency, ModelError
+from trnflow.tasks.evaluation.generation import GenerationConfig
+from trnflow.tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
+from trnflow.tasks.evaluation.models import load_model
+from trnflow.tasks.evaluation.report_page import TEMPLATE, write_page
+from trnflow.tasks.stage import Keyed, Workdir, identities, stage, write_json
+from trnflow.tasks.system.devices import cores, device_kind
+from trnflow.tasks.system.model_process import model_environ
+from trnflow.tasks.training.batches.sampler import Split
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
-    from tasks.evaluation.forward import Predictions
-    from tasks.evaluation.generated_rows import Generations
-    from tasks.export.agreement import Call
+    from trnflow.tasks.evaluation.forward import Predictions
+    from trnflow.tasks.evaluation.generated_rows import Generations
+    from trnflow.tasks.export.agreement import Call
 
 Result = TypeVar("Result")
 
@@ -148,7 +148,7 @@ def evaluate_model(
     if task == "classification":
         report = _classification(config, packed, name, rows, model, out)
     else:
-        from tasks.evaluation.generated_rows import write_rows
+        from trnflow.tasks.evaluation.generated_rows import write_rows
 
         report = _language(config, packed, name, rows, weights, model, out)
         made = _prompted(config, texts, name, weights).of(model, out, "generations")
@@ -197,9 +197,9 @@ def _classification(
     config: EvaluateConfig, packed: Input, split_name: str, texts: Path, model: PreTrainedModel, out: Workdir
 ) -> Meta:
     """Write predictions.parquet and the plots; return the report's entries, with all metrics."""
-    from tasks.evaluation import classification, plots
-    from tasks.evaluation.forward import classify
-    from tasks.evaluation.predictions import source_rows, write_classes
+    from trnflow.tasks.evaluation import classification, plots
+    from trnflow.tasks.evaluation.forward import classify
+    from trnflow.tasks.evaluation.predictions import source_rows, write_classes
 
     labels, split = _labels(packed, model), Split(packed, split_name)
     found = _timed(lambda seen: classify(model, split, config.batch, seen), split, out)
@@ -226,8 +226,8 @@ def _classification(
 
 def _worst(found: Predictions, labels: list[str], rows: NDArray[np.int64], texts: Path) -> list[Meta]:
     """The wrong predictions with the highest loss, with the beginnings of their texts."""
-    from tasks.evaluation.classification import worst
-    from tasks.evaluation.predictions import text_of
+    from trnflow.tasks.evaluation.classification import worst
+    from trnflow.tasks.evaluation.predictions import text_of
 
     return [
         {
@@ -275,10 +275,10 @@ def _language(
     out: Workdir,
 ) -> Meta:
     """Write predictions.parquet; return the report's entries, with all metrics."""
-    from tasks.data.tokenization.tokenizer import read_tokenizer
-    from tasks.evaluation.forward import token_losses
-    from tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, ratio_interval
-    from tasks.evaluation.predictions import row_losses, write_losses
+    from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+    from trnflow.tasks.evaluation.forward import token_losses
+    from trnflow.tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, ratio_interval
+    from trnflow.tasks.evaluation.predictions import row_losses, write_losses
 
     split = Split(packed, split_name)
     found = _timed(lambda seen: token_losses(model, split, config.batch, seen), split, out)
@@ -304,8 +304,8 @@ def _language(
 
 def _prompted(config: EvaluateConfig, texts: Input, split: str, weights: Input) -> Generations:
     """The recipe's prompts, then those of the split."""
-    from tasks.evaluation.generated_rows import Generations
-    from tasks.evaluation.generation import given_prompts, prompts
+    from trnflow.tasks.evaluation.generated_rows import Generations
+    from trnflow.tasks.evaluation.generation import given_prompts, prompts
 
     asked = given_prompts(config.prompts, weights.path, texts.meta)
     asked += prompts(texts.path / f"{split}.parquet", config.generation.prompts)
@@ -314,7 +314,7 @@ def _prompted(config: EvaluateConfig, texts: Input, split: str, weights: Input) 
 
 def _answered(made: list[Meta]) -> Meta:
     """Exact match and ROUGE of the greedy texts whose prompts have answers."""
-    from tasks.evaluation.generated_text import answer_scores
+    from trnflow.tasks.evaluation.generated_text import answer_scores
 
     return dict(answer_scores([(one["generated"], one["answer"]) for one in made if one["answer"] is not None]))
 
@@ -323,7 +323,7 @@ def _calls(config: EvaluateConfig, split: Split, exported: Input, model: PreTrai
     """The calls to compare the exported model on; none for a Neuron export, which runs on Neuron only."""
     if exported.meta["target"] != "stablehlo" or config.export_rows == 0:
         return []
-    from tasks.export.agreement import eager_calls
+    from trnflow.tasks.export.agreement import eager_calls
 
     def report(done: int, calls: int) -> None:
         out.progress(done, calls, "calls of the weights")
@@ -337,7 +337,7 @@ def _exported(exported: Input, calls: list[Call], out: Workdir) -> tuple[Meta, M
     if not calls:
         why = "evaluate.export_rows is 0" if target == "stablehlo" else "a Neuron export runs on Neuron only"
         return {"target": target, "note": f"not compared: {why}"}, {}
-    from tasks.export.agreement import compare
+    from trnflow.tasks.export.agreement import compare
 
     about, metrics = compare(exported, calls, lambda done, calls: out.progress(done, calls, "calls of the export"))
     return {"target": target, "lengths": exported.meta["lengths"], **about}, metrics
@@ -369,14 +369,14 @@ def _timed(run: Callable[[Callable[[int], None]], Result], split: Split, out: Wo
 
 def _time_single_rows(model: PreTrainedModel, split: Split, out: Workdir) -> None:
     """Report the latency of the weights for one row."""
-    from tasks.evaluation.forward import single_row_seconds
+    from trnflow.tasks.evaluation.forward import single_row_seconds
 
     out.figures(**_latency("", single_row_seconds(model, split)))
 
 
 def _time_export(exported: Input, calls: list[Call], out: Workdir) -> None:
     """Report latency and throughput of the export's calls, where jax is installed."""
-    from tasks.export.latency import call_seconds
+    from trnflow.tasks.export.latency import call_seconds
 
     seconds = call_seconds(exported, calls) if calls else []
     if seconds:

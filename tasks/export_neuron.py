@@ -25,23 +25,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Input, Meta
-from tasks.data.format.row_format import FILE
-from tasks.errors import ConfigError, ModelError
-from tasks.evaluation.models import load_model, longest_sequence
-from tasks.export.config import ExportConfig
-from tasks.export.readme import write_readme
-from tasks.model_folder.published_weights import renamed_parameters
-from tasks.sources.model_source import TOKENIZER_FILES
-from tasks.stage import Workdir, stage
-from tasks.system.model_process import EAGER, model_environ
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.data.format.row_format import FILE
+from trnflow.tasks.errors import ConfigError, ModelError
+from trnflow.tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.export.config import ExportConfig
+from trnflow.tasks.export.readme import write_readme
+from trnflow.tasks.model_folder.published_weights import renamed_parameters
+from trnflow.tasks.sources.model_source import TOKENIZER_FILES
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.system.model_process import EAGER, model_environ
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from tasks.export.agreement import Call
-    from tasks.export.stablehlo import StableHlo
+    from trnflow.tasks.export.agreement import Call
+    from trnflow.tasks.export.stablehlo import StableHlo
 
 M_MMAP_THRESHOLD = -3
 """The number of this parameter in glibc's malloc.h."""
@@ -64,7 +64,7 @@ def accelerator(config: ExportConfig) -> Meta:
     """
     if config.target == "stablehlo":
         return {}
-    from tasks.export.neuron import compiler
+    from trnflow.tasks.export.neuron import compiler
 
     return compiler(config)
 
@@ -105,7 +105,7 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
         **{name: weights.meta.get(name) for name in ("task", "labels", "dtype")},
     }
     if config.target == "neuron":
-        from tasks.export.neuron import compile_neuron
+        from trnflow.tasks.export.neuron import compile_neuron
 
         out.warn("the Neuron export has never been run by this project: check its logits before use")
         compile_neuron(config, weights, lengths, out)
@@ -165,8 +165,8 @@ def _export_stablehlo(
     repeats)."""
     import gc
 
-    from tasks.export.lowering import lower
-    from tasks.export.stablehlo import load_stablehlo, write_stablehlo
+    from trnflow.tasks.export.lowering import lower
+    from trnflow.tasks.export.stablehlo import load_stablehlo, write_stablehlo
 
     model = load_model(weights.path, weights.meta["task"])
     _check_positions(model, lengths)
@@ -188,7 +188,7 @@ def _eager_calls(
     model: PreTrainedModel, batch: int, lengths: list[int], compiles_once: bool, out: Workdir
 ) -> dict[int, list[Call]]:
     """{length: calls of the PyTorch model with examples}."""
-    from tasks.export.agreement import calls_by_default, eager_call, positions_of_a_row
+    from trnflow.tasks.export.agreement import calls_by_default, eager_call, positions_of_a_row
 
     parameters, vocabulary = model.num_parameters(), model.config.get_text_config().vocab_size
     count = calls_by_default(parameters, lengths, batch, compiles_once=True) if compiles_once else 1
@@ -203,7 +203,7 @@ def _eager_calls(
 
 def _compared(exported: StableHlo, calls: list[Call], length: int, tolerance: float, out: Workdir) -> float:
     """The largest difference of the export's logits from those of `calls`. ModelError when it is above the tolerance."""
-    from tasks.export.agreement import compared_logits
+    from trnflow.tasks.export.agreement import compared_logits
 
     worst, largest = 0.0, 0.0
     for done, call in enumerate(calls, 1):

@@ -14,25 +14,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Artifact, Input, Meta, Source
-from tasks.config import keyed_params
-from tasks.data.format.chat import REWRITTEN
-from tasks.data.format.config import FormatConfig, is_framed
-from tasks.data.format.conversation import Row
-from tasks.data.format.row_counts import BAD, Tally, report
-from tasks.data.format.row_makers import Maker, chat_document, chat_templates_of, maker_of
-from tasks.data.format.source_rows import write_source_rows
-from tasks.data.format.templates import Limit, no_limit
-from tasks.data.format.time_limit import call_limited
-from tasks.data.tables import read_rows, write_rows
-from tasks.errors import DataError
-from tasks.sources.model_source import tokenizer_folder
-from tasks.stage import Keyed, Part, Parts, Workdir, stage
+from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.config import keyed_params
+from trnflow.tasks.data.format.chat import REWRITTEN
+from trnflow.tasks.data.format.config import FormatConfig, is_framed
+from trnflow.tasks.data.format.conversation import Row
+from trnflow.tasks.data.format.row_counts import BAD, Tally, report
+from trnflow.tasks.data.format.row_makers import Maker, chat_document, chat_templates_of, maker_of
+from trnflow.tasks.data.format.source_rows import write_source_rows
+from trnflow.tasks.data.format.templates import Limit, no_limit
+from trnflow.tasks.data.format.time_limit import call_limited
+from trnflow.tasks.data.tables import read_rows, write_rows
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.sources.model_source import tokenizer_folder
+from trnflow.tasks.stage import Keyed, Part, Parts, Workdir, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tasks.data.format.source_rows import Ints
+    from trnflow.tasks.data.format.source_rows import Ints
 
 BATCH = 4096
 PART = 8 * BATCH
@@ -90,7 +90,7 @@ def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> 
         "to": str(out.path / "texts.arrow"),
     }
     if part["chat"] or config.prompt_template or config.response_template:
-        return call_limited("tasks.format_prompts:render_rows", arguments)
+        return call_limited("trnflow.tasks.format_prompts:render_rows", arguments)
     return render_rows(arguments, no_limit)
 
 

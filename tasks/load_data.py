@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.artifact import Input, Meta, Source
-from tasks.data.load.columns import Columns, choose_columns
-from tasks.data.load.config import DataConfig as DataConfig
-from tasks.data.load.config import SourceConfig
-from tasks.data.load.labels import LabelSet, common_names, label_set
-from tasks.data.load.readers import Rows, open_file
-from tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split
-from tasks.data.load.selection import row_hashes
-from tasks.data.load.split_rows import (
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.data.load.columns import Columns, choose_columns
+from trnflow.tasks.data.load.config import DataConfig as DataConfig
+from trnflow.tasks.data.load.config import SourceConfig
+from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
+from trnflow.tasks.data.load.readers import Rows, open_file
+from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split
+from trnflow.tasks.data.load.selection import row_hashes
+from trnflow.tasks.data.load.split_rows import (
     Dropped,
     SplitRows,
     deduplicated,
@@ -37,16 +37,16 @@ from tasks.data.load.split_rows import (
     without_texts,
     write_split,
 )
-from tasks.errors import ConfigError, DataError, TrnflowError
-from tasks.keys.hash_cache import stamp
-from tasks.sources.data_source import resolve_source
-from tasks.sources.resolver import Resolver
-from tasks.sources.split_files import SPLITS, FileSettings
-from tasks.stage import Workdir, stage
-from tasks.system.redaction import fill
+from trnflow.tasks.errors import ConfigError, DataError, TrnflowError
+from trnflow.tasks.keys.hash_cache import stamp
+from trnflow.tasks.sources.data_source import resolve_source
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.sources.split_files import SPLITS, FileSettings
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.system.redaction import fill
 
 if TYPE_CHECKING:
-    from tasks.data.load.selection import Hashes
+    from trnflow.tasks.data.load.selection import Hashes
 
 MOST_SHOWN = 20
 """The largest number of labels whose counts are printed. The metadata has the counts of all."""
@@ -76,7 +76,7 @@ def _resolve(config: SourceConfig, section: str, resolver: Resolver) -> Source:
     assert config.source is not None
     source = fill(config.source, "data.source")
     if source.startswith("builtin:"):
-        from tasks.data.load.corpus import corpus_source
+        from trnflow.tasks.data.load.corpus import corpus_source
 
         return corpus_source(source, config.name, resolver)
     splits = {str(ours): theirs for ours, theirs in config.splits.items()}
@@ -178,11 +178,11 @@ def open_source(location: Meta) -> dict[str, list[Rows]]:
     location: `Source.location` of files, a hub dataset or the built-in corpus; of a mixture, the location of one
     source."""
     if "builtin" in location:
-        from tasks.data.load.corpus import corpus_splits
+        from trnflow.tasks.data.load.corpus import corpus_splits
 
         return {split: [rows] for split, rows in corpus_splits(location["view"]).items()}
     if "hub" in location:
-        from tasks.data.load.hub_rows import hub_splits
+        from trnflow.tasks.data.load.hub_rows import hub_splits
 
         return hub_splits(location)
     opened: dict[str, list[Rows]] = {}

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import field_validator
 
-from tasks.artifact import Input, Meta
-from tasks.config import PositiveCount, StageConfig, Tokens, keyed_params
-from tasks.data.chunks import SEGMENTS, chunk_file, segments_file, shapes
-from tasks.data.pack.blocks import IGNORED, fill, load_layout, part_of, save_layout
-from tasks.data.pack.chunk_writer import create_columns
-from tasks.data.pack.packers import (
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.config import PositiveCount, StageConfig, Tokens, keyed_params
+from trnflow.tasks.data.chunks import SEGMENTS, chunk_file, segments_file, shapes
+from trnflow.tasks.data.pack.blocks import IGNORED, fill, load_layout, part_of, save_layout
+from trnflow.tasks.data.pack.chunk_writer import create_columns
+from trnflow.tasks.data.pack.packers import (
     ALIGN,
     Layout,
     Pieces,
@@ -39,8 +39,8 @@ from tasks.data.pack.packers import (
     trained_on,
     whole_rows,
 )
-from tasks.errors import ConfigError, DataError
-from tasks.stage import Part, Parts, Workdir, read_json, stage
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.stage import Part, Parts, Workdir, read_json, stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,7 +136,7 @@ def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out
 
 @stage(kind="packed", split=split_chunks, part=pack_block)
 def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -> Meta:
-    """Write the chunks of each split and length to `<split>/<length>.arrow` (`tasks.data.chunks`), and copy
+    """Write the chunks of each split and length to `<split>/<length>.arrow` (`trnflow.tasks.data.chunks`), and copy
     `tokenizer/`. Also write `<split>/<length>.segments.npy` (`open_segments`): the row of the texts that each segment
     comes from. A segment is a row, or a piece of one, in a chunk.
 

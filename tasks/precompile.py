@@ -16,13 +16,13 @@ Raises:
 
 from __future__ import annotations
 
-from tasks.artifact import Artifact, Input, Meta, Source
-from tasks.config import graph_params
-from tasks.stage import Keyed, Workdir, stage, write_json
-from tasks.training.config import TrainConfig
-from tasks.training.devices import cautions, known_memory
-from tasks.training.environment import compiler, environ
-from tasks.training.graphs.compile_cache import keep_cache
+from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.config import graph_params
+from trnflow.tasks.stage import Keyed, Workdir, stage, write_json
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.devices import cautions, known_memory
+from trnflow.tasks.training.environment import compiler, environ
+from trnflow.tasks.training.graphs.compile_cache import keep_cache
 
 SCHEMA = 1
 
@@ -75,13 +75,13 @@ def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) 
     On device neuron the graphs are also compiled, by `neuron_parallel_compile`, into `neuron-cache/` (written from
     AWS's documentation, never run). With `train.compile_cache` the cache of torch.compile is written too.
     """
-    from tasks.training.devices import check_device
-    from tasks.training.memory.device_fit import fit_to_device
+    from trnflow.tasks.training.devices import check_device
+    from trnflow.tasks.training.memory.device_fit import fit_to_device
 
     if config.device == "neuron":
-        from tasks.training.graphs.neuron_precompile import compile_graphs as listed
+        from trnflow.tasks.training.graphs.neuron_precompile import compile_graphs as listed
     else:
-        from tasks.training.graphs.inventory import inventory as listed
+        from trnflow.tasks.training.graphs.inventory import inventory as listed
 
     check_device(config)
     for text in cautions(config):

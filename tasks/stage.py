@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tasks.artifact import Artifact, Json, Meta, Source
-from tasks.config import StageConfig, keyed_params
+from trnflow.tasks.artifact import Artifact, Json, Meta, Source
+from trnflow.tasks.config import StageConfig, keyed_params
 
 SCHEMA = 1
 

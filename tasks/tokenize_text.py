@@ -21,20 +21,26 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tasks.artifact import Artifact, Input, Meta, Source
-from tasks.config import NOT_KEYED, PositiveCount, StageConfig, Tokens, keyed_params
-from tasks.data.tables import read_rows
-from tasks.data.tokenization.arrays import GrowingArray
-from tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, Encoder, encoder_type, without_unsupervised
-from tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
-from tasks.data.tokenization.token_shards import content_digest, cut_shards
-from tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
-from tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
-from tasks.errors import ConfigError, DataError, ModelError
-from tasks.keys.hash_cache import sha256_file
-from tasks.sources.model_source import tokenizer_folder
-from tasks.stage import Keyed, Part, Parts, Workdir, read_json, stage, write_json
-from tasks.system.threads import call_in_thread
+from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.config import NOT_KEYED, PositiveCount, StageConfig, Tokens, keyed_params
+from trnflow.tasks.data.tables import read_rows
+from trnflow.tasks.data.tokenization.arrays import GrowingArray
+from trnflow.tasks.data.tokenization.encoders import (
+    CausalEncoder,
+    ClassEncoder,
+    Encoder,
+    encoder_type,
+    without_unsupervised,
+)
+from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
+from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
+from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
+from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
+from trnflow.tasks.errors import ConfigError, DataError, ModelError
+from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.sources.model_source import tokenizer_folder
+from trnflow.tasks.stage import Keyed, Part, Parts, Workdir, read_json, stage, write_json
+from trnflow.tasks.system.threads import call_in_thread
 
 BATCH = 1024
 

@@ -1,4 +1,4 @@
-"""Stage `train`: fine-tune a model on packed rows, by the loop in `tasks.training.loop` on the engine `xla` or `native`.
+"""Stage `train`: fine-tune a model on packed rows, by the loop in `trnflow.tasks.training.loop` on the engine `xla` or `native`.
 
 Promises: the losses do not depend on the mesh, ZeRO-1, FSDP, sequence parallelism, remat or accumulation (within 1e-5 in
 fp32 without dropout). A run that was killed and resumed on the same devices writes the same bytes as an uninterrupted run.
@@ -12,10 +12,10 @@ MissingDependency, and, after saving its state, with Interrupted on SIGTERM or C
 
 from __future__ import annotations
 
-from tasks.artifact import Artifact, Input, Meta, Source
-from tasks.stage import Keyed, Workdir, stage
-from tasks.training.config import TrainConfig, ranks
-from tasks.training.environment import accelerator, environ
+from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.stage import Keyed, Workdir, stage
+from trnflow.tasks.training.config import TrainConfig, ranks
+from trnflow.tasks.training.environment import accelerator, environ
 
 SCHEMA = 1
 
@@ -57,8 +57,8 @@ def train(
     steps (the number of updates made), metrics {name: value}, data (the digest of `packed`), settings (those that the
     model card shows), and best_step if the weights of the best step were kept.
     """
-    from tasks.training.checkpoint.warm_start import starting_from
-    from tasks.training.fit import fit
+    from trnflow.tasks.training.checkpoint.warm_start import starting_from
+    from trnflow.tasks.training.fit import fit
 
     if config.micro_batch == "auto":
         config = config.with_micro_batch(graphs.meta["micro_batch"])

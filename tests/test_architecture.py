@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.keys.code_closure import PLUMBING
+from trnflow.tasks.keys.code_closure import PLUMBING
 
 PROJECT = Path(__file__).resolve().parents[1]
 MODULES = {
@@ -60,14 +60,21 @@ def test_no_folder_has_more_than_14_modules() -> None:
 
 
 def test_each_heavy_library_has_its_place() -> None:
-    assert all(name.startswith("tasks.tracking") for name in users("mlflow"))
-    assert all(name.startswith("flows.sweeps") for name in users("optuna"))
-    places = ("tasks.training.xla", "tasks.export.lowering", "tasks.export.runners")
+    assert all(name.startswith("trnflow.tasks.tracking") for name in users("mlflow"))
+    assert all(name.startswith("trnflow.flows.sweeps") for name in users("optuna"))
+    places = ("trnflow.tasks.training.xla", "trnflow.tasks.export.lowering", "trnflow.tasks.export.runners")
     assert all(name.startswith(places) for name in users("torch_xla"))
-    readers = ("tasks.store", "tasks.data.load", "tasks.sources", "tasks.load_data")
+    readers = ("trnflow.tasks.store", "trnflow.tasks.data.load", "trnflow.tasks.sources", "trnflow.tasks.load_data")
     assert all(name.startswith(readers) for name in users("fsspec"))
     assert all(
-        name.startswith(("flows.deployments", "flows.orchestrate", "flows.services", "flows.cli.prefect_run"))
+        name.startswith(
+            (
+                "trnflow.flows.deployments",
+                "trnflow.flows.orchestrate",
+                "trnflow.flows.services",
+                "trnflow.flows.cli.prefect_run",
+            )
+        )
         for name in users("prefect")
     )
 
@@ -75,7 +82,7 @@ def test_each_heavy_library_has_its_place() -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_stages_meet_through_artifacts_only(stage: str) -> None:
     others = {f"tasks.{other}" for other in STAGES if other != stage}
-    allowed = {"tasks.train"} if stage == "precompile" else set()  # they share TrainConfig, on purpose
+    allowed = {"trnflow.tasks.train"} if stage == "precompile" else set()  # they share TrainConfig, on purpose
     assert not (set(imports(MODULES[f"tasks.{stage}"])) & others) - allowed
 
 
@@ -94,9 +101,9 @@ def test_no_module_bears_a_foreign_name() -> None:
 
 def test_plan_imports_nothing_heavy(tmp_path: Path) -> None:
     program = (
-        "import sys; from flows.cli.main import main; main(['plan', 'demo']);"
+        "import sys; from trnflow.flows.cli.main import main; main(['plan', 'demo']);"
         "heavy = {'torch', 'torch_xla', 'prefect', 'mlflow', 'datasets', 'transformers', 'numpy', 'pyarrow', 'fsspec', 'rich'};"
-        "others = {'flows.cli.store_commands', 'flows.cli.model.predict', 'flows.cli.completion'};"
+        "others = {'trnflow.flows.cli.store_commands', 'trnflow.flows.cli.model.predict', 'trnflow.flows.cli.completion'};"
         "sys.exit(','.join(sorted((heavy | others) & set(sys.modules))) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.main import parser
-from flows.recipes import recipe as settings
-from flows.recipes.reference import settings_of
 from tests.conftest import PROJECT
+from trnflow.flows.cli.main import parser
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.reference import settings_of
 
 PAGES = [PROJECT / "README.md", PROJECT / "ARCHITECTURE.md", *sorted((PROJECT / "docs").glob("*.md"))]
 

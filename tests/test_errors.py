@@ -22,7 +22,7 @@ def test_a_home_below_a_file_is_told_with_its_path_and_a_fix(command: tuple[str,
 def test_causes_are_told_by_what_the_system_itself_answers(tmp_path: Path) -> None:
     """The kernel's own refusals: of a write to a full device, and of one file too many."""
     program = (
-        "import resource; from tasks.errors import unexpected\n"
+        "import resource; from trnflow.tasks.errors import unexpected\n"
         "def told(call):\n"
         "    try: call()\n"
         "    except OSError as error: print(unexpected(error))\n"

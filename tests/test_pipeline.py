@@ -90,7 +90,7 @@ def test_the_page_of_the_run_shows_its_evaluation_and_curves(done: tuple[Checkou
 def test_the_second_run_runs_nothing_and_imports_nothing_heavy(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, first = done
     program = (
-        "import sys; from flows.cli.main import main; code = main(['run', 'demo', '--json', *sys.argv[1:]]);"
+        "import sys; from trnflow.flows.cli.main import main; code = main(['run', 'demo', '--json', *sys.argv[1:]]);"
         "heavy = {'torch', 'prefect', 'mlflow', 'datasets', 'transformers', 'numpy'} & set(sys.modules);"
         "sys.exit(code or ','.join(heavy) or 0)"
     )
@@ -186,7 +186,7 @@ def test_changed_code_reruns_its_stage_and_names_the_module(done: tuple[Checkout
         plan = {stage["stage"]: stage for stage in checkout.json("plan", "demo", *SMALL)["stages"]}
         assert plan["load_data"]["action"] == "hit"
         assert plan["tokenize_text"]["action"] == "run"
-        assert plan["tokenize_text"]["why"] == "code of tasks.data.tokenization.arrays changed"
+        assert plan["tokenize_text"]["why"] == "code of trnflow.tasks.data.tokenization.arrays changed"
     finally:
         (checkout.folder / helper).write_text(original)
 

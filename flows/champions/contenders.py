@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from flows.champions.frozen_rows import look_at_retrain
-from flows.finetune import FINETUNE
-from flows.recipes.recipe import Recipe
-from flows.runner.run import artifact_in, look
-from tasks.artifact import Artifact, Meta
-from tasks.errors import BlobLost, ConfigError
-from tasks.store import Store
-from tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
-from tasks.store.layout import newest_runs
+from trnflow.flows.champions.frozen_rows import look_at_retrain
+from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.run import artifact_in, look
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
+from trnflow.tasks.store.layout import newest_runs
 
 SHAPING = ("format", "tokenize")
 """The sections of a recipe that say how rows become a model's tokens."""

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.errors import ConfigError, StoreError
-from tasks.keys.hash_cache import sha256_file
-from tasks.sources.remote_errors import credentials_fix
-from tasks.store.backend import Backend
-from tasks.store.location import open_backend
+from trnflow.tasks.errors import ConfigError, StoreError
+from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.sources.remote_errors import credentials_fix
+from trnflow.tasks.store.backend import Backend
+from trnflow.tasks.store.location import open_backend
 
 Report = Callable[[str], None]
 

@@ -5,19 +5,19 @@ The models of a recipe are compared on its newest frozen rows (the highest n), e
 
 from __future__ import annotations
 
-from flows.champions.frozen_rows import Frozen
-from flows.recipes.recipe import Recipe
-from flows.runner.executor import Listener
-from flows.runner.run import Options, heal, new_runner
-from flows.runner.runner import Runner
-from flows.runner.work_folders import clean
-from tasks.artifact import Artifact
-from tasks.errors import BlobLost, StoreError
-from tasks.load_data import data_source, load_data
-from tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
-from tasks.store import Store
-from tasks.store.garbage.numbered_roots import FROZEN, add_numbered, numbered, remove_numbered
-from tasks.system.clock import now
+from trnflow.flows.champions.frozen_rows import Frozen
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import Options, heal, new_runner
+from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.work_folders import clean
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import BlobLost, StoreError
+from trnflow.tasks.load_data import data_source, load_data
+from trnflow.tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.numbered_roots import FROZEN, add_numbered, numbered, remove_numbered
+from trnflow.tasks.system.clock import now
 
 
 def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, offline: bool = False) -> Frozen:

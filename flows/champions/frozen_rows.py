@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
-from flows.finetune import FINETUNE, finetune
-from flows.recipes.recipe import Recipe
-from flows.runner.pipeline import Pipeline
-from flows.runner.planning.planner import Planner
-from flows.runner.run import look
-from tasks.artifact import Artifact, Meta
-from tasks.errors import BlobLost
-from tasks.store import Store
-from tasks.store.garbage.numbered_roots import FROZEN, numbered
+from trnflow.flows.finetune import FINETUNE, finetune
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.pipeline import Pipeline
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.run import look
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.numbered_roots import FROZEN, numbered
 
 
 class Frozen(NamedTuple):

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flows.champions.destinations import CARD, LOADABLE, Report
-from tasks.errors import ConfigError, StoreError
-from tasks.keys.hash_cache import sha256_file
-from tasks.system.redaction import know, scrub
+from trnflow.flows.champions.destinations import CARD, LOADABLE, Report
+from trnflow.tasks.errors import ConfigError, StoreError
+from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.system.redaction import know, scrub
 
 SCHEME = "hf://"
 OWN = frozenset({".gitattributes"})

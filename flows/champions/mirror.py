@@ -6,14 +6,14 @@ The caller never waits for MLflow, and an error of MLflow never stops a promotio
 
 from __future__ import annotations
 
-from flows.champions.promote import Decision, champions_of
-from flows.recipes.recipe import Recipe
-from flows.runner.run import new_run_id
-from flows.services.mlflow_listener import new_tracker, record_champion
-from tasks.artifact import Meta
-from tasks.errors import TrnflowError
-from tasks.store import Store
-from tasks.system.redaction import scrub
+from trnflow.flows.champions.promote import Decision, champions_of
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.run import new_run_id
+from trnflow.flows.services.mlflow_listener import new_tracker, record_champion
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.redaction import scrub
 
 
 def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> str | None:

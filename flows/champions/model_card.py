@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta
 
 TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
 METRICS = {

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from flows.champions.contenders import Contender, of_champion
-from flows.champions.freeze import freeze, secure_named
-from flows.champions.frozen_rows import Frozen, newest_frozen
-from flows.champions.scoring import Scored, score
-from flows.recipes.recipe import Recipe
-from flows.runner.executor import Listener
-from flows.runner.work_folders import clean, workplace
-from tasks.artifact import Artifact, Meta
-from tasks.errors import BlobLost, ConfigError, DataError, StoreError
-from tasks.promotion.bootstrap import LEAST_ROWS, LESS_IS_BETTER, Comparison, compare, metric_of
-from tasks.store import Store
-from tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, add_numbered, numbered
-from tasks.system.clock import now
+from trnflow.flows.champions.contenders import Contender, of_champion
+from trnflow.flows.champions.freeze import freeze, secure_named
+from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen
+from trnflow.flows.champions.scoring import Scored, score
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.work_folders import clean, workplace
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
+from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, LESS_IS_BETTER, Comparison, compare, metric_of
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, add_numbered, numbered
+from trnflow.tasks.system.clock import now
 
 PROMOTED, ROLLED_BACK = "promoted", "rolled back"
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flows.champions.destinations import CARD, Report, to_folder, to_object_store
-from flows.champions.hub import SCHEME, to_hub
-from flows.champions.model_card import with_results
-from flows.runner.work_folders import workplace
-from tasks.artifact import Artifact, File, Meta
-from tasks.errors import BlobLost, ConfigError
-from tasks.sources.paths import local_path
-from tasks.store import Store
+from trnflow.flows.champions.destinations import CARD, Report, to_folder, to_object_store
+from trnflow.flows.champions.hub import SCHEME, to_hub
+from trnflow.flows.champions.model_card import with_results
+from trnflow.flows.runner.work_folders import workplace
+from trnflow.tasks.artifact import Artifact, File, Meta
+from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.sources.paths import local_path
+from trnflow.tasks.store import Store
 
 ADAPTER = "adapter/"
 

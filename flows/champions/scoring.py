@@ -9,21 +9,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from flows.champions.contenders import Contender
-from flows.recipes.recipe import Recipe
-from flows.runner.executor import Listener
-from flows.runner.run import Options, heal, new_runner
-from flows.runner.runner import Runner
-from flows.runner.work_folders import workplace
-from tasks.artifact import Artifact, Source
-from tasks.data.format.config import FormatConfig
-from tasks.errors import BlobLost
-from tasks.format_prompts import format_prompts
-from tasks.promotion.number_labels import NumberLabelsConfig, number_labels
-from tasks.promotion.score_rows import ScoreConfig, score_rows
-from tasks.sources.model_source import TOKENIZER_FILES
-from tasks.store import Store
-from tasks.tokenize_text import TokenizeConfig, tokenize_text
+from trnflow.flows.champions.contenders import Contender
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import Options, heal, new_runner
+from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.work_folders import workplace
+from trnflow.tasks.artifact import Artifact, Source
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.format_prompts import format_prompts
+from trnflow.tasks.promotion.number_labels import NumberLabelsConfig, number_labels
+from trnflow.tasks.promotion.score_rows import ScoreConfig, score_rows
+from trnflow.tasks.sources.model_source import TOKENIZER_FILES
+from trnflow.tasks.store import Store
+from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 
 WHOLE = 1 << 24
 """`max_length` for the rows of a language model: so large that no row is cut, since long rows are scored in windows."""

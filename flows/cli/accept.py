@@ -11,18 +11,18 @@ import secrets
 from argparse import Namespace
 from typing import Any
 
-from flows.cli.output import emit
-from flows.finetune import FINETUNE, KINDS
-from flows.recipes import recipe as settings
-from flows.runner.hits import on_record
-from flows.runner.run import look, open_store
-from tasks.artifact import Meta
-from tasks.errors import ConfigError
-from tasks.keys.explain import Change, difference, moved_settings
-from tasks.keys.key_document import key_of
-from tasks.keys.lineage import leaves
-from tasks.store import Store
-from tasks.system.clock import now
+from trnflow.flows.cli.output import emit
+from trnflow.flows.finetune import FINETUNE, KINDS
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.runner.hits import on_record
+from trnflow.flows.runner.run import look, open_store
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.keys.explain import Change, difference, moved_settings
+from trnflow.tasks.keys.key_document import key_of
+from trnflow.tasks.keys.lineage import leaves
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.clock import now
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:

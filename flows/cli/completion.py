@@ -10,10 +10,10 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from flows.finetune import STAGES
-from flows.recipes.files import hardware_names, recipe_names
-from flows.recipes.recipe import Recipe
-from flows.recipes.reference import NAME, NUMBER, settings_of
+from trnflow.flows.finetune import STAGES
+from trnflow.flows.recipes.files import hardware_names, recipe_names
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.recipes.reference import NAME, NUMBER, settings_of
 
 ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
 """zsh runs bash's completion functions after this line."""

@@ -11,12 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from flows.services.prefect_address import configured_url
-from tasks.errors import TrnflowError
-from tasks.store import Store
-from tasks.store.location import default_root
-from tasks.system.private_files import is_private
-from tasks.system.redaction import hide, scrub
+from trnflow.flows.services.prefect_address import configured_url
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.location import default_root
+from trnflow.tasks.system.private_files import is_private
+from trnflow.tasks.system.redaction import hide, scrub
 
 NEEDED = ("prefect", "torch", "torch-xla", "transformers", "datasets", "fsspec", "mlflow")
 

@@ -14,20 +14,20 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.output import emit
-from flows.display import report
-from tasks.artifact import Meta
-from tasks.errors import BlobLost, StoreError
-from tasks.keys.lineage import Family, compare, leaves, nearest_run, unique
-from tasks.store import Store
-from tasks.store.layout import SHARD, newest_runs, read_manifest
-from tasks.store.location import default_root
-from tasks.system.home import home_folder
-from tasks.system.redaction import hide
-from tasks.system.whole_file import write_whole
+from trnflow.flows.cli.output import emit
+from trnflow.flows.display import report
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import BlobLost, StoreError
+from trnflow.tasks.keys.lineage import Family, compare, leaves, nearest_run, unique
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import SHARD, newest_runs, read_manifest
+from trnflow.tasks.store.location import default_root
+from trnflow.tasks.system.home import home_folder
+from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from flows.display.run_page import Previous
+    from trnflow.flows.display.run_page import Previous
 
 ACTED = ("hit", "ran", "skip")
 """What a run did with a stage: took it from the store, ran it, or left it out."""
@@ -227,7 +227,7 @@ def write_report(options: Namespace) -> int:
 
     If stdout is a terminal, the page is also opened in a browser, unless --no-open or --json is given. StoreError when
     the run's record can't be read."""
-    from flows.display.run_page import run_page
+    from trnflow.flows.display.run_page import run_page
 
     store = store_of(options)
     ids = run_ids(store)
@@ -248,7 +248,7 @@ def write_report(options: Namespace) -> int:
 
 def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> Previous | None:
     """The run of the same recipe before `run`, with what changed since. ids: of all runs, newest first."""
-    from flows.display.run_page import Previous
+    from trnflow.flows.display.run_page import Previous
 
     for earlier in ids[ids.index(run) + 1 :]:
         before = store.run(earlier) or {}

@@ -20,12 +20,12 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn
 
-from flows.cli.output import exit_at_once, say_error
-from flows.recipes.suggested_command import complete
-from tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
-from tasks.system.log_lines import LogLines, log_as_asked
-from tasks.system.redaction import scrub_logs, scrubbed
-from tasks.system.threads import abandoned
+from trnflow.flows.cli.output import exit_at_once, say_error
+from trnflow.flows.recipes.suggested_command import complete
+from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
+from trnflow.tasks.system.log_lines import LogLines, log_as_asked
+from trnflow.tasks.system.redaction import scrub_logs, scrubbed
+from trnflow.tasks.system.threads import abandoned
 
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "run_commands": (("run", "prepare"), ("recipe",)),
@@ -189,5 +189,5 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     sub = top.add_subparsers(required=True, metavar="COMMAND")
     needed = [name for name, (commands, _) in GROUPS.items() if command in commands and command != "completion"]
     for name in needed or GROUPS:
-        import_module(f"flows.cli.{name}").add_commands(sub, *(parents[parent] for parent in GROUPS[name][1]))
+        import_module(f"trnflow.flows.cli.{name}").add_commands(sub, *(parents[parent] for parent in GROUPS[name][1]))
     return top

@@ -8,10 +8,10 @@ import sys
 from argparse import Namespace
 from typing import NoReturn
 
-from tasks.artifact import Json, Meta
-from tasks.errors import TrnflowError
-from tasks.system.log_lines import LogLines
-from tasks.system.redaction import hide, scrub
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.system.log_lines import LogLines
+from trnflow.tasks.system.redaction import hide, scrub
 
 
 def emit(options: Namespace, document: Meta, *lines: object) -> None:

@@ -10,24 +10,24 @@ from typing import Any
 
 import yaml
 
-from flows.champions.frozen_rows import other_model
-from flows.cli.model.named_model import made_by
-from flows.cli.output import emit, say_error
-from flows.display import report
-from flows.finetune import FINETUNE
-from flows.recipes import recipe as settings
-from flows.recipes.suggested_command import complete
-from flows.runner.call import Outcome
-from flows.runner.planning.forecast import dollars, total
-from flows.runner.planning.memory_check import report_memory
-from flows.runner.planning.planner import Planner
-from flows.runner.run import look, open_store
-from flows.runner.vocabulary import refuse_unknown_vocabulary
-from tasks.artifact import Meta
-from tasks.errors import BlobLost, ConfigError
-from tasks.keys.explain import nearest_record
-from tasks.store import Store
-from tasks.training.memory.trace_process import trace_in_process
+from trnflow.flows.champions.frozen_rows import other_model
+from trnflow.flows.cli.model.named_model import made_by
+from trnflow.flows.cli.output import emit, say_error
+from trnflow.flows.display import report
+from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.suggested_command import complete
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.planning.forecast import dollars, total
+from trnflow.flows.runner.planning.memory_check import report_memory
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.run import look, open_store
+from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.keys.explain import nearest_record
+from trnflow.tasks.store import Store
+from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.runner.executor import Listener
-from flows.runner.run import Options, Result
-from flows.services.events import unreachable
-from flows.services.prefect_server import ensure_server
-from flows.services.recovery import HEARTBEATS, PATIENT, TAG
-from tasks.errors import ConfigError, TrnflowError
-from tasks.system.redaction import hide, hide_override, scrub
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import Options, Result
+from trnflow.flows.services.events import unreachable
+from trnflow.flows.services.prefect_server import ensure_server
+from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG
+from trnflow.tasks.errors import ConfigError, TrnflowError
+from trnflow.tasks.system.redaction import hide, hide_override, scrub
 
 QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the progress display writes to the terminal
@@ -31,7 +31,7 @@ QUIET = {
 
 
 if TYPE_CHECKING:
-    from flows.deployments import Session
+    from trnflow.flows.deployments import Session
 
 
 def quiet() -> None:
@@ -62,7 +62,7 @@ def run_here(
     """
 
     def call(shown: list[str]) -> None:
-        from flows.deployments import finetune
+        from trnflow.flows.deployments import finetune
 
         finetune(recipe, shown, options.until, sorted(options.force), options.offline)
 
@@ -92,7 +92,7 @@ def retrain_here(
     """
 
     def call(shown: list[str]) -> None:
-        from flows.deployments import retrain
+        from trnflow.flows.deployments import retrain
 
         retrain(recipe, shown, offline, wait)
 
@@ -117,7 +117,7 @@ def _call_flow(
     from prefect import tags
     from prefect.exceptions import CancelledRun, ObjectNotFound, PrefectHTTPStatusError
 
-    from flows.deployments import SESSION, Session
+    from trnflow.flows.deployments import SESSION, Session
 
     _check_server(url)
     session = Session(listeners, signal.getsignal(signal.SIGTERM), tuple(overrides))

@@ -9,11 +9,11 @@ from argparse import ArgumentParser, Namespace, _SubParsersAction
 from pathlib import Path
 from typing import TextIO
 
-from flows.display.progress import Progress
-from flows.finetune import FINETUNE
-from flows.runner.run import Options, execute, open_recipe
-from tasks.artifact import Input
-from tasks.data.format.preview import Row, preview
+from trnflow.flows.display.progress import Progress
+from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.runner.run import Options, execute, open_recipe
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.format.preview import Row, preview
 
 OPEN, CLOSE = "⟦", "⟧"
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from flows.cli.output import emit, emit_json
-from flows.recipes import recipe as settings
-from flows.recipes.files import nearest, read_recipe, recipe_names
-from flows.recipes.other_names import suggested
-from flows.recipes.reference import Setting, json_schema, markdown, settings_of
-from tasks.errors import ConfigError
+from trnflow.flows.cli.output import emit, emit_json
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.files import nearest, read_recipe, recipe_names
+from trnflow.flows.recipes.other_names import suggested
+from trnflow.flows.recipes.reference import Setting, json_schema, markdown, settings_of
+from trnflow.tasks.errors import ConfigError
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.ArgumentParser) -> None:

@@ -7,16 +7,16 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from flows.cli.output import emit_json, exit_at_once, say_error
-from flows.display import report
-from flows.display.progress import Progress
-from flows.finetune import DATA_STAGES, FINETUNE
-from flows.recipes import recipe as settings
-from flows.recipes.suggested_command import complete
-from flows.runner.run import Options, Result, execute, new_run_id, nothing_to_do, open_recipe, preload_for
-from tasks.store import Store
-from tasks.system.home import home_folder
-from tasks.system.redaction import scrub
+from trnflow.flows.cli.output import emit_json, exit_at_once, say_error
+from trnflow.flows.display import report
+from trnflow.flows.display.progress import Progress
+from trnflow.flows.finetune import DATA_STAGES, FINETUNE
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.suggested_command import complete
+from trnflow.flows.runner.run import Options, Result, execute, new_run_id, nothing_to_do, open_recipe, preload_for
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.home import home_folder
+from trnflow.tasks.system.redaction import scrub
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
@@ -72,13 +72,13 @@ def run(options: Namespace) -> int:
 def _run_stages(options: Namespace, recipe: settings.Recipe, store: Store, what: Options) -> Result:
     with Progress() as progress:
         if options.direct:
-            from flows.services.mlflow_listener import Tracking
+            from trnflow.flows.services.mlflow_listener import Tracking
 
             with Tracking(recipe, store.home, new_run_id()) as tracking:
                 return tracking.finish(
                     execute(recipe, store, what, FINETUNE, run=tracking.run, listeners=(progress, tracking))
                 )
-        from flows.cli.prefect_run import quiet, run_here
+        from trnflow.flows.cli.prefect_run import quiet, run_here
 
         quiet()  # before the warm parents start, which compare the environment
         preload_for(recipe, store, what, FINETUNE)
@@ -99,6 +99,6 @@ def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
 
 
 def _pages(recipe: settings.Recipe) -> str:
-    from flows.services.pages import pages
+    from trnflow.flows.services.pages import pages
 
     return "".join(f"{line}\n" for line in pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))

@@ -8,11 +8,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flows.cli.output import emit
-from flows.recipes import recipe as settings
-from flows.runner.work_folders import open_home
-from tasks.system.home import home_folder
-from tasks.system.redaction import hide
+from trnflow.flows.cli.output import emit
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.runner.work_folders import open_home
+from trnflow.tasks.system.home import home_folder
+from trnflow.tasks.system.redaction import hide
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
 def doctor(options: Namespace) -> int:
     """Check this machine (packages, memory, store, disk, devices) and print the results. Return exit code 0, or 1 when
     a check fails."""
-    from flows.cli.doctor import checkup
+    from trnflow.flows.cli.doctor import checkup
 
     checks = checkup(open_home())
     document = {"checks": [check._asdict() for check in checks]}
@@ -53,7 +53,7 @@ def up(options: Namespace) -> int:
     """Start the local Prefect server unless one runs, and print its address; the server then runs until `trnflow down`.
 
     If the user configured another server (PREFECT_API_URL), only print its address. Return exit code 0."""
-    from flows.services.prefect_server import ensure_server
+    from trnflow.flows.services.prefect_server import ensure_server
 
     url = ensure_server(open_home(), stays=True)
     emit(options, {"url": url}, f"Prefect: {hide(url.removesuffix('/api'))}")
@@ -62,7 +62,7 @@ def up(options: Namespace) -> int:
 
 def down(options: Namespace) -> int:
     """Stop the local Prefect server and print whether one was running; return exit code 0."""
-    from flows.services.prefect_server import stop_server
+    from trnflow.flows.services.prefect_server import stop_server
 
     stopped = stop_server(home_folder())
     text = "stopped the local Prefect server" if stopped else "no local Prefect server was running"
@@ -74,8 +74,8 @@ def deploy(options: Namespace) -> int:
     """Register the deployments of ./prefect.yaml and their automations (rules by which Prefect's server acts on events)
     with Prefect's server, and wait until the next flow run of each active schedule is planned. Print the deployments'
     names (with --json also the automations'); return exit code 0."""
-    from flows.services.deploy import deploy
-    from flows.services.notification import VARIABLE
+    from trnflow.flows.services.deploy import deploy
+    from trnflow.flows.services.notification import VARIABLE
 
     done = deploy(open_home(), Path.cwd(), replace=options.replace)
     document = {"deployments": done.names, "automations": done.automations, "notify": done.notified}
@@ -88,15 +88,15 @@ def deploy(options: Namespace) -> int:
 def worker(options: Namespace) -> NoReturn:
     """End or reschedule the flow runs whose process was lost, then replace this process by a Prefect worker, which runs
     the flow runs of the registered deployments (see `deploy`) until the worker is interrupted."""
-    from flows.retraining.crashed import report_crashed
-    from flows.services.deploy import start_worker
+    from trnflow.flows.retraining.crashed import report_crashed
+    from trnflow.flows.services.deploy import start_worker
 
     start_worker(open_home(), report_crashed)
 
 
 def ui(options: Namespace) -> int:
     """Print the addresses of the web pages of Prefect and MLflow; return exit code 0. Starts neither server."""
-    from flows.services.pages import pages
+    from trnflow.flows.services.pages import pages
 
     lines = pages(home_folder(), settings.TrackingConfig())
     emit(options, {"pages": lines}, *lines)

@@ -8,18 +8,18 @@ import re
 from argparse import Namespace
 from typing import Any
 
-from flows.cli.history_commands import all_records, artifact_of, named_run, store_of
-from flows.cli.output import emit
-from flows.display import report
-from flows.finetune import KINDS
-from tasks.artifact import Meta
-from tasks.errors import ConfigError
-from tasks.store import Store
-from tasks.store.garbage.pins import add_pin, pin_names, remove_pin
-from tasks.store.garbage.roots import Policy
-from tasks.store.layout import SHARD
-from tasks.system.clock import now
-from tasks.system.redaction import hide
+from trnflow.flows.cli.history_commands import all_records, artifact_of, named_run, store_of
+from trnflow.flows.cli.output import emit
+from trnflow.flows.display import report
+from trnflow.flows.finetune import KINDS
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.pins import add_pin, pin_names, remove_pin
+from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.layout import SHARD
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.redaction import hide
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -71,7 +71,7 @@ def verify(options: Namespace) -> int:
 
     With --repair, damaged files are moved to the store's folder `quarantine`; the next run that needs such a file makes
     the file again. Return exit code 0, or 1 when damage was found and not repaired."""
-    from tasks.store.verify import verify as read_all
+    from trnflow.tasks.store.verify import verify as read_all
 
     store = store_of(options)
     kinds = KINDS | {f"{stage}{SHARD}": f"{kind}{SHARD}" for stage, kind in KINDS.items()}
@@ -100,9 +100,9 @@ def gc(options: Namespace) -> int:
     Without --yes nothing is moved or deleted, and the numbers say what would be. Kept are files younger than --grace
     seconds, and all files that are needed by one of: the newest runs of each recipe (--keep-last), runs of the last
     days (--keep-days), pins (see `pin`), champions and frozen rows (test rows kept to compare models), runs in progress
-    (`tasks.store.garbage.roots` has the full list). All other files are moved to the trash. A later `gc --yes` deletes
+    (`trnflow.tasks.store.garbage.roots` has the full list). All other files are moved to the trash. A later `gc --yes` deletes
     the files that have been in the trash for --grace seconds."""
-    from tasks.store.garbage.collect import collect
+    from trnflow.tasks.store.garbage.collect import collect
 
     store = store_of(options)
     policy = Policy(options.keep_last, options.keep_days, options.grace)

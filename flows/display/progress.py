@@ -16,13 +16,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TextIO
 
-from flows.display.report import MARKS, number, seconds
-from flows.runner.call import Call, Outcome
-from flows.runner.executor import Listener
-from flows.runner.progress.stage_progress import Clock, StageProgress
-from tasks.artifact import Meta
-from tasks.errors import is_interruption
-from tasks.system.log_lines import LogLines
+from trnflow.flows.display.report import MARKS, number, seconds
+from trnflow.flows.runner.call import Call, Outcome
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.progress.stage_progress import Clock, StageProgress
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import is_interruption
+from trnflow.tasks.system.log_lines import LogLines
 
 LOG_SECONDS = 10.0
 """The shortest time between two lines of training in a log."""

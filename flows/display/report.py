@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flows.runner.call import Outcome
-from flows.runner.planning.forecast import ANYWAY, dollars, total
-from tasks.artifact import Meta
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.planning.forecast import ANYWAY, dollars, total
+from trnflow.tasks.artifact import Meta
 
 FIRST = (
     "f1_weighted", "accuracy", "perplexity", "loss", "train_loss", "eval_loss", "eval_accuracy", "train_rows",
@@ -107,7 +107,7 @@ def change_cells(found: Meta) -> tuple[str, str, str]:
     that differs, or both; the value in the earlier run; the value in the later run).
 
     Digests are cut to 19 characters, other values to 60; a missing value (None) is shown as `nothing`. found: one
-    difference from the result of `tasks.keys.lineage.compare`: {"before", "after": the values; "stage", "name": either
+    difference from the result of `trnflow.tasks.keys.lineage.compare`: {"before", "after": the values; "stage", "name": either
     or both}."""
     name = " ".join(str(found[label]) for label in ("stage", "name") if label in found)
     return name, _brief(found["before"]), _brief(found["after"])

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.display.report import change_cells, number, seconds
-from flows.runner.planning.forecast import dollars
-from flows.runner.run import artifact_in
-from tasks.artifact import Meta
-from tasks.errors import BlobLost
-from tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
-from tasks.stage import read_json
-from tasks.store import Store
-from tasks.system.json_lines import parsed
-from tasks.system.redaction import hide, scrub_all
+from trnflow.flows.display.report import change_cells, number, seconds
+from trnflow.flows.runner.planning.forecast import dollars
+from trnflow.flows.runner.run import artifact_in
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
+from trnflow.tasks.stage import read_json
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.json_lines import parsed
+from trnflow.tasks.system.redaction import hide, scrub_all
 
 CURVES = ("loss", "eval_loss", "eval_accuracy", "eval_f1_weighted", "learning_rate", "grad_norm", "tokens_per_second")
 """The metrics whose curves are drawn, where training reported them."""
@@ -42,7 +42,7 @@ class Previous(NamedTuple):
 
     Attributes:
         run: The id of the run before.
-        changes: How the two runs differ, as `tasks.keys.lineage.compare` returns it. The entries "settings" (of the
+        changes: How the two runs differ, as `trnflow.tasks.keys.lineage.compare` returns it. The entries "settings" (of the
             recipe), "data" (the inputs of load_data), "code", "env" (library versions, hardware, host), "artifacts" and
             "metrics" are lists of differences, each with the values "before" and "after".
     """
@@ -59,7 +59,7 @@ def run_page(store: Store, run: str, document: Meta, previous: Previous | None, 
         run: The run's id.
         document: The run record, the store's JSON document about the run.
         previous: The recipe's run before; None if there was none.
-        lineage: What the run's last artifact was made from, as `tasks.keys.lineage.Family.up` returns it; None if the
+        lineage: What the run's last artifact was made from, as `trnflow.tasks.keys.lineage.Family.up` returns it; None if the
             run has no artifact.
     """
     document = hide(document)
@@ -237,7 +237,7 @@ def _tree(node: Meta, name: str) -> Meta:
     """Return a node of the lineage for the page's template: {"line": text, "below": the nodes of the inputs}. If an
     artifact occurs a second time, its inputs are not repeated. Inputs that the recipe does not set are left out.
 
-    node: as `tasks.keys.lineage.Family.up` returns it; name: the name under which the stage above reads the
+    node: as `trnflow.tasks.keys.lineage.Family.up` returns it; name: the name under which the stage above reads the
     artifact."""
     head = f"{name}: " if name else ""
     if "source" in node:

@@ -2,7 +2,7 @@
 
 A recipe is named by the name of a file in `conf/` or by the path of a YAML file. Its `extends` lists other recipes in the
 same way. Values of a later file in that list replace those of an earlier one, and values of the recipe itself replace both.
-Mappings are merged, any other value is replaced (`flows.recipes.schema` has the rules). `name` and `description` are not
+Mappings are merged, any other value is replaced (`trnflow.flows.recipes.schema` has the rules). `name` and `description` are not
 inherited. The file and line of every value, its *origin*, are recorded for error messages.
 """
 
@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flows.recipes.hardware import prepare_move
-from flows.recipes.schema import cut, merge, sections, shown, without_null
-from flows.recipes.yaml_tree import DEPTH, OVERRIDE, read_value, read_yaml
-from tasks.errors import ConfigError
-from tasks.system.redaction import hide_override
+from trnflow.flows.recipes.hardware import prepare_move
+from trnflow.flows.recipes.schema import cut, merge, sections, shown, without_null
+from trnflow.flows.recipes.yaml_tree import DEPTH, OVERRIDE, read_value, read_yaml
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.redaction import hide_override
 
 
 class Origin(str):

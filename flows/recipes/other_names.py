@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flows.recipes.schema import config_in
+from trnflow.flows.recipes.schema import config_in
 
 OTHER_NAMES = {
     "adam_beta1": "beta1",

@@ -19,28 +19,28 @@ from pydantic import (
     model_validator,
 )
 
-from flows.recipes.files import read_recipe
-from flows.recipes.sweep_settings import SweepConfig
-from flows.recipes.validation_errors import Recipes, refused
-from tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig
-from tasks.consolidate import ConsolidateConfig
-from tasks.data.format.config import FormatConfig
-from tasks.evaluate_model import EvaluateConfig
-from tasks.export.config import ExportConfig
-from tasks.launch import GRACE_SECONDS
-from tasks.launch.launcher import Launcher
-from tasks.load_data import DataConfig
-from tasks.pack_chunks import PackConfig
-from tasks.promotion.data_checks import CheckConfig
-from tasks.promotion.settings import PromoteConfig
-from tasks.sources.model_source import ModelConfig
-from tasks.sources.paths import Folders, located
-from tasks.store.location import default_root
-from tasks.system.compiler_flags import FLAGS
-from tasks.system.home import home_folder
-from tasks.system.redaction import fill, hide, learn
-from tasks.tokenize_text import TokenizeConfig
-from tasks.training.config import TrainConfig
+from trnflow.flows.recipes.files import read_recipe
+from trnflow.flows.recipes.sweep_settings import SweepConfig
+from trnflow.flows.recipes.validation_errors import Recipes, refused
+from trnflow.tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig
+from trnflow.tasks.consolidate import ConsolidateConfig
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.evaluate_model import EvaluateConfig
+from trnflow.tasks.export.config import ExportConfig
+from trnflow.tasks.launch import GRACE_SECONDS
+from trnflow.tasks.launch.launcher import Launcher
+from trnflow.tasks.load_data import DataConfig
+from trnflow.tasks.pack_chunks import PackConfig
+from trnflow.tasks.promotion.data_checks import CheckConfig
+from trnflow.tasks.promotion.settings import PromoteConfig
+from trnflow.tasks.sources.model_source import ModelConfig
+from trnflow.tasks.sources.paths import Folders, located
+from trnflow.tasks.store.location import default_root
+from trnflow.tasks.system.compiler_flags import FLAGS
+from trnflow.tasks.system.home import home_folder
+from trnflow.tasks.system.redaction import fill, hide, learn
+from trnflow.tasks.tokenize_text import TokenizeConfig
+from trnflow.tasks.training.config import TrainConfig
 
 
 class HardwareConfig(StageConfig):

@@ -21,8 +21,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from flows.recipes.schema import allowed, config_in, config_listed, table_in, takes_null
-from tasks.config import NOT_KEYED
+from trnflow.flows.recipes.schema import allowed, config_in, config_listed, table_in, takes_null
+from trnflow.tasks.config import NOT_KEYED
 
 UNKEYED = ("name", "description", "checks", "hardware", "store", "launch", "task_runner", "tracking", "sweep")
 """Sections and settings of a recipe that are not part of any stage's key."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from tasks.system.redaction import scrub
+from trnflow.tasks.system.redaction import scrub
 
 LONGEST = 60
 """The most characters of a value that an error shows."""

@@ -7,8 +7,8 @@ import re
 import shlex
 from argparse import Namespace
 
-from tasks.errors import TrnflowError
-from tasks.system.redaction import hide_override
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.system.redaction import hide_override
 
 _OWN = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
 """A suggested command without a recipe, which means the recipe of the command that failed."""

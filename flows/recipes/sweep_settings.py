@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from tasks.config import Parallel, PositiveCount, Seed, StageConfig
+from trnflow.tasks.config import Parallel, PositiveCount, Seed, StageConfig
 
 
 class SweepConfig(StageConfig):

@@ -13,10 +13,19 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from flows.recipes.files import Origins, nearest, origin_of
-from flows.recipes.other_names import suggested
-from flows.recipes.schema import allowed, annotation_at, below, choices, kinds_of, known_settings, shown, table_in
-from tasks.errors import ConfigError
+from trnflow.flows.recipes.files import Origins, nearest, origin_of
+from trnflow.flows.recipes.other_names import suggested
+from trnflow.flows.recipes.schema import (
+    allowed,
+    annotation_at,
+    below,
+    choices,
+    kinds_of,
+    known_settings,
+    shown,
+    table_in,
+)
+from trnflow.tasks.errors import ConfigError
 
 REMOVED = {
     "model.trust_remote_code": "was removed: it ran code beside the weights that is in no stage's key, so a change of that code "
@@ -36,7 +45,7 @@ class Recipes(NamedTuple):
         root: the config class of recipes.
         name: the recipe's name or path, as the user gave it.
         tree: the merged settings, {section: {setting: value}}.
-        origins: where each setting was written, as `flows.recipes.files.read_recipe` returns it.
+        origins: where each setting was written, as `trnflow.flows.recipes.files.read_recipe` returns it.
     """
 
     root: type[BaseModel]

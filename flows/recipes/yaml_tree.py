@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import yaml
 
-from tasks.errors import ConfigError
-from tasks.system.redaction import ENVIRONMENT
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.redaction import ENVIRONMENT
 
 OVERRIDE = "override "
 """The text before the name of an override, where an error message would otherwise name a file and line."""

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flows.champions.contenders import model_in
-from flows.champions.frozen_rows import Frozen, newest_frozen, pipeline_without
-from flows.champions.promote import champions_of
-from flows.recipes.recipe import Recipe
-from flows.retraining.ended import data_digest
-from flows.retraining.judgement import newest_judged
-from flows.runner.planning.planner import Planner
-from flows.runner.run import look
-from flows.runner.warm_start import champion_named
-from tasks.artifact import Meta
-from tasks.errors import BlobLost, ConfigError
-from tasks.keys.explain import difference
-from tasks.keys.key_document import key_document, key_of
-from tasks.keys.lineage import start_of
-from tasks.store import Store
+from trnflow.flows.champions.contenders import model_in
+from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen, pipeline_without
+from trnflow.flows.champions.promote import champions_of
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.retraining.ended import data_digest
+from trnflow.flows.retraining.judgement import newest_judged
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.run import look
+from trnflow.flows.runner.warm_start import champion_named
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.keys.explain import difference
+from trnflow.tasks.keys.key_document import key_document, key_of
+from trnflow.tasks.keys.lineage import start_of
+from trnflow.tasks.store import Store
 
 FOLLOWING = ("shards", "weights")
 """The inputs in consolidate's key that follow from train's key, or from the model that training started from."""

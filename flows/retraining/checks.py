@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from flows.champions.contenders import run_of_model
-from flows.champions.frozen_rows import Frozen, pipeline_without
-from flows.recipes.recipe import Recipe
-from flows.runner.executor import Listener
-from flows.runner.run import Options, artifact_in, heal, look, new_runner
-from flows.runner.runner import Runner
-from flows.runner.work_folders import workplace
-from tasks.artifact import Artifact, Meta
-from tasks.errors import BlobLost, DataError
-from tasks.load_data import data_source, load_data
-from tasks.promotion.data_checks import AGAINST_CHAMPION, CheckConfig, Measured, Rows, measure
-from tasks.store import Store
+from trnflow.flows.champions.contenders import run_of_model
+from trnflow.flows.champions.frozen_rows import Frozen, pipeline_without
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import Options, artifact_in, heal, look, new_runner
+from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.work_folders import workplace
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.errors import BlobLost, DataError
+from trnflow.tasks.load_data import data_source, load_data
+from trnflow.tasks.promotion.data_checks import AGAINST_CHAMPION, CheckConfig, Measured, Rows, measure
+from trnflow.tasks.store import Store
 
 CHEAP_SECONDS = 60.0
 """A dry run loads data for its checks if that is expected to take no longer."""

@@ -10,18 +10,18 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
-from flows.recipes import recipe as settings
-from flows.recipes.recipe import Recipe
-from flows.retraining.ended import newest_ended
-from flows.retraining.lease import hold_lease
-from flows.retraining.outcome import Retrained
-from flows.retraining.retrain import failure, record_failure
-from flows.runner.run import open_store
-from flows.services.crashed_runs import CrashedRun, send_report, unreported_crashes
-from flows.services.recovery import TIMES
-from tasks.errors import ProcessFailed, TrnflowError
-from tasks.store import Store
-from tasks.system.redaction import hide
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.retraining.ended import newest_ended
+from trnflow.flows.retraining.lease import hold_lease
+from trnflow.flows.retraining.outcome import Retrained
+from trnflow.flows.retraining.retrain import failure, record_failure
+from trnflow.flows.runner.run import open_store
+from trnflow.flows.services.crashed_runs import CrashedRun, send_report, unreported_crashes
+from trnflow.flows.services.recovery import TIMES
+from trnflow.tasks.errors import ProcessFailed, TrnflowError
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.redaction import hide
 
 
 def report_crashed(times: int = TIMES) -> int:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from flows.recipes.recipe import Recipe
-from flows.retraining.outcome import Retrained
-from flows.runner.run import resolver_of
-from tasks.artifact import Meta, Source
-from tasks.errors import Interrupted, StoreError
-from tasks.keys.canonical_json import digest_of
-from tasks.load_data import data_source
-from tasks.store import Store
-from tasks.store.garbage.numbered_roots import RETRAINED, quoted_name
-from tasks.store.layout import read_object
-from tasks.system.clock import now
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.retraining.outcome import Retrained
+from trnflow.flows.runner.run import resolver_of
+from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.errors import Interrupted, StoreError
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.load_data import data_source
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.numbered_roots import RETRAINED, quoted_name
+from trnflow.tasks.store.layout import read_object
+from trnflow.tasks.system.clock import now
 
 SETTLED = ("promoted", "kept", "unchanged", "stopped")
 """The outcomes after which a recipe is not trained again on the same data."""

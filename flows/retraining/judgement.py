@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 
-from flows.champions.contenders import model_in, run_of_model
-from flows.recipes.recipe import Recipe
-from tasks.artifact import Meta
-from tasks.errors import StoreError
-from tasks.store import Store
-from tasks.store.garbage.numbered_roots import quoted_name
-from tasks.store.layout import read_object
-from tasks.system.clock import now
+from trnflow.flows.champions.contenders import model_in, run_of_model
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.numbered_roots import quoted_name
+from trnflow.tasks.store.layout import read_object
+from trnflow.tasks.system.clock import now
 
 JUDGED = "roots/judged"
 

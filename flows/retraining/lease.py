@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from flows.recipes.recipe import Recipe
-from flows.runner.run import new_run_id
-from tasks.keys.canonical_json import digest_of
-from tasks.store import Store
-from tasks.store.lease import Holder, Lease, Waiter, newest_holder
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.run import new_run_id
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import Holder, Lease, Waiter, newest_holder
 
 
 @contextmanager

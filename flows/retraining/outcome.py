@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.artifact import Meta
-from tasks.errors import TrnflowError
-from tasks.promotion.bootstrap import Comparison
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.promotion.bootstrap import Comparison
 
 
 @dataclass(frozen=True)

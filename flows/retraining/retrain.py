@@ -15,26 +15,26 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from flows.champions.contenders import Contender, of_run
-from flows.champions.freeze import freeze
-from flows.champions.frozen_rows import Frozen, newest_frozen, pipeline_without
-from flows.champions.mirror import mirror
-from flows.champions.promote import ROLLED_BACK, Decision, champions_of, promote
-from flows.recipes.recipe import Recipe
-from flows.retraining.change import Change, find_change
-from flows.retraining.checks import Checked, check_data
-from flows.retraining.ended import present_data, write_ended
-from flows.retraining.judgement import newest_judged, write_judged
-from flows.retraining.lease import hold_lease
-from flows.retraining.outcome import Retrained
-from flows.runner.executor import Listener
-from flows.runner.pipeline import Pipeline
-from flows.runner.run import Result
-from flows.runner.work_folders import clean
-from tasks.errors import Interrupted, StoreError, TrnflowError, unexpected
-from tasks.store import Store
-from tasks.store.lease import Holder, Lease, LeaseLost
-from tasks.system.redaction import scrub, scrubbed
+from trnflow.flows.champions.contenders import Contender, of_run
+from trnflow.flows.champions.freeze import freeze
+from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen, pipeline_without
+from trnflow.flows.champions.mirror import mirror
+from trnflow.flows.champions.promote import ROLLED_BACK, Decision, champions_of, promote
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.retraining.change import Change, find_change
+from trnflow.flows.retraining.checks import Checked, check_data
+from trnflow.flows.retraining.ended import present_data, write_ended
+from trnflow.flows.retraining.judgement import newest_judged, write_judged
+from trnflow.flows.retraining.lease import hold_lease
+from trnflow.flows.retraining.outcome import Retrained
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.pipeline import Pipeline
+from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.work_folders import clean
+from trnflow.tasks.errors import Interrupted, StoreError, TrnflowError, unexpected
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import Holder, Lease, LeaseLost
+from trnflow.tasks.system.redaction import scrub, scrubbed
 
 Train = Callable[[Recipe, Pipeline], Result]
 """Runs a recipe's pipeline and writes the run record; the command line and Prefect pass their own."""

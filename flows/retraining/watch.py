@@ -22,16 +22,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flows.recipes.recipe import Recipe
-from flows.retraining.ended import Ended, newest_ended, present_data
-from flows.retraining.lease import holder_of
-from tasks.artifact import Meta
-from tasks.errors import StoreError
-from tasks.store import Store
-from tasks.store.garbage.numbered_roots import quoted_name
-from tasks.system.clock import now
-from tasks.system.private_files import make_home
-from tasks.system.whole_file import write_whole
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.retraining.ended import Ended, newest_ended, present_data
+from trnflow.flows.retraining.lease import holder_of
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.numbered_roots import quoted_name
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.private_files import make_home
+from trnflow.tasks.system.whole_file import write_whole
 
 EVERY_SECONDS = 300.0
 TRIES = 3

@@ -11,13 +11,13 @@ import os
 import socket
 import time
 
-from tasks.artifact import Json, Meta
-from tasks.errors import is_interruption
-from tasks.keys.explain import nearest_record
-from tasks.store import Store
-from tasks.store.layout import document_name
-from tasks.store.lease import LeaseLost
-from tasks.system.clock import now
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.errors import is_interruption
+from trnflow.tasks.keys.explain import nearest_record
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import document_name
+from trnflow.tasks.store.lease import LeaseLost
+from trnflow.tasks.system.clock import now
 
 PREVIEW = "-preview"
 """The end of the id of a run that only shows rows."""

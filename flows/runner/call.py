@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flows.runner.warm_start import EarlierModel
-from tasks.artifact import Artifact, Meta, Source
-from tasks.config import StageConfig
-from tasks.sources.resolver import Resolver
-from tasks.stage import Stage, of
+from trnflow.flows.runner.warm_start import EarlierModel
+from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import Stage, of
 
 Function = Callable[..., Meta]
 
@@ -101,12 +101,12 @@ class Outcome:
 
 
 class Stages(Protocol):
-    """The interface through which a pipeline function, such as `flows.finetune.finetune`, calls its stages.
+    """The interface through which a pipeline function, such as `trnflow.flows.finetune.finetune`, calls its stages.
 
     `Runner` runs the stages, `PrefectRunner` runs each stage as a Prefect task, and `Planner` only finds out what a run
     would do. `stage(function, config, *inputs)` returns the stage's artifact (in a plan perhaps an `Unknown`, the
-    placeholder for an artifact that is yet to be made). The other methods are described in `flows.runner.inputs.Inputs`
-    and `flows.runner.runner.Runner`.
+    placeholder for an artifact that is yet to be made). The other methods are described in `trnflow.flows.runner.inputs.Inputs`
+    and `trnflow.flows.runner.runner.Runner`.
     """
 
     def resolve(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source: ...

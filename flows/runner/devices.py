@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
-from flows.recipes.recipe import Recipe
-from flows.runner.call import Outcome
-from flows.runner.single_flight import WAITS, await_turn
-from tasks.keys.canonical_json import digest_of
-from tasks.store import Store
-from tasks.store.lease import Holder, newest_holder
-from tasks.system.process import this_process
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.single_flight import WAITS, await_turn
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import Holder, newest_holder
+from trnflow.tasks.system.process import this_process
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

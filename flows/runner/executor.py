@@ -16,26 +16,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.recipes.recipe import LaunchConfig
-from flows.runner.attempts import attempt_id, ending, new_journal, outlook
-from flows.runner.call import Call, Outcome
-from flows.runner.devices import take_devices
-from flows.runner.hits import OnRecord, checked, hit, on_record
-from flows.runner.job import Job, publish, record_of
-from flows.runner.parts.part_makers import PartMaker
-from flows.runner.parts.shards import Shards, listed
-from flows.runner.progress.metrics_file import Curve
-from flows.runner.progress.stage_progress import StageProgress
-from flows.runner.single_flight import maker, single_flight
-from flows.runner.work_folders import attempt_log, workplace
-from tasks.artifact import Artifact, Input, Meta, Source
-from tasks.errors import DataError
-from tasks.keys.key_document import key_document, key_of
-from tasks.launch.launcher import Launcher
-from tasks.store import Store
-from tasks.store.lease import Lease
-from tasks.system.clock import now
-from tasks.system.redaction import fill, know, scrub, scrub_all
+from trnflow.flows.recipes.recipe import LaunchConfig
+from trnflow.flows.runner.attempts import attempt_id, ending, new_journal, outlook
+from trnflow.flows.runner.call import Call, Outcome
+from trnflow.flows.runner.devices import take_devices
+from trnflow.flows.runner.hits import OnRecord, checked, hit, on_record
+from trnflow.flows.runner.job import Job, publish, record_of
+from trnflow.flows.runner.parts.part_makers import PartMaker
+from trnflow.flows.runner.parts.shards import Shards, listed
+from trnflow.flows.runner.progress.metrics_file import Curve
+from trnflow.flows.runner.progress.stage_progress import StageProgress
+from trnflow.flows.runner.single_flight import maker, single_flight
+from trnflow.flows.runner.work_folders import attempt_log, workplace
+from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.keys.key_document import key_document, key_of
+from trnflow.tasks.launch.launcher import Launcher
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import Lease
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.redaction import fill, know, scrub, scrub_all
 
 Emit = Callable[[Meta], None]
 
@@ -49,7 +49,7 @@ class Listener:
     - `planned`: before the first stage; with the planned outcome of each stage, in order.
     - `stage_started`: a stage is about to be executed; not called for a stage whose artifact is in the store.
     - `waits`: again and again while a stage waits for another run; an error that it raises ends the run.
-    - `event`: a running stage reports progress, metrics, figures or a message (see `tasks.stage.Workdir`).
+    - `event`: a running stage reports progress, metrics, figures or a message (see `trnflow.tasks.stage.Workdir`).
     - `stage_ended`, `stage_failed`: with the stage's outcome, or with the error.
     """
 
@@ -80,7 +80,7 @@ class Executor:
             makes them.
         threads: Threads of a stage's process that make its parts.
         devices: {stage: names of the devices that the stage uses alone while it runs, by a lease in the store}; see
-            `flows.runner.devices`.
+            `trnflow.flows.runner.devices`.
         price_per_hour: Price of the hardware in USD per hour; 0 reports no cost.
         force: Stages that are executed even if their artifacts are in the store.
         lost: Digests of blobs (files in the store) that were found missing or corrupt.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flows.runner.call import Outcome
-from tasks.artifact import Artifact, File, Meta
-from tasks.errors import BlobLost
-from tasks.store import Store
+from trnflow.flows.runner.call import Outcome
+from trnflow.tasks.artifact import Artifact, File, Meta
+from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.store import Store
 
 
 class OnRecord(NamedTuple):

@@ -1,7 +1,7 @@
 """Find the inputs of a pipeline that none of its stages makes: sources (the data and the pretrained model, outside the
 store) and the model in the store that training starts from (`train.warm_start_from`).
 
-`flows.runner.runner.Runner` and `flows.runner.planning.planner.Planner` share this code, so that a plan computes the same
+`trnflow.flows.runner.runner.Runner` and `trnflow.flows.runner.planning.planner.Planner` share this code, so that a plan computes the same
 keys as a run.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flows.runner.call import Call, Function, Unknown, Value, bind
-from flows.runner.vocabulary import check_vocabulary
-from flows.runner.warm_start import EarlierModel, earlier_model, starting_model
-from tasks.artifact import Artifact, Source
-from tasks.config import StageConfig
-from tasks.keys.key_document import key_document
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
+from trnflow.flows.runner.call import Call, Function, Unknown, Value, bind
+from trnflow.flows.runner.vocabulary import check_vocabulary
+from trnflow.flows.runner.warm_start import EarlierModel, earlier_model, starting_model
+from trnflow.tasks.artifact import Artifact, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.keys.key_document import key_document
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 
 class Inputs:
@@ -94,7 +94,7 @@ class Inputs:
         the store.
 
         A repeated training is an exception: if `earlier` was made by a training with the same code, config and inputs,
-        the model from which that training started is returned (`flows.runner.warm_start.starting_model` has the
+        the model from which that training started is returned (`trnflow.flows.runner.warm_start.starting_model` has the
         details). The key of the training, the hash of everything that decides its result, is then the same as before,
         and the run finds the result in the store. In a plan in which an input is not known yet, `earlier` is returned
         without this check, and the attribute `start` is not set.

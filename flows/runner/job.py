@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.runner.work_folders import data_folders
-from tasks.artifact import Artifact, Input, Json, Meta, Source
-from tasks.config import StageConfig
-from tasks.keys.allowed_files import permit_for
-from tasks.keys.key_document import key_of
-from tasks.launch.job import JobSpec, Step
-from tasks.launch.launcher import Launcher
-from tasks.launch.warm_start import PARTIAL_ROOT, modules_for
-from tasks.stage import Stage
-from tasks.store import Store
-from tasks.system.process import ATTEMPT
-from tasks.system.redaction import scrub
+from trnflow.flows.runner.work_folders import data_folders
+from trnflow.tasks.artifact import Artifact, Input, Json, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.keys.allowed_files import permit_for
+from trnflow.tasks.keys.key_document import key_of
+from trnflow.tasks.launch.job import JobSpec, Step
+from trnflow.tasks.launch.launcher import Launcher
+from trnflow.tasks.launch.warm_start import PARTIAL_ROOT, modules_for
+from trnflow.tasks.stage import Stage
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.process import ATTEMPT
+from trnflow.tasks.system.redaction import scrub
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Job:
         log: The file to which stdout and stderr of the stage's processes are written.
         environment: Further environment variables for the process; their values are secret.
         grace_seconds: Seconds between SIGTERM and SIGKILL in which a stage that is stopped may save its state.
-        launcher: Runs the process, such as `tasks.launch.launcher.Local` on this machine.
+        launcher: Runs the process, such as `trnflow.tasks.launch.launcher.Local` on this machine.
     """
 
     stage: Stage

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flows.recipes.files import nearest
-from flows.recipes.recipe import Recipe
-from flows.runner.call import Call, Stages
-from flows.runner.planning.planner import Planner
-from tasks.errors import ConfigError
+from trnflow.flows.recipes.files import nearest
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.call import Call, Stages
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.tasks.errors import ConfigError
 
 Parent = tuple[dict[str, str], tuple[str, ...]]
 """(environment variables, modules to import) of a warm parent, the process that a stage's process is forked from."""
@@ -19,10 +19,10 @@ Parent = tuple[dict[str, str], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline that `flows.runner.run` can run or plan.
+    """A pipeline that `trnflow.flows.runner.run` can run or plan.
 
     Attributes:
-        call_stages: The pipeline function, such as `flows.finetune.finetune`. Its arguments: the recipe, and the
+        call_stages: The pipeline function, such as `trnflow.flows.finetune.finetune`. Its arguments: the recipe, and the
             `Stages` object through which it calls its stages in order.
         stages: The names of the stages in that order.
         check: Raises a TrnflowError if a run is bound to fail; called before the first stage runs. Its arguments: the

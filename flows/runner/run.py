@@ -18,25 +18,25 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from flows.recipes.recipe import Recipe, load, store_root
-from flows.runner.attempts import PREVIEW
-from flows.runner.call import Call, Outcome, Stop
-from flows.runner.devices import devices_of_stages
-from flows.runner.executor import Listener, filled_environment
-from flows.runner.parts.part_makers import PartMaker, refuse_task_runners
-from flows.runner.pipeline import Parent, Pipeline
-from flows.runner.planning.forecast import dollars
-from flows.runner.planning.planner import Planner
-from flows.runner.runner import Runner
-from flows.runner.work_folders import clean, open_home
-from tasks.artifact import Artifact, Json, Meta
-from tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
-from tasks.keys.code_closure import closure
-from tasks.launch.warm_start import modules_for, preload
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
-from tasks.system.clock import now
-from tasks.system.redaction import scrub, scrubbed
+from trnflow.flows.recipes.recipe import Recipe, load, store_root
+from trnflow.flows.runner.attempts import PREVIEW
+from trnflow.flows.runner.call import Call, Outcome, Stop
+from trnflow.flows.runner.devices import devices_of_stages
+from trnflow.flows.runner.executor import Listener, filled_environment
+from trnflow.flows.runner.parts.part_makers import PartMaker, refuse_task_runners
+from trnflow.flows.runner.pipeline import Parent, Pipeline
+from trnflow.flows.runner.planning.forecast import dollars
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.work_folders import clean, open_home
+from trnflow.tasks.artifact import Artifact, Json, Meta
+from trnflow.tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
+from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.launch.warm_start import modules_for, preload
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.redaction import scrub, scrubbed
 
 HEALINGS = 10
 """How many times a run may find a missing or corrupt blob and replace it before it fails (the disk may be broken)."""
@@ -205,7 +205,7 @@ def execute(
         options: Where the run stops, which stages are forced, and whether it is offline.
         run: The run's id; None makes a new one.
         listeners: Objects that receive the events of the run.
-        runner_type: The class of the runner; `flows.deployments` passes `PrefectRunner`.
+        runner_type: The class of the runner; `trnflow.flows.deployments` passes `PrefectRunner`.
         part_maker: Makes the parts of stages in other processes; None: each stage's own process makes them.
 
     Raises:

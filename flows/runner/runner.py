@@ -1,7 +1,7 @@
 """Run the stages of a pipeline in order: take a stage's artifact from the store if it is there (a hit), else run the
 stage.
 
-`flows.runner.executor` runs each stage. `flows.services.run_view.stage_tasks.PrefectRunner` overrides `run_or_reuse` to
+`trnflow.flows.runner.executor` runs each stage. `trnflow.flows.services.run_view.stage_tasks.PrefectRunner` overrides `run_or_reuse` to
 show each stage as a Prefect task.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.runner.call import Call, Function, Outcome, Stop, Value, bind
-from flows.runner.executor import Executor
-from flows.runner.inputs import Inputs
-from tasks.artifact import Artifact
-from tasks.config import StageConfig
-from tasks.errors import TrnflowError
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
+from trnflow.flows.runner.call import Call, Function, Outcome, Stop, Value, bind
+from trnflow.flows.runner.executor import Executor
+from trnflow.flows.runner.inputs import Inputs
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 
 class Runner(Inputs):
@@ -39,7 +39,7 @@ class Runner(Inputs):
         self._until = until
         self._deferred: list[Call] = []
 
-    # What a pipeline is written against (flows.runner.call.Stages)
+    # What a pipeline is written against (trnflow.flows.runner.call.Stages)
 
     def __call__(
         self, function: Function, config: StageConfig, *inputs: Value | None, after: Call | None = None

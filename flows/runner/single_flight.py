@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from flows.runner.call import Outcome
-from tasks.store import Store
-from tasks.store.lease import Holder, Lease, LeaseLost, Waiter
+from trnflow.flows.runner.call import Outcome
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import Holder, Lease, LeaseLost, Waiter
 
 WAITS = "waits for"
 """The beginning of a message to the user about another run that this run waits for."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from flows.recipes.recipe import Recipe
-from flows.runner.call import Outcome
-from tasks.artifact import Artifact, File
-from tasks.errors import ConfigError
-from tasks.store import Store
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.call import Outcome
+from trnflow.tasks.artifact import Artifact, File
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.store import Store
 
 FILE = "tokenizer.json"
 FIX = (

@@ -16,13 +16,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tasks.artifact import Artifact, Meta
-from tasks.errors import BlobLost, ConfigError
-from tasks.keys.key_document import key_of
-from tasks.keys.lineage import start_of, unique
-from tasks.store import Store
-from tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
-from tasks.store.layout import newest_runs
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.keys.key_document import key_of
+from trnflow.tasks.keys.lineage import start_of, unique
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
+from trnflow.tasks.store.layout import newest_runs
 
 MADE_BY = {"consolidate": "model", "train": "checkpoint"}
 CHAMPION = re.compile(r"(?P<name>.+)@(?P<which>champion|[1-9][0-9]*)")

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.errors import StoreError
-from tasks.sources.paths import local_path
-from tasks.store import Store
-from tasks.system.home import home_folder
-from tasks.system.private_files import make_home
-from tasks.system.process import lives_on, read_tag, this_process
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.sources.paths import local_path
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.home import home_folder
+from trnflow.tasks.system.private_files import make_home
+from trnflow.tasks.system.process import lives_on, read_tag, this_process
 
 
 def open_home() -> Path:
@@ -100,7 +100,7 @@ def data_folders(store: Store) -> list[Path]:
     of local state), the store, and some folders in both.
 
     Other files of the project may be read by a stage only if its key includes them. The home or the store may lie
-    inside the project's folder, which is why they are exempted (see `tasks.keys.allowed_files`).
+    inside the project's folder, which is why they are exempted (see `trnflow.tasks.keys.allowed_files`).
     """
     root, home = Path(local_path(store.root) or store.home), store.home
     return [home, home / "work", home / "cache", root, root / "blobs", root / "partial"]

@@ -22,10 +22,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flows.services.deployed_recipes import Case, case_of
-from flows.services.events import CHANGED, RECIPE, RETRAINED
-from flows.services.notification import Block, find_block, forget_addresses, plain_message, retrain_message
-from flows.services.recovery import TAG
+from trnflow.flows.services.deployed_recipes import Case, case_of
+from trnflow.flows.services.events import CHANGED, RECIPE, RETRAINED
+from trnflow.flows.services.notification import Block, find_block, forget_addresses, plain_message, retrain_message
+from trnflow.flows.services.recovery import TAG
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

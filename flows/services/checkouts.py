@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from flows.services.recovery import TAG
-from tasks.artifact import Meta
-from tasks.errors import ConfigError
-from tasks.system.redaction import hide
+from trnflow.flows.services.recovery import TAG
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.redaction import hide
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from flows.services.events import RETRAINED, connected, recipe_resource, send_events
-from flows.services.recovery import FORGOTTEN_SECONDS, NEWEST_FIRST, TAG
-from tasks.artifact import Meta
+from trnflow.flows.services.events import RETRAINED, connected, recipe_resource, send_events
+from trnflow.flows.services.recovery import FORGOTTEN_SECONDS, NEWEST_FIRST, TAG
+from trnflow.tasks.artifact import Meta
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import yaml
 
-from flows.services.automations import Renewed, renew
-from flows.services.checkouts import delete, others_on, try_deployments
-from flows.services.deployed_recipes import Case, check_recipes, offer_recipes
-from flows.services.events import connected
-from flows.services.notification import check_block, take_setting
-from flows.services.prefect_server import cause_of_failure, ensure_server, last_error
-from flows.services.recovery import HEARTBEATS, PATIENT, TAG, our_flows, recovery_automations, tend_runs
-from tasks.artifact import Meta
-from tasks.errors import ConfigError, ProcessFailed
+from trnflow.flows.services.automations import Renewed, renew
+from trnflow.flows.services.checkouts import delete, others_on, try_deployments
+from trnflow.flows.services.deployed_recipes import Case, check_recipes, offer_recipes
+from trnflow.flows.services.events import connected
+from trnflow.flows.services.notification import check_block, take_setting
+from trnflow.flows.services.prefect_server import cause_of_failure, ensure_server, last_error
+from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG, our_flows, recovery_automations, tend_runs
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, ProcessFailed
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -40,7 +40,7 @@ RETRAIN = "retrain"
 AT_ONCE = "4"
 """The most flow runs of a worker at a time. Without a limit, a worker that was away starts all late runs at once, each in a
 process of its own. With four at a time the local server answers while a hundred events come in."""
-WORKER = "from flows.services.recovery import prefect_worker; prefect_worker()"
+WORKER = "from trnflow.flows.services.recovery import prefect_worker; prefect_worker()"
 """The program of a worker's process."""
 SERVER_FAILED = "Server error '5"
 """Part of the message with which Prefect's client reports an HTTP status of 500 or more."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from flows.recipes import recipe as settings
-from flows.recipes.files import recipe_names
-from tasks.artifact import Meta
-from tasks.errors import ConfigError
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.files import recipe_names
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from flows.services.prefect_server import cause_of_failure
-from tasks.artifact import Meta
-from tasks.errors import ConfigError
-from tasks.system.home import home_folder
-from tasks.system.redaction import hide, hide_override, scrub
+from trnflow.flows.services.prefect_server import cause_of_failure
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.home import home_folder
+from trnflow.tasks.system.redaction import hide, hide_override, scrub
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from flows.recipes.recipe import Recipe
-from flows.runner.call import Call, Outcome
-from flows.runner.executor import Listener
-from flows.runner.run import Result, checkout_state, open_store
-from flows.services.pages import tracking_uri
-from tasks.artifact import Meta
-from tasks.config import keyed_params
-from tasks.errors import Interrupted, StoreError
-from tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, numbered, series_of
-from tasks.system.redaction import hide
-from tasks.tracking import Tracker
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.call import Call, Outcome
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import Result, checkout_state, open_store
+from trnflow.flows.services.pages import tracking_uri
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.config import keyed_params
+from trnflow.tasks.errors import Interrupted, StoreError
+from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, numbered, series_of
+from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.tracking import Tracker
 
 PLOTS = (".png", ".json", ".jsonl", ".html")
 PLOTTED = "evaluate_model"

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from tasks.errors import ConfigError
-from tasks.system.redaction import know
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.redaction import know
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from flows.recipes.recipe import TrackingConfig
-from flows.services.prefect_address import api_url
-from tasks.sources.paths import located_database
-from tasks.system.databases import fill_address
-from tasks.system.redaction import hide, scrub
-from tasks.tracking import tracking_page
+from trnflow.flows.recipes.recipe import TrackingConfig
+from trnflow.flows.services.prefect_address import api_url
+from trnflow.tasks.sources.paths import located_database
+from trnflow.tasks.system.databases import fill_address
+from trnflow.tasks.system.redaction import hide, scrub
+from trnflow.tasks.tracking import tracking_page
 
 
 def pages(home: Path, tracking: TrackingConfig, folder: Path = Path()) -> list[str]:

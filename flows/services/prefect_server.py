@@ -30,12 +30,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flows.services.prefect_address import configured_url, recorded_server
-from tasks.errors import ConfigError, ProcessFailed
-from tasks.system.clock import now
-from tasks.system.private_files import make_home
-from tasks.system.process import process_of, read_tag
-from tasks.system.redaction import scrub
+from trnflow.flows.services.prefect_address import configured_url, recorded_server
+from trnflow.tasks.errors import ConfigError, ProcessFailed
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.private_files import make_home
+from trnflow.tasks.system.process import process_of, read_tag
+from trnflow.tasks.system.redaction import scrub
 
 HOST = "127.0.0.1"
 PREFERRED_PORT = 4200

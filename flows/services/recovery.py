@@ -21,7 +21,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from flows.services.events import connected, send_events
+from trnflow.flows.services.events import connected, send_events
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

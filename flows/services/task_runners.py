@@ -26,11 +26,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ProcessPoolTaskRunner
 
-from flows.recipes.recipe import TaskRunnerConfig
-from flows.runner.parts.worker_process import make_part_apart
-from tasks.artifact import Meta
-from tasks.errors import ConfigError, MissingDependency, ProcessFailed, TrnflowError, is_interruption
-from tasks.system.redaction import fill, hide, learn, raisable, scrub, scrub_logs
+from trnflow.flows.recipes.recipe import TaskRunnerConfig
+from trnflow.flows.runner.parts.worker_process import make_part_apart
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, MissingDependency, ProcessFailed, TrnflowError, is_interruption
+from trnflow.tasks.system.redaction import fill, hide, learn, raisable, scrub, scrub_logs
 
 CONNECT_SECONDS = 8
 PARENT_SECONDS = 1.0
@@ -53,7 +53,7 @@ def task_runner(config: TaskRunnerConfig) -> Iterator[TaskRunner | None]:
 
 class TaskRunner:
     """Makes each part of a stage (a share of a data stage's work, such as some rows) in a task run of one of Prefect's
-    task runners. Implements the protocol `flows.runner.parts.part_makers.PartMaker`.
+    task runners. Implements the protocol `trnflow.flows.runner.parts.part_makers.PartMaker`.
 
     Args:
         config: The recipe's section `task_runner`: kind and number of workers, address of a cluster.
@@ -78,7 +78,7 @@ class TaskRunner:
         At most twice as many parts as there are workers are submitted at once. When the caller stops early, the parts
         that still wait are cancelled.
 
-        jobs: Descriptions of the parts, made by `flows.runner.parts.worker_process.part_job`.
+        jobs: Descriptions of the parts, made by `trnflow.flows.runner.parts.worker_process.part_job`.
 
         Raises:
             ProcessFailed: A worker died.

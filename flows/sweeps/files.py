@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from flows.recipes import recipe as settings
-from flows.recipes.recipe import Recipe
-from flows.sweeps.plan import Plan
-from flows.sweeps.study import Tried
-from tasks.artifact import Json, Meta
-from tasks.errors import ConfigError
-from tasks.system.redaction import hide
-from tasks.system.whole_file import write_whole
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.sweeps.plan import Plan
+from trnflow.flows.sweeps.study import Tried
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.whole_file import write_whole
 
 PATHS = ("source", "root", "uri")
 """The last names of settings that may be paths, also in entries of `splits`."""

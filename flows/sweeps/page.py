@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Meta
-from tasks.evaluation.report_page import number, table
-from tasks.system.redaction import scrub
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.evaluation.report_page import number, table
+from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
     from optuna import Study

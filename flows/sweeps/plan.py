@@ -9,16 +9,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from flows.recipes import recipe as settings
-from flows.recipes.files import recipe_names
-from flows.recipes.recipe import Recipe
-from flows.sweeps.space import FORM, Dimension, combinations, override, parse, separate
-from tasks.artifact import Meta
-from tasks.errors import ConfigError
-from tasks.store import Store
-from tasks.system.databases import fill_address
-from tasks.system.private_files import lookup_name
-from tasks.system.redaction import hide, hide_override
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.files import recipe_names
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.sweeps.space import FORM, Dimension, combinations, override, parse, separate
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.databases import fill_address
+from trnflow.tasks.system.private_files import lookup_name
+from trnflow.tasks.system.redaction import hide, hide_override
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 AROUND = (

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from flows.recipes.recipe import Recipe
-from flows.runner.devices import VISIBLE, device_key, device_names, gpu_names, visible_gpus
-from flows.runner.executor import filled_environment
-from flows.runner.run import new_run_id
-from tasks.errors import ConfigError
-from tasks.keys.canonical_json import digest_of
-from tasks.store import Store
-from tasks.system.process import this_process
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.devices import VISIBLE, device_key, device_names, gpu_names, visible_gpus
+from trnflow.flows.runner.executor import filled_environment
+from trnflow.flows.runner.run import new_run_id
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.process import this_process
 
 
 def check_fit(recipe: Recipe) -> None:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from flows.recipes import recipe as settings
-from flows.recipes.schema import annotation_at, cut, kinds_of
-from flows.recipes.yaml_tree import OVERRIDE, read_value
-from tasks.artifact import Json
-from tasks.errors import ConfigError
-from tasks.system.redaction import hide
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.schema import annotation_at, cut, kinds_of
+from trnflow.flows.recipes.yaml_tree import OVERRIDE, read_value
+from trnflow.tasks.artifact import Json
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.redaction import hide
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flows.recipes.sweep_settings import SweepConfig
-from flows.runner.run import new_run_id
-from flows.sweeps.space import Dimension, combinations
-from tasks.artifact import Meta
-from tasks.errors import ConfigError, MissingDependency, StoreError
-from tasks.keys.lineage import leaves
-from tasks.system.databases import missing_driver, reason
-from tasks.system.redaction import hide, scrub
+from trnflow.flows.recipes.sweep_settings import SweepConfig
+from trnflow.flows.runner.run import new_run_id
+from trnflow.flows.sweeps.space import Dimension, combinations
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, MissingDependency, StoreError
+from trnflow.tasks.keys.lineage import leaves
+from trnflow.tasks.system.databases import missing_driver, reason
+from trnflow.tasks.system.redaction import hide, scrub
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -15,19 +15,19 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flows.runner.executor import Listener
-from flows.runner.run import Options, Result, new_run_id, open_store
-from flows.sweeps.files import document, write_best, write_json
-from flows.sweeps.page import sweep_page
-from flows.sweeps.plan import SUFFIX, Plan
-from flows.sweeps.pool import Leases, check_fit, on_slot
-from flows.sweeps.study import SweepStudy, database_errors, open_study
-from flows.sweeps.trial import SWEEP, TESTED, Run, run_trial
-from tasks.artifact import Meta
-from tasks.errors import ConfigError, TrnflowError
-from tasks.store import Store
-from tasks.system.redaction import hide, scrub
-from tasks.system.whole_file import write_whole
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import Options, Result, new_run_id, open_store
+from trnflow.flows.sweeps.files import document, write_best, write_json
+from trnflow.flows.sweeps.page import sweep_page
+from trnflow.flows.sweeps.plan import SUFFIX, Plan
+from trnflow.flows.sweeps.pool import Leases, check_fit, on_slot
+from trnflow.flows.sweeps.study import SweepStudy, database_errors, open_study
+from trnflow.flows.sweeps.trial import SWEEP, TESTED, Run, run_trial
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, TrnflowError
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.redaction import hide, scrub
+from trnflow.tasks.system.whole_file import write_whole
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -219,7 +219,7 @@ def sweep(
 def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
     """Context that records the sweep's own run in MLflow, in which the runs of trials are nested; nothing if the sweep
     is resumed, since its first start recorded that run."""
-    from flows.services.mlflow_listener import new_tracker
+    from trnflow.flows.services.mlflow_listener import new_tracker
 
     recipe = plan.recipe.model_copy(update={"name": f"{plan.recipe.name}{SUFFIX}"})
     tags = {"trnflow.study": plan.name}

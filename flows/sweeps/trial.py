@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flows.finetune import FINETUNE
-from flows.recipes.recipe import Recipe
-from flows.runner.call import Call, Outcome
-from flows.runner.executor import Listener
-from flows.runner.run import Options, Result, execute, new_run_id, open_store
-from flows.runner.single_flight import WAITS
-from flows.sweeps.study import SweepStudy
-from tasks.artifact import Meta
-from tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
-from tasks.store import Store
+from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.call import Call, Outcome
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import Options, Result, execute, new_run_id, open_store
+from trnflow.flows.runner.single_flight import WAITS
+from trnflow.flows.sweeps.study import SweepStudy
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
+from trnflow.tasks.store import Store
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -226,7 +226,7 @@ def run_directly(
 
     what: until which stage, and other options; run: the id of the new run; listeners: called with the run's events;
     tags: of the run in MLflow."""
-    from flows.services.mlflow_listener import Tracking
+    from trnflow.flows.services.mlflow_listener import Tracking
 
     store = open_store(recipe)
     with Tracking(recipe, store.home, run, tags) as tracking:

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tasks.artifact import Input
+from trnflow.tasks.artifact import Input
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import ModelError
+from trnflow.tasks.errors import ModelError
 
 
 def special_tokens(folder: Path) -> dict[str, str] | None:

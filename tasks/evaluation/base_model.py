@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Input, Source
-from tasks.errors import ModelError
-from tasks.sources.model_source import model_folder
-from tasks.training.checkpoint.warm_start import load_start, starting_from
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.model_source import model_folder
+from trnflow.tasks.training.checkpoint.warm_start import load_start, starting_from
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Meta
-from tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, SEED, interval, mean_interval
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, SEED, interval, mean_interval
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tasks.evaluation.forward import Predictions
+    from trnflow.tasks.evaluation.forward import Predictions
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

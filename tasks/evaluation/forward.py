@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.training.batches.sampler import IGNORED, Batch, Split
-from tasks.training.model.build import inputs_of
-from tasks.training.model.pretrained import first_position
-from tasks.training.shared_types import Built
+from trnflow.tasks.training.batches.sampler import IGNORED, Batch, Split
+from trnflow.tasks.training.model.build import inputs_of
+from trnflow.tasks.training.model.pretrained import first_position
+from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     import numpy as np

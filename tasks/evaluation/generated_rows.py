@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Input, Meta, Source
-from tasks.data.tokenization.tokenizer import read_tokenizer
-from tasks.evaluation.base_model import load_base_model
-from tasks.evaluation.generation import GenerationConfig, Prompt, generate, prompt_encoder
-from tasks.evaluation.models import longest_sequence
-from tasks.stage import Workdir
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+from trnflow.tasks.evaluation.base_model import load_base_model
+from trnflow.tasks.evaluation.generation import GenerationConfig, Prompt, generate, prompt_encoder
+from trnflow.tasks.evaluation.models import longest_sequence
+from trnflow.tasks.stage import Workdir
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.artifact import Meta
-from tasks.config import NonNegativeCount, Positive, PositiveCount, Seed, StageConfig, Tokens
-from tasks.data.format.templates import ChatTemplate
-from tasks.errors import ConfigError
-from tasks.training.model.pretrained import first_position
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.config import NonNegativeCount, Positive, PositiveCount, Seed, StageConfig, Tokens
+from trnflow.tasks.data.format.templates import ChatTemplate
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.training.model.pretrained import first_position
 
 if TYPE_CHECKING:
     import torch
 
-    from tasks.data.tokenization.encoders import CausalEncoder
-    from tasks.data.tokenization.tokenizer import FastTokenizer
+    from trnflow.tasks.data.tokenization.encoders import CausalEncoder
+    from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 
 
 OPENING = re.compile(r"\s*(?:\S+\s+){1,8}")
@@ -194,7 +194,7 @@ def prompt_seed(seed: int, text: str) -> int:
 def prompt_encoder(tokenizer: FastTokenizer, texts: Meta) -> CausalEncoder:
     """Return an encoder that turns prompts into token ids as in training, but without an end token. texts: metadata of the
     format_prompts artifact."""
-    from tasks.data.tokenization.encoders import CausalEncoder
+    from trnflow.tasks.data.tokenization.encoders import CausalEncoder
 
     framed, templates = texts.get("framed", False), tuple(texts.get("templates", ()))
     return CausalEncoder(tokenizer, 0, "error", add_eos=False, framed=framed, templates=templates)

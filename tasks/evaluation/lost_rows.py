@@ -3,7 +3,7 @@ without the rows that were left out, so the report shows these counts beside the
 
 from __future__ import annotations
 
-from tasks.artifact import Input, Meta
+from trnflow.tasks.artifact import Input, Meta
 
 COLUMNS = {
     "truncated": "truncated",

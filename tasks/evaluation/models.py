@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.errors import ModelError
-from tasks.system.model_process import EAGER as EAGER
-from tasks.training.model.pretrained import first_position
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.system.model_process import EAGER as EAGER
+from trnflow.tasks.training.model.pretrained import first_position
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta
 
 if TYPE_CHECKING:
     import numpy as np

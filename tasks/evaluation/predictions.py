@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.artifact import Input
-from tasks.data.chunks import open_chunks, open_segments
-from tasks.data.tables import read_rows, write_rows
-from tasks.evaluation.forward import Predictions, TokenLosses
-from tasks.training.batches.sampler import IGNORED
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.chunks import open_chunks, open_segments
+from trnflow.tasks.data.tables import read_rows, write_rows
+from trnflow.tasks.evaluation.forward import Predictions, TokenLosses
+from trnflow.tasks.training.batches.sampler import IGNORED
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from tasks.data.tokenization.tokenizer import FastTokenizer
+    from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 
     Ints = NDArray[np.int64]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Meta
-from tasks.evaluation.lost_rows import COLUMNS
-from tasks.stage import read_json
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.evaluation.lost_rows import COLUMNS
+from trnflow.tasks.stage import read_json
 
 TEMPLATE = "tasks/evaluation/report.html.jinja"
 
@@ -29,7 +29,7 @@ CLASSES = 100
 def page(title: str, subtitle: str, notes: Sequence[str], evaluation: Meta | None, run: Meta | None = None) -> str:
     """Return the page of an evaluation, a run or both as HTML. title, subtitle: its headings; notes: sentences that
     stand first; evaluation: the part from `evaluation_part`, or None; run: the part about the run, from
-    `flows.display.run_page`, or None."""
+    `trnflow.flows.display.run_page`, or None."""
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")

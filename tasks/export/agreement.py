@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.artifact import Input, Meta
-from tasks.errors import ModelError
-from tasks.evaluation.forward import plain_inputs
-from tasks.export.stablehlo import StableHlo, load_stablehlo
-from tasks.training.batches.sampler import BatchAddress, Split
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.evaluation.forward import plain_inputs
+from trnflow.tasks.export.stablehlo import StableHlo, load_stablehlo
+from trnflow.tasks.training.batches.sampler import BatchAddress, Split
 
 if TYPE_CHECKING:
     from torch import Tensor

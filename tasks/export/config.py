@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from tasks.config import NOT_KEYED, BatchRows, Parallel, Positive, StageConfig, Tokens
+from trnflow.tasks.config import NOT_KEYED, BatchRows, Parallel, Positive, StageConfig, Tokens
 
 
 class ExportConfig(StageConfig):

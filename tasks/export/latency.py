@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tasks.artifact import Input
-from tasks.export.agreement import Call
-from tasks.export.stablehlo import load_stablehlo
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.export.agreement import Call
+from trnflow.tasks.export.stablehlo import load_stablehlo
 
 TIMED = 50
 """The most calls of each length that are timed."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.errors import ModelError
+from trnflow.tasks.errors import ModelError
 
 if TYPE_CHECKING:
     import torch

@@ -16,15 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Input, Meta
-from tasks.errors import CompileError, MissingDependency
-from tasks.evaluation.models import load_model
-from tasks.sources.model_source import TOKENIZER_FILES
-from tasks.stage import Workdir, read_json, write_json
-from tasks.system.compiler_flags import flags_around
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.errors import CompileError, MissingDependency
+from trnflow.tasks.evaluation.models import load_model
+from trnflow.tasks.sources.model_source import TOKENIZER_FILES
+from trnflow.tasks.stage import Workdir, read_json, write_json
+from trnflow.tasks.system.compiler_flags import flags_around
 
 if TYPE_CHECKING:
-    from tasks.export.config import ExportConfig
+    from trnflow.tasks.export.config import ExportConfig
 
 COMPILER = ("libneuronxla", "neuronx-cc", "neuronx-distributed", "optimum-neuron", "torch-neuronx", "transformers")
 TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
@@ -168,7 +168,7 @@ def _trace(config: ExportConfig, weights: Input, length: int, folder: Path) -> N
     import torch
     import torch_neuronx
 
-    from tasks.export.lowering import logits_of
+    from trnflow.tasks.export.lowering import logits_of
 
     model = load_model(weights.path, weights.meta["task"])
     inputs = torch.ones((config.batch, length), dtype=torch.long)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.artifact import Meta
-from tasks.model_folder.model_card import table
-from tasks.stage import read_json
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.model_folder.model_card import table
+from trnflow.tasks.stage import read_json
 
 SCRIPT = """\
 import numpy as np

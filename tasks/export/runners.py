@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta
 
 if TYPE_CHECKING:
     import torch

@@ -20,16 +20,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Meta
-from tasks.errors import ModelError
-from tasks.export.lowering import INPUTS, Graph, Spec
-from tasks.stage import read_json, write_json
-from tasks.system.model_process import ENVIRON as ENVIRON
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.export.lowering import INPUTS, Graph, Spec
+from trnflow.tasks.stage import read_json, write_json
+from trnflow.tasks.system.model_process import ENVIRON as ENVIRON
 
 if TYPE_CHECKING:
     import torch
 
-    from tasks.export.runners import Runner
+    from trnflow.tasks.export.runners import Runner
 
 FORMAT = "trnflow-stablehlo"
 VERSION = 1
@@ -113,7 +113,7 @@ class StableHlo:
                 "export again with export.batch and export.length set to what is needed",
             )
         if self._runner is None:
-            from tasks.export.runners import JaxRunner, TorchXlaRunner
+            from trnflow.tasks.export.runners import JaxRunner, TorchXlaRunner
 
             read = self._stored_tensors.tensor
             if self.compiles_once:

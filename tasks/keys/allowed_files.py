@@ -1,11 +1,11 @@
 """List the files of the project that a stage may read: those that the stage's key covers. The key is the hash of
-everything that decides the stage's result. While the stage runs, `tasks.keys.file_audit` checks each file that the
+everything that decides the stage's result. While the stage runs, `trnflow.tasks.keys.file_audit` checks each file that the
 stage opens against this list.
 
 The project is the folder that contains the package `tasks`, or the stage's own package, if that folder has a
 `pyproject.toml` or `.git`; otherwise (installed packages) only the packages of this project and of the stage. A stage
 may also read two groups of modules whose code its key does not hash: PLUMBING, of which the key has version numbers
-(schema numbers) instead, and CARRIERS (`tasks.launch`, `tasks.store` and others), which only move data and are not in
+(schema numbers) instead, and CARRIERS (`trnflow.tasks.launch`, `trnflow.tasks.store` and others), which only move data and are not in
 the key.
 """
 
@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Input, Json, Meta, Source
-from tasks.keys.code_closure import PLUMBING, analyse, locator, project_folder
-from tasks.keys.file_audit import Permit, edited
-from tasks.keys.hash_cache import Memo, stamp
-from tasks.stage import Stage
+from trnflow.tasks.artifact import Input, Json, Meta, Source
+from trnflow.tasks.keys.code_closure import PLUMBING, analyse, locator, project_folder
+from trnflow.tasks.keys.file_audit import Permit, edited
+from trnflow.tasks.keys.hash_cache import Memo, stamp
+from trnflow.tasks.stage import Stage
 
 CARRIERS = ("tasks/launch", "tasks/store", "tasks/system", "tasks/keys/file_audit.py")
 """Code of the runner that a stage's process uses. Paths relative to the folder that holds the packages."""

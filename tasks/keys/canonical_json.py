@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 
-from tasks.artifact import Json
+from trnflow.tasks.artifact import Json
 
 _SCALARS = frozenset((str, int, bool, float, type(None)))
 _dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode

@@ -19,21 +19,21 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
-from tasks.artifact import Meta
-from tasks.keys.canonical_json import digest_of
-from tasks.keys.hash_cache import Memo, stamp
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.keys.hash_cache import Memo, stamp
 
 ATTEMPTS = 5
 """How often a file is parsed before an error of the interpreter is believed."""
 
 PLUMBING = frozenset(
     {
-        "tasks", "tasks.artifact", "tasks.config", "tasks.errors", "tasks.stage",
-        "tasks.keys", "tasks.keys.canonical_json", "tasks.keys.code_closure", "tasks.keys.hash_cache", "tasks.keys.key_document",
-        "tasks.sources", "tasks.system",
-        "tasks.sources.download_cache", "tasks.sources.hub_errors", "tasks.sources.model_source", "tasks.sources.paths",
-        "tasks.sources.remote_errors", "tasks.sources.resolver",
-        "tasks.system.private_files", "tasks.system.redaction", "tasks.system.threads",
+        "tasks", "trnflow.tasks.artifact", "trnflow.tasks.config", "trnflow.tasks.errors", "trnflow.tasks.stage",
+        "trnflow.tasks.keys", "trnflow.tasks.keys.canonical_json", "trnflow.tasks.keys.code_closure", "trnflow.tasks.keys.hash_cache", "trnflow.tasks.keys.key_document",
+        "trnflow.tasks.sources", "trnflow.tasks.system",
+        "trnflow.tasks.sources.download_cache", "trnflow.tasks.sources.hub_errors", "trnflow.tasks.sources.model_source", "trnflow.tasks.sources.paths",
+        "trnflow.tasks.sources.remote_errors", "trnflow.tasks.sources.resolver",
+        "trnflow.tasks.system.private_files", "trnflow.tasks.system.redaction", "trnflow.tasks.system.threads",
     }
 )  # fmt: skip
 """Modules whose code is not hashed. Each has a SCHEMA number; raise it when a change of the module changes results."""
@@ -109,7 +109,7 @@ def locator(roots: set[str]) -> Callable[[str], str | None]:
         """Return the file of a module, or None. The module is looked up on disk, not imported."""
         root, _, rest = name.partition(".")
         if root not in folders or name.rpartition(".")[0] in plain:
-            return None  # foreign, or a name inside a file: `from tasks.errors import DataError`
+            return None  # foreign, or a name inside a file: `from trnflow.tasks.errors import DataError`
         base = f"{folders[root]}/{rest.replace('.', '/')}" if rest else folders[root]
         if os.path.isfile(f"{base}/__init__.py"):  # first, as Python does where there is a file of the same name, too
             return f"{base}/__init__.py"

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tasks.artifact import Json, Meta
-from tasks.keys.key_document import PARTS
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.keys.key_document import PARTS
 
 
 class Change(NamedTuple):

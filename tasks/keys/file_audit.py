@@ -26,9 +26,9 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from tasks.artifact import Json, Meta
-from tasks.errors import CodeError, Interrupted
-from tasks.keys.hash_cache import stamp
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.errors import CodeError, Interrupted
+from trnflow.tasks.keys.hash_cache import stamp
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Permit:
         files: Files that may be read: those included in the stage's key, and inputs.
         exempt: Folders below the roots that hold no code and may be read: the store, the Python environment, inputs.
         code: {path of a module: (stamp, code hash)} when the key was computed; a stamp is a file's inode, size and
-            times (see `tasks.keys.hash_cache.stamp`).
+            times (see `trnflow.tasks.keys.hash_cache.stamp`).
     """
 
     stage: str
@@ -76,7 +76,7 @@ class Permit:
         known = self.code.get(path)
         if known is None or stamp(path) == known[0]:
             return False
-        from tasks.keys.code_closure import hash_file
+        from trnflow.tasks.keys.code_closure import hash_file
 
         return hash_file(Path(path)) != known[1]
 

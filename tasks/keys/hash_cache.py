@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.system.private_files import make_home
-from tasks.system.threads import ThreadPool
+from trnflow.tasks.system.private_files import make_home
+from trnflow.tasks.system.threads import ThreadPool
 
 Json = Any
 Stamp = str

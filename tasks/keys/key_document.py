@@ -8,13 +8,13 @@ documents explains why a result was not found again.
 
 from __future__ import annotations
 
-from tasks.artifact import Meta
-from tasks.config import StageConfig
-from tasks.errors import ConfigError
-from tasks.keys.canonical_json import digest_of
-from tasks.keys.code_closure import closure, installed_versions, project_folder
-from tasks.keys.hash_cache import Memo
-from tasks.stage import Keyed, Stage
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.keys.code_closure import closure, installed_versions, project_folder
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.stage import Keyed, Stage
 
 SCHEMA = 1
 

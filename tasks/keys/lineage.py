@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from tasks.artifact import Json, Meta
-from tasks.errors import ConfigError
-from tasks.keys.explain import Change, difference
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.keys.explain import Change, difference
 
 
 class Family:

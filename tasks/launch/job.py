@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Input, Json, Meta, Source
-from tasks.config import StageConfig
-from tasks.keys.file_audit import Permit
+from trnflow.tasks.artifact import Input, Json, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.keys.file_audit import Permit
 
 Inputs = Mapping[str, Input | Source]
 
@@ -68,7 +68,7 @@ class JobSpec:
         search: Folders to put on `sys.path`, in which the function's package lies.
         ranks: The number of processes that run the stage together.
         preload: Modules of the warm parent (a process that has imported them) from which the process is forked (see
-            `tasks.launch.warm_start`). Empty: start a new interpreter.
+            `trnflow.tasks.launch.warm_start`). Empty: start a new interpreter.
         step: The step to run, if the stage works in parts.
     """
 

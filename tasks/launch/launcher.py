@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from tasks.artifact import Meta
-from tasks.launch.job import JobSpec
-from tasks.launch.local import run_job
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.launch.job import JobSpec
+from trnflow.tasks.launch.local import run_job
 
 
 class Launcher:
@@ -43,7 +43,7 @@ class Launcher:
 
 class Local(Launcher):
     """Runs the stage's process on this machine, under a guard, which ends all processes of the stage (see
-    `tasks.launch.local`)."""
+    `trnflow.tasks.launch.local`)."""
 
     kind = "local"
 

@@ -25,15 +25,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from tasks.artifact import Meta
-from tasks.errors import Interrupted, ProcessFailed, TrnflowError, from_json
-from tasks.launch import GRACE_SECONDS
-from tasks.launch import guard as guard_module
-from tasks.launch.job import JobSpec
-from tasks.launch.python import python
-from tasks.launch.warm_start import ForkedGuard, process_environ, start_guard
-from tasks.system.json_lines import parsed
-from tasks.system.redaction import substitutions
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import Interrupted, ProcessFailed, TrnflowError, from_json
+from trnflow.tasks.launch import GRACE_SECONDS
+from trnflow.tasks.launch import guard as guard_module
+from trnflow.tasks.launch.job import JobSpec
+from trnflow.tasks.launch.python import python
+from trnflow.tasks.launch.warm_start import ForkedGuard, process_environ, start_guard
+from trnflow.tasks.system.json_lines import parsed
+from trnflow.tasks.system.redaction import substitutions
 
 Emit = Callable[[Meta], None]
 
@@ -114,7 +114,7 @@ class Guarded:
     def _start(self, descriptors: list[int]) -> subprocess.Popen[bytes] | ForkedGuard:
         """Start the guard with these descriptors as its stdin, stdout and stderr."""
         environ = process_environ(self._spec.environ)
-        entry, arguments = "tasks.launch.worker:run", [str(self._spec.file)]
+        entry, arguments = "trnflow.tasks.launch.worker:run", [str(self._spec.file)]
         if self._spec.preload:
             forked = start_guard(entry, arguments, environ, self._spec.preload, self._grace, descriptors)
             if forked is not None:

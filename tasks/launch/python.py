@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import tasks
+import trnflow.tasks
 
 _BOOT = (
     "import sys, importlib; root, entry = sys.argv[1:3]; root in sys.path or sys.path.insert(0, root); "

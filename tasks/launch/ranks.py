@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tasks.artifact import Meta
-from tasks.errors import Interrupted, ProcessFailed
-from tasks.launch.guard import die_with_parent
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import Interrupted, ProcessFailed
+from trnflow.tasks.launch.guard import die_with_parent
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LAST_WORDS = 3.0  # seconds from the first failure until the remaining ranks are killed

@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Input, Meta, Source
-from tasks.config import StageConfig
-from tasks.stage import Part, Parts, Stage, Workdir
-from tasks.system.threads import ThreadPool
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.stage import Part, Parts, Stage, Workdir
+from trnflow.tasks.system.threads import ThreadPool
 
 Inputs = Mapping[str, Input | Source]
 Said = list[Meta]

@@ -3,9 +3,9 @@
     warm_parent:serve SOCKET
 
 The warm parent waits on SOCKET (a file descriptor) for requests of the flow, the process that runs the pipeline
-(`tasks.launch.warm_start`). A request either names modules, all third-party, that later stages need: the warm parent
+(`trnflow.tasks.launch.warm_start`). A request either names modules, all third-party, that later stages need: the warm parent
 imports them, one after the other, while it has nothing else to do. Or it starts a stage: the warm parent imports what
-this stage needs and is not imported yet, and forks a guard (`tasks.launch.guard`), which forks the worker, the process
+this stage needs and is not imported yet, and forks a guard (`trnflow.tasks.launch.guard`), which forks the worker, the process
 that runs the stage. Guard and worker have the libraries loaded, and import the project's own code after the fork. The
 warm parent creates no XLA client, no CUDA context and no thread. If a library started a thread, the warm parent refuses
 to fork, and the flow starts the stage in a new interpreter.
@@ -28,7 +28,7 @@ import sys
 import traceback
 from typing import Any
 
-from tasks.launch import guard
+from trnflow.tasks.launch import guard
 
 LOOK_SECONDS = 1.0
 """Seconds between two checks whether the flow still runs."""
@@ -145,7 +145,7 @@ def _work(request: dict[str, Any]) -> None:
 def _show_attempt(attempt: str | None) -> None:
     """Overwrite, in memory, the value of the variable ATTEMPT that this process was started with.
 
-    `tasks.system.process.lives_on` finds the processes of an attempt by `/proc/PID/environ`, which shows the memory of
+    `trnflow.tasks.system.process.lives_on` finds the processes of an attempt by `/proc/PID/environ`, which shows the memory of
     the first environment and not later changes of `os.environ`.
     """
     getenv = ctypes.CDLL(None).getenv

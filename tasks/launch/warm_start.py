@@ -1,7 +1,7 @@
 """Start and keep warm parents, and have them fork the guards of stage processes.
 
-A warm parent (`tasks.launch.warm_parent`) is a process that has imported slow libraries such as torch, so that a
-process forked from it starts at once. A guard (`tasks.launch.guard`) is the process that starts and ends a stage's
+A warm parent (`trnflow.tasks.launch.warm_parent`) is a process that has imported slow libraries such as torch, so that a
+process forked from it starts at once. A guard (`trnflow.tasks.launch.guard`) is the process that starts and ends a stage's
 worker. Libraries read most environment variables when they are imported, so there is one parent for each set of
 variables. Variables in LATE are read later, and can differ between the jobs of one parent. Linux only; elsewhere, or if
 a parent can't fork, a stage starts in a new interpreter.
@@ -24,9 +24,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tasks.launch.python import python
-from tasks.launch.warm_parent import RESERVED
-from tasks.system.process import ATTEMPT, STARTER, this_process
+from trnflow.tasks.launch.python import python
+from trnflow.tasks.launch.warm_parent import RESERVED
+from trnflow.tasks.system.process import ATTEMPT, STARTER, this_process
 
 PARTIAL_ROOT = "TRNFLOW_PARTIAL_ROOT"
 """The environment variable that passes the store's root to a stage's process: the root may contain credentials."""
@@ -82,7 +82,7 @@ def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tup
 
 class ForkedGuard:
     """A guard (the process that starts and ends a stage's process) that was forked by a warm parent, a process that has
-    imported slow libraries. The class has the methods of `subprocess.Popen` that `tasks.launch.local` calls, since a
+    imported slow libraries. The class has the methods of `subprocess.Popen` that `trnflow.tasks.launch.local` calls, since a
     process that is not a child of this process has no Popen object.
 
     Args:
@@ -128,7 +128,7 @@ class WarmParent:
         self._requests.settimeout(0.2)  # a short timeout, so that an exception sent to this thread is raised soon
         with theirs:
             self._process = subprocess.Popen(
-                python("tasks.launch.warm_parent:serve", str(theirs.fileno())),
+                python("trnflow.tasks.launch.warm_parent:serve", str(theirs.fileno())),
                 env={**environ, ATTEMPT: "-" * (RESERVED - 1), **WITHOUT_THREADS},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -1,10 +1,10 @@
 """The worker: the process that a stage runs in. A guard, the process that later ends the worker, starts it: it calls
-`tasks.launch.worker:run` with the path of a job spec, the JSON file that describes the call of the stage function.
+`trnflow.tasks.launch.worker:run` with the path of a job spec, the JSON file that describes the call of the stage function.
 
 The worker calls the stage function, writes the stage's events as JSON lines to file descriptor 3, and writes the
 result atomically to a file beside the spec. SIGTERM raises Interrupted in the stage, unless the stage installs a
 handler of its own to save state first. A stage of several ranks (processes that run the stage together) runs in child
-processes of the worker, one for each rank (`tasks.launch.ranks`); only the events of rank 0 are passed on.
+processes of the worker, one for each rank (`trnflow.tasks.launch.ranks`); only the events of rank 0 are passed on.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tasks.artifact import Input, Meta
-from tasks.errors import Interrupted, ProcessFailed, TrnflowError, of_machine
-from tasks.keys.file_audit import refuse_recorded, watch_process
-from tasks.launch import steps
-from tasks.launch.guard import WORKER_EVENTS
-from tasks.launch.job import JobSpec, resolve
-from tasks.launch.python import python
-from tasks.launch.ranks import enter, leave, run_ranks
-from tasks.launch.warm_start import PARTIAL_ROOT
-from tasks.stage import Partial, Workdir, of
-from tasks.system.redaction import know, learn, scrub, scrub_all
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.errors import Interrupted, ProcessFailed, TrnflowError, of_machine
+from trnflow.tasks.keys.file_audit import refuse_recorded, watch_process
+from trnflow.tasks.launch import steps
+from trnflow.tasks.launch.guard import WORKER_EVENTS
+from trnflow.tasks.launch.job import JobSpec, resolve
+from trnflow.tasks.launch.python import python
+from trnflow.tasks.launch.ranks import enter, leave, run_ranks
+from trnflow.tasks.launch.warm_start import PARTIAL_ROOT
+from trnflow.tasks.stage import Partial, Workdir, of
+from trnflow.tasks.system.redaction import know, learn, scrub, scrub_all
 
 
 def run(file: str) -> None:
@@ -99,7 +99,7 @@ def _lead(spec: JobSpec) -> Meta:
     """Run all ranks of the stage and return the result of rank 0."""
 
     def command(number: int) -> list[str]:
-        return python("tasks.launch.worker:rank", str(spec.file), str(number), str(os.getpid()))
+        return python("trnflow.tasks.launch.worker:rank", str(spec.file), str(number), str(os.getpid()))
 
     shutil.rmtree(spec.ranks_folder, ignore_errors=True)
     try:
@@ -155,7 +155,7 @@ def _unheard(event: Meta) -> None:
 def _partial(spec: JobSpec) -> Partial | None:
     if spec.partial is None:
         return None
-    from tasks.store import partial_state
+    from trnflow.tasks.store import partial_state
 
     return partial_state(os.environ.get(PARTIAL_ROOT, spec.partial["root"]), spec.partial["home"], spec.partial["key"])
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import ModelError
-from tasks.model_folder.published_weights import PublishedWeights
-from tasks.stage import Workdir
-from tasks.training.checkpoint.merged_weights import Weights
-from tasks.training.checkpoint.pretrained_weights import PretrainedWeights
-from tasks.training.checkpoint.shards import save_tensors
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.model_folder.published_weights import PublishedWeights
+from trnflow.tasks.stage import Workdir
+from trnflow.tasks.training.checkpoint.merged_weights import Weights
+from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
+from trnflow.tasks.training.checkpoint.shards import save_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

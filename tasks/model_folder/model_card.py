@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta
 
 PIPELINES = {"classification": "text-classification", "causal_lm": "text-generation"}
 

@@ -10,7 +10,7 @@ with scaling, and with all that version 5 needs beside `rope_theta`.
 
 from __future__ import annotations
 
-from tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta
 
 THETA, SHARE = "rope_theta", "partial_rotary_factor"
 SEPARATE = (THETA, SHARE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tasks.training.checkpoint.merged_weights import Weights
+from trnflow.tasks.training.checkpoint.merged_weights import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +80,7 @@ def model_without_values(task: str, config: Any) -> Any:
     values. task: "classification" or "causal_lm"."""
     import torch
 
-    from tasks.training.model.pretrained import OPTIONS, auto_class
+    from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class
 
     with torch.device("meta"):
         return auto_class(task).from_config(config, **OPTIONS)

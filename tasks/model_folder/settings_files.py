@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Json, Meta
-from tasks.stage import read_json, write_json
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.stage import read_json, write_json
 
 
 def generation_settings(config: Json, base: Meta | None) -> Meta:
@@ -42,7 +42,7 @@ def write_tokenizer(folder: Path, to: Path, positions: int | None) -> None:
 def positions_of(model: Any) -> int | None:
     """Return the largest number of tokens in a row for which a transformers model has positions; None if the model's
     config names no limit."""
-    from tasks.training.model.pretrained import first_position
+    from trnflow.tasks.training.model.pretrained import first_position
 
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return limit - first_position(model) if isinstance(limit, int) and limit > 0 else None

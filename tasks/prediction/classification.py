@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.artifact import Meta
-from tasks.data.tokenization.encoders import ClassEncoder
-from tasks.data.tokenization.tokenizer import read_tokenizer
-from tasks.errors import ModelError
-from tasks.evaluation.models import load_model, longest_sequence
-from tasks.stage import read_json
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.tokenization.encoders import ClassEncoder
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.stage import read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +117,7 @@ def _eager(folder: Path) -> Program:
 
 
 def _exported(folder: Path) -> Program:
-    from tasks.export.stablehlo import load_stablehlo
+    from trnflow.tasks.export.stablehlo import load_stablehlo
 
     program = load_stablehlo(folder)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Meta
-from tasks.data.tokenization.tokenizer import read_tokenizer
-from tasks.errors import DataError
-from tasks.evaluation.generation import position_ids, prompt_encoder, prompt_ids, shortened
-from tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.evaluation.generation import position_ids, prompt_encoder, prompt_ids, shortened
+from trnflow.tasks.evaluation.models import load_model, longest_sequence
 
 SEED = 0
 

@@ -7,13 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.artifact import Meta
-from tasks.data.format.row_format import RowFormat, read_row_format
-from tasks.errors import ConfigError
-from tasks.prediction.prompts import Shape, shape_of
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.row_format import RowFormat, read_row_format
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.prediction.prompts import Shape, shape_of
 
 if TYPE_CHECKING:
-    from tasks.prediction.classification import Classifier
+    from trnflow.tasks.prediction.classification import Classifier
 
 Row = dict[str, Any]
 Named = tuple[str, Row]
@@ -78,11 +78,11 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
 
     model: from `open_model`; max_new_tokens: the most tokens of a generated text."""
     if model.rows.task == "classification":
-        from tasks.prediction.classification import Classifier
+        from trnflow.tasks.prediction.classification import Classifier
 
         classifier = Classifier(model.folder, model.rows.max_length, exported=model.exported)
         return lambda rows: _classified(model, classifier, iter(rows))
-    from tasks.prediction.generation import Generator
+    from trnflow.tasks.prediction.generation import Generator
 
     shape = model.shape
     generator = Generator(model.folder, shape.templates, shape.framed, max_new_tokens)

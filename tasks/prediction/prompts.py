@@ -6,15 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.artifact import Meta
-from tasks.data.format.chat import prompted, sections
-from tasks.data.format.config import FormatConfig, is_framed
-from tasks.data.format.conversation import ROLES, Columns, conversation_of
-from tasks.data.format.row_format import RowFormat
-from tasks.data.format.row_makers import ARGUMENTS, chat_document, chat_templates_of, instruction_prompt, row_template
-from tasks.data.format.spelled_tokens import special_pattern
-from tasks.data.format.templates import no_limit
-from tasks.errors import ConfigError, DataError
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.chat import prompted, sections
+from trnflow.tasks.data.format.config import FormatConfig, is_framed
+from trnflow.tasks.data.format.conversation import ROLES, Columns, conversation_of
+from trnflow.tasks.data.format.row_format import RowFormat
+from trnflow.tasks.data.format.row_makers import (
+    ARGUMENTS,
+    chat_document,
+    chat_templates_of,
+    instruction_prompt,
+    row_template,
+)
+from trnflow.tasks.data.format.spelled_tokens import special_pattern
+from trnflow.tasks.data.format.templates import no_limit
+from trnflow.tasks.errors import ConfigError, DataError
 
 Row = dict[str, Any]
 Parts = list[Meta]

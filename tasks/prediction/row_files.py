@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Meta
-from tasks.data.load.readers import Rows, open_file
-from tasks.errors import ConfigError, DataError, MachineError
-from tasks.sources.data_files import FORMATS, format_of
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.load.readers import Rows, open_file
+from trnflow.tasks.errors import ConfigError, DataError, MachineError
+from trnflow.tasks.sources.data_files import FORMATS, format_of
 
 Row = dict[str, Any]
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.artifact import Meta
-from tasks.errors import ConfigError, DataError
-from tasks.promotion.freeze_rows import FROZEN_ROW
-from tasks.promotion.settings import PromoteConfig
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW
+from trnflow.tasks.promotion.settings import PromoteConfig
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
-from tasks.artifact import Meta
-from tasks.config import NonNegative, StageConfig
-from tasks.data.load.selection import row_hashes, shared_rows
-from tasks.errors import ConfigError
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.config import NonNegative, StageConfig
+from trnflow.tasks.data.load.selection import row_hashes, shared_rows
+from trnflow.tasks.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Input, Meta
-from tasks.config import StageConfig
-from tasks.data.tables import write_rows
-from tasks.errors import DataError
-from tasks.keys.canonical_json import digest_of
-from tasks.stage import Workdir, stage
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.data.tables import write_rows
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.stage import Workdir, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,12 +3,12 @@ this model numbers them. Frozen rows are the copy of test rows on which models a
 
 from __future__ import annotations
 
-from tasks.artifact import Input, Meta
-from tasks.config import StageConfig
-from tasks.data.tables import write_rows
-from tasks.errors import DataError
-from tasks.promotion.freeze_rows import ROW_ID, SPLIT
-from tasks.stage import Workdir, stage
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.data.tables import write_rows
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.promotion.freeze_rows import ROW_ID, SPLIT
+from trnflow.tasks.stage import Workdir, stage
 
 
 class NumberLabelsConfig(StageConfig):

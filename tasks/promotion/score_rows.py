@@ -12,13 +12,13 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tasks.artifact import Input, Meta
-from tasks.config import StageConfig, Tokens
-from tasks.data.format.source_rows import read_source_rows
-from tasks.errors import DataError, MissingDependency, ModelError
-from tasks.evaluation.models import EAGER, load_model, longest_sequence
-from tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
-from tasks.stage import Workdir, stage
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.config import StageConfig, Tokens
+from trnflow.tasks.data.format.source_rows import read_source_rows
+from trnflow.tasks.errors import DataError, MissingDependency, ModelError
+from trnflow.tasks.evaluation.models import EAGER, load_model, longest_sequence
+from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
+from trnflow.tasks.stage import Workdir, stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -220,7 +220,7 @@ def _first_bytes(
     """The bytes of each row's first token if it is supervised, else 0: nothing comes before it, so no model predicts it."""
     import numpy as np
 
-    from tasks.data.tokenization.tokenizer import read_tokenizer
+    from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 
     tokenizer = read_tokenizer(tokens.path / "tokenizer").tokenizer
     starts = offsets[:-1]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import NonNegative, Positive, Seed, StageConfig
+from trnflow.tasks.config import NonNegative, Positive, Seed, StageConfig
 
 Metric = Literal["accuracy", "f1_macro", "f1_weighted", "loss", "bits_per_byte"]
 

@@ -3,7 +3,7 @@ a digest for each file, or for a hub dataset with its commit.
 
 Paths, URLs and file names are not part of the stage key (the hash by which a stage's earlier result is found): if files
 are moved or renamed, the key stays the same. The key does include the name of a hub dataset. URLs and hub names are
-resolved by `tasks.sources.remote`. A local file whose digest is known costs one stat. Fails with ConfigError when there
+resolved by `trnflow.tasks.sources.remote`. A local file whose digest is known costs one stat. Fails with ConfigError when there
 is no data or no train split, DataError when a file can't be read.
 """
 
@@ -12,16 +12,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tasks.artifact import Meta, Source
-from tasks.errors import ConfigError, DataError
-from tasks.keys.hash_cache import stamp
-from tasks.sources.data_files import FORMATS, DataFile, format_of, local_files
-from tasks.sources.paths import in_folder, local_path
-from tasks.sources.remote import resolve_hub, resolve_url
-from tasks.sources.resolver import Resolver
-from tasks.sources.split_files import FileSettings, SplitFile, choose_files, files_source
-from tasks.sources.zip_files import ZipOf, unzipped
-from tasks.system.redaction import scrub
+from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.keys.hash_cache import stamp
+from trnflow.tasks.sources.data_files import FORMATS, DataFile, format_of, local_files
+from trnflow.tasks.sources.paths import in_folder, local_path
+from trnflow.tasks.sources.remote import resolve_hub, resolve_url
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.sources.split_files import FileSettings, SplitFile, choose_files, files_source
+from trnflow.tasks.sources.zip_files import ZipOf, unzipped
+from trnflow.tasks.system.redaction import scrub
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 

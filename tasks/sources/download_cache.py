@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import IO
 
-from tasks.keys.hash_cache import Memo
+from trnflow.tasks.keys.hash_cache import Memo
 
 _CHUNK = 1 << 20
 """Number of bytes that are copied at a time."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from tasks.errors import ConfigError, DataError, ModelError, TrnflowError
-from tasks.system.redaction import scrub
+from trnflow.tasks.errors import ConfigError, DataError, ModelError, TrnflowError
+from trnflow.tasks.system.redaction import scrub
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from typing import Any, cast
 
 from pydantic import field_validator, model_validator
 
-from tasks.artifact import Meta, Source
-from tasks.config import StageConfig
-from tasks.errors import ConfigError, ModelError
-from tasks.sources.hub_errors import hub_errors
-from tasks.sources.paths import in_folder
-from tasks.sources.resolver import Resolver
-from tasks.system.redaction import fill
+from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.errors import ConfigError, ModelError
+from trnflow.tasks.sources.hub_errors import hub_errors
+from trnflow.tasks.sources.paths import in_folder
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.system.redaction import fill
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",

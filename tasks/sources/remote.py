@@ -13,15 +13,15 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from tasks.artifact import Json, Meta, Source
-from tasks.errors import DataError, MissingDependency
-from tasks.sources.data_files import DataFile, visible_files
-from tasks.sources.hub_errors import hub_errors
-from tasks.sources.remote_errors import explain_error
-from tasks.sources.resolver import Resolver
-from tasks.sources.split_files import FileSettings, choose_files, files_source
-from tasks.sources.zip_files import unzipped
-from tasks.system.redaction import scrub
+from trnflow.tasks.artifact import Json, Meta, Source
+from trnflow.tasks.errors import DataError, MissingDependency
+from trnflow.tasks.sources.data_files import DataFile, visible_files
+from trnflow.tasks.sources.hub_errors import hub_errors
+from trnflow.tasks.sources.remote_errors import explain_error
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.sources.split_files import FileSettings, choose_files, files_source
+from trnflow.tasks.sources.zip_files import unzipped
+from trnflow.tasks.system.redaction import scrub
 
 _NETWORK = "check the URL, the network and the credentials in the environment"
 

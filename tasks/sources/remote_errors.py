@@ -35,7 +35,7 @@ def credentials_fix(error: BaseException, url: str) -> str | None:
 
 def explain_error(error: BaseException, url: str) -> tuple[str, str]:
     """Return (what happened, what the user can do), one line each, for an exception raised while the file at `url` was
-    read. The texts may contain secrets: see `tasks.system.redaction.scrub`."""
+    read. The texts may contain secrets: see `trnflow.tasks.system.redaction.scrub`."""
     message = " ".join(str(error).split()) or type(error).__name__
     if fix := credentials_fix(error, url):
         return f"no credentials were found ({message})", fix

@@ -12,13 +12,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.artifact import Json
-from tasks.errors import ConfigError
-from tasks.keys.hash_cache import Memo
-from tasks.sources.download_cache import DownloadCache
-from tasks.sources.paths import Folders
-from tasks.system.private_files import is_lookup_name, lookup_name, make_home
-from tasks.system.redaction import hide
+from trnflow.tasks.artifact import Json
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.sources.download_cache import DownloadCache
+from trnflow.tasks.sources.paths import Folders
+from trnflow.tasks.system.private_files import is_lookup_name, lookup_name, make_home
+from trnflow.tasks.system.redaction import hide
 
 
 class Resolver:

@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tasks.artifact import Meta, Source
-from tasks.errors import ConfigError
-from tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS, DataFile, format_of, local_files, split_of
-from tasks.system.redaction import scrub
+from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS, DataFile, format_of, local_files, split_of
+from trnflow.tasks.system.redaction import scrub
 
 SPLITS = ("train", "validation", "test")
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from tasks.errors import DataError
-from tasks.keys.hash_cache import stamp
-from tasks.sources.data_files import DataFile, format_of, visible_files
-from tasks.sources.resolver import Resolver
-from tasks.system.redaction import scrub
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.keys.hash_cache import stamp
+from trnflow.tasks.sources.data_files import DataFile, format_of, visible_files
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
     import zipfile

@@ -20,7 +20,7 @@ result. A file marked create-only is created by one writer; a later attempt to c
 <root>/trash/...                         replaced or collected files, deleted after the grace period
 """
 
-from tasks.store.content import Store
-from tasks.store.partial import partial_state
+from trnflow.tasks.store.content import Store
+from trnflow.tasks.store.partial import partial_state
 
 __all__ = ["Store", "partial_state"]

@@ -15,15 +15,24 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.artifact import Artifact, File, Meta, checked_path
-from tasks.errors import BlobLost, ReadOnlyStore
-from tasks.keys.canonical_json import canonical
-from tasks.keys.hash_cache import Memo, Stamp, in_threads, sha256_bytes, sha256_file, sha256_files, size_in, stamp
-from tasks.store.backend import Backend, CountBytes, storage_errors
-from tasks.store.folders import files_below
-from tasks.store.layout import blob_name, checked_manifest
-from tasks.store.location import open_backend
-from tasks.store.pull import ReportBytes, pull_all
+from trnflow.tasks.artifact import Artifact, File, Meta, checked_path
+from trnflow.tasks.errors import BlobLost, ReadOnlyStore
+from trnflow.tasks.keys.canonical_json import canonical
+from trnflow.tasks.keys.hash_cache import (
+    Memo,
+    Stamp,
+    in_threads,
+    sha256_bytes,
+    sha256_file,
+    sha256_files,
+    size_in,
+    stamp,
+)
+from trnflow.tasks.store.backend import Backend, CountBytes, storage_errors
+from trnflow.tasks.store.folders import files_below
+from trnflow.tasks.store.layout import blob_name, checked_manifest
+from trnflow.tasks.store.location import open_backend
+from trnflow.tasks.store.pull import ReportBytes, pull_all
 
 
 class Seen(NamedTuple):

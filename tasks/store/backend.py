@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tasks.errors import ReadOnlyStore, StoreError
-from tasks.sources.remote_errors import credentials_fix
+from trnflow.tasks.errors import ReadOnlyStore, StoreError
+from trnflow.tasks.sources.remote_errors import credentials_fix
 
 WRITES = ("creating", "writing", "moving", "removing")
 

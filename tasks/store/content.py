@@ -16,17 +16,17 @@ import shutil
 import time
 from functools import partial
 
-from tasks.artifact import Artifact, Json, Meta
-from tasks.errors import BlobLost, ConfigError, StoreError
-from tasks.keys.canonical_json import canonical
-from tasks.keys.hash_cache import in_threads
-from tasks.sources.remote_errors import credentials_fix
-from tasks.store.artifacts import Artifacts
-from tasks.store.garbage.trash import secure
-from tasks.store.layout import checked_record, document_name, is_unfinished, read_object, record_name
-from tasks.store.lease import Waiter, sweep_leases
-from tasks.store.partial import PartialState
-from tasks.system.private_files import make_home
+from trnflow.tasks.artifact import Artifact, Json, Meta
+from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
+from trnflow.tasks.keys.canonical_json import canonical
+from trnflow.tasks.keys.hash_cache import in_threads
+from trnflow.tasks.sources.remote_errors import credentials_fix
+from trnflow.tasks.store.artifacts import Artifacts
+from trnflow.tasks.store.garbage.trash import secure
+from trnflow.tasks.store.layout import checked_record, document_name, is_unfinished, read_object, record_name
+from trnflow.tasks.store.lease import Waiter, sweep_leases
+from trnflow.tasks.store.partial import PartialState
+from trnflow.tasks.system.private_files import make_home
 
 READERS = 16
 """How many records of a remote store are read at once."""

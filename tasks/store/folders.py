@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.errors import StoreError
+from trnflow.tasks.errors import StoreError
 
 
 def files_below(folder: Path) -> list[str]:

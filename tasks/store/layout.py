@@ -7,12 +7,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
-from tasks.artifact import File, Json, Meta, checked_path
-from tasks.errors import StoreError
-from tasks.keys.canonical_json import digest_of
-from tasks.keys.hash_cache import sha256_bytes
-from tasks.keys.key_document import PARTS
-from tasks.store.backend import Entry
+from trnflow.tasks.artifact import File, Json, Meta, checked_path
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.keys.hash_cache import sha256_bytes
+from trnflow.tasks.keys.key_document import PARTS
+from trnflow.tasks.store.backend import Entry
 
 SCHEMA = 1
 """The schema number of records."""

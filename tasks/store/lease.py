@@ -30,12 +30,12 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from tasks.artifact import Json, Meta
-from tasks.errors import StoreError
-from tasks.store.backend import Backend
-from tasks.store.layout import document_name
-from tasks.system.clock import now
-from tasks.system.process import Process, lives_on, this_process
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.store.backend import Backend
+from trnflow.tasks.store.layout import document_name
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.process import Process, lives_on, this_process
 
 FORGOTTEN_SECONDS = 86400.0
 """A lease whose last heartbeat is older than this, by wall clocks, has ended: no waiter needs to watch it for its ttl."""

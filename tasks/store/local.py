@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tasks.store.backend import Backend, CountBytes, Entry, count_nothing, storage_errors
+from trnflow.tasks.store.backend import Backend, CountBytes, Entry, count_nothing, storage_errors
 
 ATTEMPTS = 16
 """How often a write is tried, because other processes may remove the file's folder while it is empty."""

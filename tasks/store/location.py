@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tasks.sources.paths import local_path
-from tasks.store.backend import Backend
+from trnflow.tasks.sources.paths import local_path
+from trnflow.tasks.store.backend import Backend
 
 VARIABLE = "TRNFLOW_STORE"
 
@@ -25,9 +25,9 @@ def open_backend(root: str) -> Backend:
     """
     folder = local_path(root)
     if folder is None:
-        from tasks.store.remote import RemoteBackend
+        from trnflow.tasks.store.remote import RemoteBackend
 
         return RemoteBackend(root)
-    from tasks.store.local import LocalBackend
+    from trnflow.tasks.store.local import LocalBackend
 
     return LocalBackend(folder)

@@ -20,11 +20,11 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from tasks.keys.hash_cache import sha256_files
-from tasks.store.backend import Backend, storage_errors
-from tasks.store.folders import files_below
-from tasks.store.layout import read_object
-from tasks.store.location import open_backend
+from trnflow.tasks.keys.hash_cache import sha256_files
+from trnflow.tasks.store.backend import Backend, storage_errors
+from trnflow.tasks.store.folders import files_below
+from trnflow.tasks.store.layout import read_object
+from trnflow.tasks.store.location import open_backend
 
 
 def partial_state(root: str, home: str | Path, key: str) -> PartialState:
@@ -39,7 +39,7 @@ def partial_state(root: str, home: str | Path, key: str) -> PartialState:
 class PartialState:
     """The saved training states of one key (the hash that identifies the training's result) in a store, from which an
     interrupted training resumes. Each state is a folder, saved at one training step. Implements the interface
-    `tasks.stage.Partial`, which stages use."""
+    `trnflow.tasks.stage.Partial`, which stages use."""
 
     def __init__(self, backend: Backend, cache: Path, key: str) -> None:
         self._backend = backend

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 
-from tasks.artifact import File
-from tasks.keys.hash_cache import in_threads
-from tasks.store.backend import CountBytes
-from tasks.system.threads import ThreadPool
+from trnflow.tasks.artifact import File
+from trnflow.tasks.keys.hash_cache import in_threads
+from trnflow.tasks.store.backend import CountBytes
+from trnflow.tasks.system.threads import ThreadPool
 
 THREADS = 8
 REPORT_SECONDS = 0.2

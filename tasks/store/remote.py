@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import ConfigError, MissingDependency, StoreError
-from tasks.store.backend import Backend, CountBytes, Entry, count_nothing, storage_errors
+from trnflow.tasks.errors import ConfigError, MissingDependency, StoreError
+from trnflow.tasks.store.backend import Backend, CountBytes, Entry, count_nothing, storage_errors
 
 
 class RemoteBackend(Backend):

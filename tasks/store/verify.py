@@ -22,14 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.artifact import Json, Meta
-from tasks.errors import StoreError
-from tasks.keys.hash_cache import sha256_file
-from tasks.store.backend import Backend, Entry
-from tasks.store.garbage.numbered_roots import counting
-from tasks.store.garbage.roots import references
-from tasks.store.garbage.trash import THREADS, bring_back
-from tasks.store.layout import blob_name, checked_record, is_unfinished, read_manifest, read_object
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.store.backend import Backend, Entry
+from trnflow.tasks.store.garbage.numbered_roots import counting
+from trnflow.tasks.store.garbage.roots import references
+from trnflow.tasks.store.garbage.trash import THREADS, bring_back
+from trnflow.tasks.store.layout import blob_name, checked_record, is_unfinished, read_manifest, read_object
 
 DOCUMENTS = ("records", "attempts", "runs", "roots")
 

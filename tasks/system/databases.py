@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tasks.errors import ConfigError
-from tasks.system.redaction import fill
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.redaction import fill
 
 DIALECTS = ("sqlite", "postgresql", "mysql", "mssql")
 """The databases that MLflow takes as a tracking URI."""

@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError
 
 NAME = ".trnflow"
 

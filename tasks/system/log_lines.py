@@ -17,9 +17,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from tasks.errors import ConfigError
-from tasks.system.clock import now
-from tasks.system.redaction import scrub_all
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.redaction import scrub_all
 
 VARIABLE = "TRNFLOW_LOG"
 

@@ -2,12 +2,12 @@
 eager PyTorch.
 
 The stages consolidate, export_neuron and evaluate_model have the same environment variables, so that one warm parent (a
-process that has imported the libraries and forks a process for each stage; see `tasks.launch.warm_start`) serves all
+process that has imported the libraries and forks a process for each stage; see `trnflow.tasks.launch.warm_start`) serves all
 three: importing torch, transformers and torch_xla takes 4 to 7 s of processor time for each parent."""
 
 from __future__ import annotations
 
-from tasks.system.devices import THREAD_VARIABLES, cores
+from trnflow.tasks.system.devices import THREAD_VARIABLES, cores
 
 EAGER = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """The environment variables of a process that runs models in eager PyTorch. Threads wait passively: on two busy cores a small

@@ -3,7 +3,7 @@
 `hide` recognises secrets in settings by their form: the user part of a URL, query values with names such as `token`, and
 all values of `environment`. `scrub` is for any text, also that of other libraries: besides those forms it replaces every
 secret that this process knows (from `know`, `learn` or `fill`), raw or URL-encoded, if it has at least LEAST characters.
-A text with hidden parts can't serve as a key for looking something up; use `tasks.system.private_files.lookup_name` for
+A text with hidden parts can't serve as a key for looking something up; use `trnflow.tasks.system.private_files.lookup_name` for
 that.
 
 `${NAME}` in a setting stands for an environment variable. `fill` replaces it where the setting is used; records keep
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 from urllib.parse import unquote, unquote_plus
 
-from tasks.errors import ConfigError, TrnflowError, unexpected
+from trnflow.tasks.errors import ConfigError, TrnflowError, unexpected
 
 SCHEMA = 1
 
@@ -180,7 +180,7 @@ def scrub(text: str) -> str:
 
 def substitutions() -> list[list[str]]:
     """Return the replacements that `scrub` makes, as [[regular expression, replacement], ...], for a process that can't
-    import this module: the guard (`tasks.launch.guard`, which ends a stage's processes when the flow dies, and hides
+    import this module: the guard (`trnflow.tasks.launch.guard`, which ends a stage's processes when the flow dies, and hides
     secrets in their output). [] if this process knows no secret."""
     known = [[pattern.pattern, shown] for pattern, shown in _longest_first()]
     return [*known, *map(list, _SHAPES)] if known else []

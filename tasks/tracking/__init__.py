@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from tasks.artifact import Meta
-from tasks.errors import is_interruption
-from tasks.launch.python import python
-from tasks.system.databases import is_database
-from tasks.system.redaction import hide, redact
-from tasks.tracking.experiment_pages import runs_page
-from tasks.tracking.spool import Spool
-from tasks.tracking.uploader import ADDRESS, RECORDED_ADDRESS, upload_left
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import is_interruption
+from trnflow.tasks.launch.python import python
+from trnflow.tasks.system.databases import is_database
+from trnflow.tasks.system.redaction import hide, redact
+from trnflow.tasks.tracking.experiment_pages import runs_page
+from trnflow.tasks.tracking.spool import Spool
+from trnflow.tasks.tracking.uploader import ADDRESS, RECORDED_ADDRESS, upload_left
 
 __all__ = ["Spool", "Tracker", "absolute_uri", "tracking_page", "upload_left"]
 
@@ -112,7 +112,7 @@ class Tracker(Spool):
         }
         with (self.files.folder / "uploader.log").open("wb") as log:
             return subprocess.Popen(
-                python("tasks.tracking.uploader:follow_run", str(self.files.home), self.files.run),
+                python("trnflow.tasks.tracking.uploader:follow_run", str(self.files.home), self.files.run),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 from pathlib import Path
 
-from tasks.system.whole_file import write_whole
+from trnflow.tasks.system.whole_file import write_whole
 
 
 def note_experiment(home: Path, uri: str, name: str, number: str) -> None:

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Meta
-from tasks.system.redaction import scrub
-from tasks.tracking.experiment_pages import note_experiment
-from tasks.tracking.figures import lengths_figure
-from tasks.tracking.mlflow_values import SUMMARY, flatten, main_figures, numbers, plain_name
-from tasks.tracking.registry import mirror_champion
-from tasks.tracking.spool import SpoolFiles
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.system.redaction import scrub
+from trnflow.tasks.tracking.experiment_pages import note_experiment
+from trnflow.tasks.tracking.figures import lengths_figure
+from trnflow.tasks.tracking.mlflow_values import SUMMARY, flatten, main_figures, numbers, plain_name
+from trnflow.tasks.tracking.registry import mirror_champion
+from trnflow.tasks.tracking.spool import SpoolFiles
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta
 
 _NOT_IN_A_NAME = re.compile(r"[^\w./ -]")
 

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

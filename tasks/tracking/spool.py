@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tasks.artifact import Json, Meta
-from tasks.system.json_lines import parsed
-from tasks.system.private_files import make_home
-from tasks.system.redaction import redact
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.system.json_lines import parsed
+from trnflow.tasks.system.private_files import make_home
+from trnflow.tasks.system.redaction import redact
 
 PLOT_BYTES = 20_000_000
 READ_BYTES = 1 << 20

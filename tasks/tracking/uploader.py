@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.system.databases import is_database, missing_driver
-from tasks.system.redaction import Scrubbed, learn, redact, scrub, scrub_logs
-from tasks.tracking.spool import SpoolFiles
+from trnflow.tasks.system.databases import is_database, missing_driver
+from trnflow.tasks.system.redaction import Scrubbed, learn, redact, scrub, scrub_logs
+from trnflow.tasks.tracking.spool import SpoolFiles
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -112,7 +112,7 @@ def _reason(error: Exception) -> str:
 
 
 def _upload(files: SpoolFiles) -> None:
-    from tasks.tracking.mlflow_runs import MlflowRuns
+    from trnflow.tasks.tracking.mlflow_runs import MlflowRuns
 
     state = files.load_state()
     events, offset = files.read(state["offset"])

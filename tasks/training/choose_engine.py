@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tasks.errors import ModelError, ProcessFailed
-from tasks.training.config import TrainConfig, ranks
-from tasks.training.engine import Engine
-from tasks.training.graph_registry import GraphRegistry
-from tasks.training.partition_specs import check_heads
-from tasks.training.ranks import ALONE, World
-from tasks.training.shared_types import Built
+from trnflow.tasks.errors import ModelError, ProcessFailed
+from trnflow.tasks.training.config import TrainConfig, ranks
+from trnflow.tasks.training.engine import Engine
+from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.partition_specs import check_heads
+from trnflow.tasks.training.ranks import ALONE, World
+from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:  # keeps the code that reads checkpoints out of precompile's key
-    from tasks.training.checkpoint.shards import Reader
+    from trnflow.tasks.training.checkpoint.shards import Reader
 
 
 def make_engine(
@@ -40,10 +40,10 @@ def make_engine(
     ModelError when the number of tensor parallel devices does not divide the model's number of heads."""
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
     if config.engine == "native":
-        from tasks.training.native.engine import NativeEngine
+        from trnflow.tasks.training.native.engine import NativeEngine
 
         return NativeEngine(config, built, registry, stored, world)
-    from tasks.training.xla.engine import XlaEngine
+    from trnflow.tasks.training.xla.engine import XlaEngine
 
     return XlaEngine(config, built, registry, stored, world)
 
@@ -74,10 +74,10 @@ def join_ranks(config: TrainConfig) -> Iterator[World]:
 
 def _join(config: TrainConfig) -> World:
     if config.engine == "native":
-        from tasks.training.native.process_group import join_processes
+        from trnflow.tasks.training.native.process_group import join_processes
 
         return join_processes(config)
-    from tasks.training.xla.replicas import join_processes as join_replicas
+    from trnflow.tasks.training.xla.replicas import join_processes as join_replicas
 
     return join_replicas(config)
 

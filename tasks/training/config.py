@@ -1,6 +1,6 @@
 """`TrainConfig`: all settings of training, joined from their groups, and the checks across groups.
 
-This module is separate from `tasks.train`, because the stage `precompile` uses the config too: its cache key (the
+This module is separate from `trnflow.tasks.train`, because the stage `precompile` uses the config too: its cache key (the
 hash of its code, settings and inputs) should not contain the loop's code."""
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import math
 
 from pydantic import model_validator
 
-from tasks.artifact import Source
-from tasks.errors import ModelError
-from tasks.system.devices import cores
-from tasks.training.partition_specs import check_heads
-from tasks.training.settings.batch import BatchSettings
-from tasks.training.settings.computation import ComputationSettings
-from tasks.training.settings.evaluation import EvaluationSettings, SavingSettings
-from tasks.training.settings.method import LossSettings, MethodSettings
-from tasks.training.settings.optimization import OptimizerSettings, ScheduleSettings
-from tasks.training.settings.parallel import ParallelSettings
+from trnflow.tasks.artifact import Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.system.devices import cores
+from trnflow.tasks.training.partition_specs import check_heads
+from trnflow.tasks.training.settings.batch import BatchSettings
+from trnflow.tasks.training.settings.computation import ComputationSettings
+from trnflow.tasks.training.settings.evaluation import EvaluationSettings, SavingSettings
+from trnflow.tasks.training.settings.method import LossSettings, MethodSettings
+from trnflow.tasks.training.settings.optimization import OptimizerSettings, ScheduleSettings
+from trnflow.tasks.training.settings.parallel import ParallelSettings
 
 
 class TrainConfig(

@@ -7,8 +7,8 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tasks.errors import MissingDependency, ModelError
-from tasks.training.config import TrainConfig
+from trnflow.tasks.errors import MissingDependency, ModelError
+from trnflow.tasks.training.config import TrainConfig
 
 NEURON_PACKAGES = ("libneuronxla", "neuronx-cc", "torch-neuronx")
 INSTALL_NEURON = (

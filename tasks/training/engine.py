@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from tasks.training.batches.sampler import Batch
-from tasks.training.optim.optimizer import Scalars
-from tasks.training.shared_types import TensorSlice
+from trnflow.tasks.training.batches.sampler import Batch
+from trnflow.tasks.training.optim.optimizer import Scalars
+from trnflow.tasks.training.shared_types import TensorSlice
 
 Handle = Any
 """Numbers on the device that may not be computed yet. `Engine.fetch` waits for the device and returns them."""

@@ -3,10 +3,10 @@ the process that trains. A key is the hash under which a stage's result is cache
 
 from __future__ import annotations
 
-from tasks.artifact import Meta
-from tasks.system.compiler_flags import flags_added, flags_around
-from tasks.system.devices import THREAD_VARIABLES, device_kind
-from tasks.training.config import TrainConfig, ranks
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.system.compiler_flags import flags_added, flags_around
+from trnflow.tasks.system.devices import THREAD_VARIABLES, device_kind
+from trnflow.tasks.training.config import TrainConfig, ranks
 
 
 def compiler(config: TrainConfig) -> Meta:

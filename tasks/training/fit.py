@@ -8,28 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Input, Meta, Source
-from tasks.config import keyed_params
-from tasks.errors import StoreError
-from tasks.stage import Workdir, write_json
-from tasks.training.batches.sampler import Schedule, Split
-from tasks.training.checkpoint import shards
-from tasks.training.checkpoint.saving import Saver
-from tasks.training.checkpoint.warm_start import load_start
-from tasks.training.choose_engine import join_ranks, make_engine
-from tasks.training.config import TrainConfig
-from tasks.training.devices import cautions, check_device
-from tasks.training.graph_registry import GraphRegistry
-from tasks.training.graphs import compile_cache
-from tasks.training.graphs import neuron_precompile as neuron
-from tasks.training.loop import Progress, Run, stop_signals
-from tasks.training.model.adapters import adapter_document, prepared
-from tasks.training.model.build import build
-from tasks.training.model.lora import CONFIG
-from tasks.training.optim.optimizer import check_learning_rates
-from tasks.training.ranks import World
-from tasks.training.selection import check_selection
-from tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import keyed_params
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.stage import Workdir, write_json
+from trnflow.tasks.training.batches.sampler import Schedule, Split
+from trnflow.tasks.training.checkpoint import shards
+from trnflow.tasks.training.checkpoint.saving import Saver
+from trnflow.tasks.training.checkpoint.warm_start import load_start
+from trnflow.tasks.training.choose_engine import join_ranks, make_engine
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.devices import cautions, check_device
+from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.graphs import compile_cache
+from trnflow.tasks.training.graphs import neuron_precompile as neuron
+from trnflow.tasks.training.loop import Progress, Run, stop_signals
+from trnflow.tasks.training.model.adapters import adapter_document, prepared
+from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.model.lora import CONFIG
+from trnflow.tasks.training.optim.optimizer import check_learning_rates
+from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.selection import check_selection
+from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 
 PUBLISHED = frozenset({
     "method", "lora", "optimizer", "learning_rate", "schedule", "warmup_ratio", "weight_decay", "global_batch", "epochs",

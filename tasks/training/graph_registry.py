@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tasks.artifact import Input, Meta
-from tasks.errors import CompileError
-from tasks.stage import read_json
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.errors import CompileError
+from trnflow.tasks.stage import read_json
 
 Key = tuple[str, int]
 """A graph's name and length."""

@@ -17,24 +17,24 @@ from functools import cache, partial
 from types import FrameType
 from typing import Any
 
-from tasks.artifact import Meta
-from tasks.errors import Interrupted, NonFiniteLoss
-from tasks.stage import Workdir
-from tasks.training.batches.prefetch import prefetch
-from tasks.training.batches.sampler import Batch, Schedule, Split
-from tasks.training.checkpoint.saving import Saver
-from tasks.training.config import TrainConfig
-from tasks.training.devices import device_name
-from tasks.training.engine import Engine, Handle
-from tasks.training.graph_registry import GraphRegistry
-from tasks.training.graphs.flops import flops_per_row, mfu
-from tasks.training.meter import Meter, Meters, host_memory
-from tasks.training.model.adapters import forward_passes
-from tasks.training.objective import target_weight
-from tasks.training.optim.optimizer import scalars
-from tasks.training.ranks import World
-from tasks.training.selection import Best
-from tasks.training.shared_types import Built
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import Interrupted, NonFiniteLoss
+from trnflow.tasks.stage import Workdir
+from trnflow.tasks.training.batches.prefetch import prefetch
+from trnflow.tasks.training.batches.sampler import Batch, Schedule, Split
+from trnflow.tasks.training.checkpoint.saving import Saver
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.devices import device_name
+from trnflow.tasks.training.engine import Engine, Handle
+from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.graphs.flops import flops_per_row, mfu
+from trnflow.tasks.training.meter import Meter, Meters, host_memory
+from trnflow.tasks.training.model.adapters import forward_passes
+from trnflow.tasks.training.objective import target_weight
+from trnflow.tasks.training.optim.optimizer import scalars
+from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.selection import Best
+from trnflow.tasks.training.shared_types import Built
 
 SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tasks.training.batches.sampler import Batch
+from trnflow.tasks.training.batches.sampler import Batch
 
 
 @dataclass

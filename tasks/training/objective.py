@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Meta
-from tasks.errors import ConfigError
-from tasks.training.batches.sampler import IGNORED, Batch, Split
-from tasks.training.config import TrainConfig
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.training.batches.sampler import IGNORED, Batch, Split
+from trnflow.tasks.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

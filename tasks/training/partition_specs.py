@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tasks.errors import ModelError
+from trnflow.tasks.errors import ModelError
 
 Shape = tuple[int, ...]
 Spec = tuple[str | None, ...]

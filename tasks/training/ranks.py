@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tasks.training.partition_specs import Mesh
+from trnflow.tasks.training.partition_specs import Mesh
 
 T = TypeVar("T")
 

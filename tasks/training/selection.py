@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from tasks.artifact import Meta
-from tasks.errors import ConfigError
-from tasks.training.config import TrainConfig
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.training.config import TrainConfig
 
 HIGHER_IS_BETTER = ("eval_accuracy",)
 

@@ -1,6 +1,6 @@
 """Types that the model, the engines and the checkpoints share, and the prefixes of tensor names in a checkpoint.
 
-This module imports nothing of `tasks.training`, so every other module may import it.
+This module imports nothing of `trnflow.tasks.training`, so every other module may import it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta
 
 if TYPE_CHECKING:
     import torch

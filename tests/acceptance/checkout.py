@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.store import Store
+from trnflow.tasks.store import Store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -22,9 +22,9 @@ FILES = {
     "mill/other.py": "WORDS = 3\n",
     "mill/read.py": '''
 from pathlib import Path
-from tasks.artifact import Meta, Source
-from tasks.config import StageConfig
-from tasks.stage import Workdir, stage
+from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.stage import Workdir, stage
 
 
 @stage(kind="rows")
@@ -38,9 +38,9 @@ import importlib
 from pathlib import Path
 from typing import Annotated
 from mill.order import ordered
-from tasks.artifact import Input, Meta
-from tasks.config import NOT_KEYED, StageConfig
-from tasks.stage import Workdir, stage
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.config import NOT_KEYED, StageConfig
+from trnflow.tasks.stage import Workdir, stage
 
 
 class SortConfig(StageConfig):
@@ -57,9 +57,9 @@ def sort(config: SortConfig, rows: Input, out: Workdir) -> Meta:
     return {}
 """,
     "mill/count.py": """
-from tasks.artifact import Input, Meta
-from tasks.config import StageConfig
-from tasks.stage import Workdir, stage
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.stage import Workdir, stage
 
 
 @stage(kind="counts")
@@ -74,17 +74,17 @@ def count(config: StageConfig, rows: Input, out: Workdir) -> Meta:
     "mill/wiring.py": """
 import json, sys
 from pathlib import Path
-from flows.runner.planning.planner import Planner
-from flows.runner.run import heal
-from flows.runner.runner import Runner
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.run import heal
+from trnflow.flows.runner.runner import Runner
 from mill.count import count
 from mill.read import read
 from mill.sort import SortConfig, sort
-from tasks.artifact import Source
-from tasks.config import StageConfig
-from tasks.errors import TrnflowError
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
+from trnflow.tasks.artifact import Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 def flow(stage, source, sneaks):
     rows = stage(read, StageConfig(), source)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tasks.store import Store
-from tasks.store.verify import verify
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.verify import verify
 
 
 def check_ending(store: Store, again: Callable[[], Mapping[str, str]]) -> None:

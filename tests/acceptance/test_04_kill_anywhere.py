@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.runner import Runner
-from flows.runner.work_folders import clean
-from tasks.keys.hash_cache import sha256_file
-from tasks.sources.resolver import Resolver
-from tasks.store.garbage.collect import collect
-from tasks.store.garbage.roots import Policy
-from tasks.store.layout import blob_name, is_unfinished
-from tasks.store.verify import verify
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import actions
 from tests.flows.runner.forks import Forks, nothing_left, until
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 from tests.launch.processes import alive
 from tests.store.test_collect import wait_a_tick
+from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.work_folders import clean
+from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store.garbage.collect import collect
+from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.layout import blob_name, is_unfinished
+from trnflow.tasks.store.verify import verify
 
 
 def killed_and_run_again(starters: Forks, points: int, seed: int) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.runner import Runner
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
 from tests.acceptance.ending import check_ending
 from tests.flows.runner.forks import Forks, OnceConfig, nothing_left, once, until
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.launch.processes import alive
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 SHORT = 1.0
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.call import Outcome
-from flows.runner.executor import Listener
-from tasks.errors import BlobLost, StoreError
-from tasks.store import Store
-from tasks.store.layout import blob_name, record_name
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine, actions
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.executor import Listener
+from trnflow.tasks.errors import BlobLost, StoreError
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import blob_name, record_name
 
 HOWS = ("flip", "flip the middle", "truncate", "empty", "delete")
 WHATS = ("blob", "tree", "record")

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from flows.runner.planning.planner import Planner
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
 from tests.acceptance.ending import check_ending
 from tests.flows.runner.forks import Forks, OnceConfig, apart, until
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 STEPS = 1000
 DEMO = (
@@ -29,8 +29,11 @@ DEMO = (
 )  # fmt: skip
 RUN = ("run", "--until", "train", "--direct", *DEMO)
 UNTRACKED = "tracking.enabled=false"
-CHECKPOINT, PARTIAL = "tasks.training.checkpoint.shards:write_shards", "tasks.store.partial:PartialState"
-BACKEND = "tasks.store.local:LocalBackend"
+CHECKPOINT, PARTIAL = (
+    "trnflow.tasks.training.checkpoint.shards:write_shards",
+    "trnflow.tasks.store.partial:PartialState",
+)
+BACKEND = "trnflow.tasks.store.local:LocalBackend"
 SHORT = "train.max_steps=60"
 
 KILLER = """

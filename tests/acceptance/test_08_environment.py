@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from flows import finetune
-from flows.finetune import FINETUNE
-from flows.recipes import recipe as settings
-from flows.recipes.recipe import Recipe
-from flows.runner.call import bind
-from flows.runner.planning.planner import Planner
-from flows.runner.run import Options, execute, look
-from tasks.artifact import Artifact, Meta
-from tasks.keys.key_document import key_document, key_of
-from tasks.stage import of
-from tasks.store import Store
-from tasks.system.compiler_flags import FLAGS
 from tests.acceptance.ending import check_ending
+from trnflow.flows import finetune
+from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.call import bind
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.run import Options, execute, look
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.keys.key_document import key_document, key_of
+from trnflow.tasks.stage import of
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.compiler_flags import FLAGS
 
 DATA = ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
 BELOW = ("precompile", "train", "consolidate", "export_neuron", "evaluate_model")

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tasks.store import Store
 from tests.acceptance.ending import check_ending
 from tests.store.shared_store import run_once
+from trnflow.tasks.store import Store
 
 
 def shop(*arguments: str) -> subprocess.Popen[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.keys.canonical_json import digest_of
+from trnflow.tasks.keys.canonical_json import digest_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 COUNT = 100_000
@@ -95,11 +95,11 @@ def test_keys_are_the_same_in_other_processes_hash_seeds_folders_and_for_other_u
 
 def recipe_keys() -> list[str]:
     """The part of the demo's keys that does not depend on data: code, parameters, environment."""
-    from flows import finetune
-    from flows.recipes import recipe as settings
-    from tasks.keys.code_closure import closure
-    from tasks.keys.hash_cache import Memo
-    from tasks.stage import of
+    from trnflow.flows import finetune
+    from trnflow.flows.recipes import recipe as settings
+    from trnflow.tasks.keys.code_closure import closure
+    from trnflow.tasks.keys.hash_cache import Memo
+    from trnflow.tasks.stage import of
 
     recipe, memo = settings.load("demo"), Memo(Path(tempfile.mkdtemp()) / "memo.db")
     sections = (

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from flows import finetune
-from flows.recipes import recipe as settings
-from tasks.artifact import Artifact, Meta, Source
-from tasks.keys.explain import nearest_record
-from tasks.keys.hash_cache import Memo
-from tasks.keys.key_document import key_document, key_of
-from tasks.sources.model_source import model_source
-from tasks.sources.resolver import Resolver
-from tasks.stage import of
+from trnflow.flows import finetune
+from trnflow.flows.recipes import recipe as settings
+from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.keys.explain import nearest_record
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.keys.key_document import key_document, key_of
+from trnflow.tasks.sources.model_source import model_source
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import of
 
 SECTIONS = {
     "load_data": "data", "format_prompts": "format", "tokenize_text": "tokenize", "pack_chunks": "pack", "precompile": "train",

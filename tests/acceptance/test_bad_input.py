@@ -18,18 +18,18 @@ from typing import Any
 
 import pytest
 
-from flows.runner.planning.planner import Planner
-from tasks.errors import BlobLost, ConfigError, ReadOnlyStore, StoreError
-from tasks.keys.canonical_json import canonical
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
-from tasks.store.layout import blob_name, record_name
-from tasks.store.verify import verify
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine, actions
 from tests.flows.runner.forks import forks, until
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 from tests.helpers.command_line import Shell
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.tasks.errors import BlobLost, ConfigError, ReadOnlyStore, StoreError
+from trnflow.tasks.keys.canonical_json import canonical
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import blob_name, record_name
+from trnflow.tasks.store.verify import verify
 
 PROJECT = Path(__file__).resolve().parents[2]
 ONE_STAGE = ("run", "mine.yaml", "--until", "load_data", "--direct", "tracking.enabled=false")

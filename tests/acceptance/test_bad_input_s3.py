@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from flows.runner.executor import Listener
-from flows.runner.planning.planner import Planner
-from tasks.errors import BlobLost, ReadOnlyStore, StoreError
-from tasks.sources.resolver import Resolver
-from tasks.store import content
-from tasks.store.garbage.collect import collect
-from tasks.store.garbage.roots import Policy
-from tasks.store.verify import verify
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine, actions
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 from tests.helpers.command_line import Shell
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.tasks.errors import BlobLost, ReadOnlyStore, StoreError
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import content
+from trnflow.tasks.store.garbage.collect import collect
+from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.verify import verify
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHORT = json.dumps({"config_kwargs": {"read_timeout": 0.5, "connect_timeout": 0.5, "retries": {"max_attempts": 1}}})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.runner.executor import Listener
-from flows.runner.run import heal
-from flows.runner.runner import Runner
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import heal
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 
 @dataclass

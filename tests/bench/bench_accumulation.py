@@ -15,12 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from tasks.artifact import Input, Meta, Source
-from tasks.config import StageConfig
-from tasks.stage import Workdir, stage
-from tasks.training.config import TrainConfig, ranks
 from tests.training.memory.measured_memory import Case, inputs, reset, resident, returning
 from tests.training.run_stage import run_stage
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.training.config import TrainConfig, ranks
 
 UPDATES = 6  # the first is not timed
 LENGTH = 128
@@ -42,12 +42,12 @@ def measured(config: Accumulated, model: Source, packed: Input, out: Workdir) ->
     """{"seconds": of an update, "held": bytes of the rank that holds most}."""
     import torch
 
-    from tasks.training.choose_engine import join_ranks
-    from tasks.training.graph_registry import GraphRegistry
-    from tasks.training.graphs.inventory import blank
-    from tasks.training.model.build import build
-    from tasks.training.native.engine import NativeEngine
-    from tasks.training.optim.optimizer import scalars
+    from trnflow.tasks.training.choose_engine import join_ranks
+    from trnflow.tasks.training.graph_registry import GraphRegistry
+    from trnflow.tasks.training.graphs.inventory import blank
+    from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.native.engine import NativeEngine
+    from trnflow.tasks.training.optim.optimizer import scalars
 
     train, taken = config.train, []
     torch.set_num_threads(1)

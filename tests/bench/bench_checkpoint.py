@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifact import Input, Meta, Source
-from tasks.stage import Workdir, stage
-from tasks.store import partial_state
-from tasks.train import TrainConfig
-from tasks.train import environ as train_environ
 from tests.bench.clock import Row, table
 from tests.training.run_stage import Result, run_stage, traced_and_trained
 from tests.training.toys import scratch, write_packed
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.store import partial_state
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.train import environ as train_environ
 
 KINDS = ("none", "beside", "waiting")
 GOAL = 0.05  # of a step's time
@@ -44,7 +44,7 @@ BERT: dict[str, Any] = {
 @stage(kind="checkpoint", environ=train_environ)
 def alternating(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """Training whose checkpoints are of each kind in turn; metrics say the processor's seconds, too."""
-    from tasks.training.checkpoint.saving import Saver
+    from trnflow.tasks.training.checkpoint.saving import Saver
 
     saved = Saver.save
 
@@ -93,7 +93,7 @@ def in_common(folder: Path) -> tuple[int, int, int]:
     """Bytes of tensors in the newest checkpoint; of those that the one before has too; of files that it has too."""
     import torch
 
-    from tasks.training.checkpoint.shards import Reader
+    from trnflow.tasks.training.checkpoint.shards import Reader
 
     states = partial_state(str(folder), folder, KEY)
     before, newest = (folder / "partial" / KEY / f"step-{step:09d}" for step in states.steps()[-2:])

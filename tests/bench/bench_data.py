@@ -85,9 +85,9 @@ def theirs(file: Path, model: Path, out: Path, length: int) -> dict[str, Any]:
 
 
 def ours(file: Path, model: Path, out: Path, length: int) -> dict[str, Any]:
-    from flows.finetune import FINETUNE
-    from flows.recipes import recipe as settings
-    from flows.runner.run import Options, execute, open_store
+    from trnflow.flows.finetune import FINETUNE
+    from trnflow.flows.recipes import recipe as settings
+    from trnflow.flows.runner.run import Options, execute, open_store
 
     os.environ["TRNFLOW_HOME"] = str(out / "home")
     overrides = [f"data.source={file}", f"model.source={model}", "data.split={}", f"pack.chunk_length={length}"]

@@ -17,11 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tasks.artifact import Input
-from tasks.evaluation.models import EAGER
-from tasks.export.stablehlo import ENVIRON
 from tests.conftest import PROJECT
 from tests.helpers import small_models
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.evaluation.models import EAGER
+from trnflow.tasks.export.stablehlo import ENVIRON
 
 TIMED = """
 import json, sys, time
@@ -40,7 +40,7 @@ print(json.dumps([float(np.percentile(wall, 50)), float(np.percentile(wall, 95))
 """
 WEIGHTS = """
 import torch
-from tasks.evaluation.models import load_model
+from trnflow.tasks.evaluation.models import load_model
 model, given = load_model(folder, "classification"), {name: torch.from_numpy(value) for name, value in rows.items()}
 @torch.inference_mode()
 def run():
@@ -49,7 +49,7 @@ def run():
 TORCH_XLA = """
 import torch
 from pathlib import Path
-from tasks.export.stablehlo import load_stablehlo
+from trnflow.tasks.export.stablehlo import load_stablehlo
 program, given = load_stablehlo(Path(folder)), [torch.from_numpy(rows[name]) for name in ("input_ids", "attention_mask")]
 assert not program.compiles_once
 def run():
@@ -94,7 +94,7 @@ def _made(folder: Path, options: argparse.Namespace) -> tuple[Path, Path]:
     BertForSequenceClassification(config).save_pretrained(folder / "model")
     weights: Input = small_models.model_input(folder / "model", "classification", [options.length], small_models.LABELS)
     settings = {"batch": 1, "length": options.length}
-    call = small_models.call("tasks.export_neuron:export_neuron", settings, folder / "export", weights=weights)
+    call = small_models.call("trnflow.tasks.export_neuron:export_neuron", settings, folder / "export", weights=weights)
     (result,) = small_models.run_calls([call], folder)
     assert "meta" in result, result
     return weights.path, folder / "export"

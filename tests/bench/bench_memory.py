@@ -26,9 +26,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flows.finetune import DATA_STAGES, FINETUNE
 from tests.bench.bench_data import dolly, make_tokenizer
 from tests.conftest import PROJECT
+from trnflow.flows.finetune import DATA_STAGES, FINETUNE
 
 NOTHING = "(no stage)"
 
@@ -55,8 +55,8 @@ def make_rows(path: Path, count: int) -> None:
 
 def run_stage(stage: str, rows: Path, model: Path, home: Path) -> dict[str, Any]:
     """Run one stage: return the peaks of this process and its descendants in bytes, and the seconds of the stage."""
-    from flows.recipes import recipe as settings
-    from flows.runner.run import Options, execute, open_store
+    from trnflow.flows.recipes import recipe as settings
+    from trnflow.flows.runner.run import Options, execute, open_store
 
     os.environ["TRNFLOW_HOME"] = str(home)
     recipe = settings.load(

@@ -44,7 +44,7 @@ def lengths_of(folder: str, columns: list[str], split: str = "train") -> Ints:
     import numpy as np
     import pyarrow.parquet as pq
 
-    from tasks.data.tokenization.tokenizer import read_tokenizer
+    from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 
     tokenizer = read_tokenizer(SHARED / "assets/bert-base-uncased").tokenizer
     files = sorted((SHARED / "data" / folder).glob(f"{split}*.parquet"))
@@ -75,11 +75,11 @@ def ours(folder: Path, length: int, out: Path) -> dict[str, Any]:
     import numpy as np
     import pyarrow  # noqa: F401 - in a pipeline the stages before it have imported it
 
-    from tasks.artifact import Input
-    from tasks.data.pack.packers import best_fit, whole_rows
-    from tasks.launch.steps import whole
-    from tasks.pack_chunks import PackConfig, pack_chunks
-    from tasks.stage import Workdir
+    from trnflow.tasks.artifact import Input
+    from trnflow.tasks.data.pack.packers import best_fit, whole_rows
+    from trnflow.tasks.launch.steps import whole
+    from trnflow.tasks.pack_chunks import PackConfig, pack_chunks
+    from trnflow.tasks.stage import Workdir
 
     sizes = np.diff(np.load(folder / "train/offsets.npy"))
     meta = {"task": "causal_lm", "labels": None, "splits": {"train": len(sizes)}, "longest": int(sizes.max())}
@@ -206,7 +206,7 @@ def padding() -> None:
     """Tokens through the model in an epoch of emotion, padding included, and how many shapes a compiler meets."""
     import numpy as np
 
-    from tasks.data.pack.packers import bucket_lengths
+    from trnflow.tasks.data.pack.packers import bucket_lengths
 
     sizes = lengths_of("emotion", ["text"])
     shuffled = np.random.default_rng(0).permutation(sizes)

@@ -10,12 +10,12 @@ import timeit
 from collections.abc import Callable
 from pathlib import Path
 
-from flows import finetune
-from tasks.keys.allowed_files import permit_for
-from tasks.keys.code_closure import closure
-from tasks.keys.file_audit import Permit, watch_process
-from tasks.keys.hash_cache import Memo
-from tasks.stage import of
+from trnflow.flows import finetune
+from trnflow.tasks.keys.allowed_files import permit_for
+from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.file_audit import Permit, watch_process
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.stage import of
 
 COUNT = 20_000
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median as middle
 
-from tasks.keys.code_closure import closure
-from tasks.keys.hash_cache import Memo, sha256_file
 from tests.bench.clock import Row, Spent, median, spent, table, timed
 from tests.bench.peers import Peers
 from tests.conftest import PROJECT
+from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.hash_cache import Memo, sha256_file
 
 CHUNK = bytes(1 << 20)
 HASHED = 512 << 20
@@ -190,7 +190,7 @@ def _fresh(folder: Path) -> Memo:
 
 
 def closures(bench: Bench) -> Iterator[Row]:
-    module, path = "tasks.train", bench.folder / "closure.db"
+    module, path = "trnflow.tasks.train", bench.folder / "closure.db"
     first = timed(lambda: closure(module, memo := Memo(path)) and memo.save())
     yield Row(f"code closure of {module}, first time", first.wall, first.cpu)
     opened = [timed(lambda: closure(module, Memo(path))) for _ in range(10 * bench.rounds)]

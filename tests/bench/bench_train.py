@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as parquet
 
-from tasks.artifact import Input, Source
 from tests.conftest import PROJECT
 from tests.training.toys import LLAMA_12M, minilm, pretrained, scratch, write_packed
+from trnflow.tasks.artifact import Input, Source
 
 LABELS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
 CHUNK, CHUNKS = 512, 8
@@ -67,7 +67,7 @@ def dolly(count: int) -> Rows:
 
 def bucketed(folder: Path, rows: Rows) -> Input:
     """A packed artifact with each row in the smallest length that holds it."""
-    from tasks.data.pack.packers import bucket_lengths
+    from trnflow.tasks.data.pack.packers import bucket_lengths
 
     sizes = np.array(list(map(len, rows.ids)))
     lengths = bucket_lengths(sizes, 128, 4)
@@ -85,7 +85,7 @@ def bucketed(folder: Path, rows: Rows) -> Input:
 
 def packed(folder: Path, rows: Rows) -> Input:
     """A packed artifact of dense rows, as `pack_chunks` makes them."""
-    from tasks.data.pack.packers import best_fit, whole_rows
+    from trnflow.tasks.data.pack.packers import best_fit, whole_rows
 
     layout = best_fit(whole_rows(np.cumsum([0, *map(len, rows.ids)])), CHUNK)
     ids, segments, positions = (np.zeros((layout.chunks, CHUNK), np.int32) for _ in range(3))
@@ -99,8 +99,8 @@ def packed(folder: Path, rows: Rows) -> Input:
 
 
 def ours(engine: str, rows: Rows, folder: Path) -> Rates:
-    from tasks.train import TrainConfig
     from tests.training.run_stage import run_stage, traced_and_trained
+    from trnflow.tasks.train import TrainConfig
 
     source: Source = pretrained(minilm()) if rows.labels else scratch(**LLAMA_12M)
     data = bucketed(folder / "packed", rows) if rows.labels else packed(folder / "packed", rows)

@@ -61,7 +61,7 @@ def columns(arguments: argparse.Namespace) -> dict[str, np.ndarray]:
 
 
 def ours(arguments: argparse.Namespace, fields: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from tasks.train import TrainConfig
+    from trnflow.tasks.train import TrainConfig
 
     causal = arguments.model == "llama"
     packed = write_packed(
@@ -185,7 +185,7 @@ def inner(arguments: argparse.Namespace) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     import torch
 
-    from tasks.training.graphs.flops import mfu
+    from trnflow.tasks.training.graphs.flops import mfu
 
     device = torch.cuda.get_device_name()
     print(f"{arguments} on {device}, torch {torch.__version__}")

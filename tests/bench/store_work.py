@@ -20,19 +20,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows.finetune import FINETUNE, KINDS
-from flows.recipes import recipe as settings
-from flows.runner.hits import on_record
-from flows.runner.run import look as look_at
-from flows.runner.run import open_store
-from tasks.keys.hash_cache import Memo
-from tasks.keys.key_document import key_of
-from tasks.sources.data_source import resolve_source
-from tasks.sources.resolver import Resolver
-from tasks.sources.split_files import FileSettings
-from tasks.store import Store
-from tasks.store.folders import files_below
-from tasks.system.clock import now
+from trnflow.flows.finetune import FINETUNE, KINDS
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.runner.hits import on_record
+from trnflow.flows.runner.run import look as look_at
+from trnflow.flows.runner.run import open_store
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.keys.key_document import key_of
+from trnflow.tasks.sources.data_source import resolve_source
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.sources.split_files import FileSettings
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.folders import files_below
+from trnflow.tasks.system.clock import now
 
 DOCUMENT = {"stage": "load_data", "code": {}, "params": {}, "inputs": {}, "env": {}, "accel": {}}
 KEY = key_of(DOCUMENT)

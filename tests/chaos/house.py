@@ -171,7 +171,7 @@ DEPLOYMENT = f"""
 name: week
 deployments:
   - name: retrain
-    entrypoint: flows.deployments.retrain
+    entrypoint: trnflow.flows.deployments.retrain
     parameters: {{{{recipe: {NAMES.recipe}, overrides: []}}}}
     work_pool: {{{{name: local}}}}
     schedules: [{{{{interval: {{every}}, anchor_date: "{{first}}", timezone: UTC}}}}]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from flows.recipes.recipe import load
 from tests.chaos.acts import ACTS, WITH_POSTGRES, plan
 from tests.chaos.data import NAMES, rows, write_project
 from tests.chaos.ledger import BUSY, JUDGED, faults, firing, judged, sequence
 from tests.chaos.run import keep
 from tests.chaos.truth import untrue
 from tests.chaos.week import RECIPE, days
+from trnflow.flows.recipes.recipe import load
 
 BEGIN = datetime(2026, 11, 2, 3, tzinfo=UTC)
 

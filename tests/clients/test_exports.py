@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Input
-from tasks.evaluation.models import EAGER
-from tasks.export.stablehlo import ENVIRON
-from tasks.stage import read_json
 from tests.clients import figures
 from tests.clients.conftest import CLIENTS, RunClient
 from tests.conftest import PROJECT
 from tests.helpers import small_models
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.evaluation.models import EAGER
+from trnflow.tasks.export.stablehlo import ENVIRON
+from trnflow.tasks.stage import read_json
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,7 +46,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `<family>` (weights) and `out/<family>` (its export) of each family."""
     root = tmp_path_factory.mktemp("exports")
     weights = {name: _model(root / name, name, *FAMILIES[name]) for name in FAMILIES}
-    stage = "tasks.export_neuron:export_neuron"
+    stage = "trnflow.tasks.export_neuron:export_neuron"
     calls = [
         small_models.call(stage, {"batch": 2}, root / "out" / name, weights=item) for name, item in weights.items()
     ]
@@ -75,8 +75,8 @@ def test_logits_are_eager_pytorchs(
     import numpy as np
     import torch
 
-    from tasks.evaluation.models import load_model
-    from tasks.export_neuron import example
+    from trnflow.tasks.evaluation.models import load_model
+    from trnflow.tasks.export_neuron import example
 
     model = load_model(exports / family, FAMILIES[family][0])
     input_ids, attention_mask = example(model, 2, 16)
@@ -128,7 +128,7 @@ def test_the_readmes_own_script_runs(family: str, library: str, exports: Path, r
     """Where neither torch nor trnflow is; its logits are those of a plain call of the model."""
     import torch
 
-    from tasks.evaluation.models import load_model
+    from trnflow.tasks.evaluation.models import load_model
 
     shape, tokens, found = run_client(library, README, exports / "out" / family, library, alone=True)
     with torch.no_grad():
@@ -165,8 +165,8 @@ def test_where_jax_is_installed_256_rows_are_compared_and_the_export_is_timed(
     exported = Input(tmp_path / "export", "exported", {"target": "stablehlo", "batch": 1, "lengths": [16]}, "sha256:3")
     parts = {"texts": said, "packed": packed, "weights": weights, "exported": exported}
     calls = [
-        small_models.call("tasks.export_neuron:export_neuron", {"length": 16}, exported.path, weights=weights),
-        small_models.call("tasks.evaluate_model:evaluate_model", {}, tmp_path / "evaluation", **parts),
+        small_models.call("trnflow.tasks.export_neuron:export_neuron", {"length": 16}, exported.path, weights=weights),
+        small_models.call("trnflow.tasks.evaluate_model:evaluate_model", {}, tmp_path / "evaluation", **parts),
     ]
     (tmp_path / "calls.json").write_text(json.dumps(calls))
     path = os.pathsep.join(map(str, (CLIENTS / "jax", PROJECT)))

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tasks.artifact import Input
-from tasks.evaluate_model import EvaluateConfig, evaluate_model
-from tasks.stage import read_json
 from tests.clients import figures
 from tests.clients.conftest import RunClient
 from tests.helpers.data_stages import Bench, new_bench
 from tests.prediction.test_predict import WORDS, finished, llama
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
+from trnflow.tasks.stage import read_json
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 

@@ -6,11 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifact import Input
-from tasks.consolidate import ConsolidateConfig, consolidate
-from tasks.sources.model_source import ModelConfig, model_source
-from tasks.sources.resolver import Resolver
-from tasks.train import TrainConfig
 from tests.clients import figures
 from tests.clients.conftest import RunClient
 from tests.helpers.checkpoints import NOTHING, checkpoint
@@ -18,6 +13,11 @@ from tests.helpers.hub_server import serve
 from tests.helpers.small_models import llama, tokenizer, workdir
 from tests.training.run_stage import run_stage, traced_and_trained
 from tests.training.toys import BERT, packed_classes, packed_lm
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
+from trnflow.tasks.sources.model_source import ModelConfig, model_source
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.train import TrainConfig
 
 CLASSIFY = """
 import json, sys, transformers

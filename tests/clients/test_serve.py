@@ -55,10 +55,10 @@ HOSTILE = {
 LEAKY = """
 import sys
 from pathlib import Path
-from flows.cli.model.serve import serve
-from tasks.data.format.row_format import RowFormat
-from tasks.prediction.predict import Model
-from tasks.prediction.prompts import Shape
+from trnflow.flows.cli.model.serve import serve
+from trnflow.tasks.data.format.row_format import RowFormat
+from trnflow.tasks.prediction.predict import Model
+from trnflow.tasks.prediction.prompts import Shape
 
 ANSWER = "<img src='http://127.0.0.7:9/html.png'> ![picture](http://127.0.0.7:9/markdown.png)"
 def predict(rows):

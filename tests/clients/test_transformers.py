@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tasks.consolidate import ConsolidateConfig, consolidate
 from tests.clients import figures
 from tests.clients.conftest import RunClient
 from tests.helpers.checkpoints import NOTHING, checkpoint
 from tests.helpers.small_models import workdir
 from tests.model_folder.test_older_config import LLAMA3
 from tests.training.toys import BERT, DISTILBERT, LLAMA, packed_classes, packed_lm
+from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
 
 GROUPED = {**LLAMA, "num_key_value_heads": 2}
 PARTIAL = {"rope_type": "default", "rope_theta": 20000.0, "partial_rotary_factor": 0.5}

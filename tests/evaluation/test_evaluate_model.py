@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.artifact import Input, Meta
-from tasks.data.tokenization.tokenizer import read_tokenizer
-from tasks.errors import ConfigError, DataError, MissingDependency
-from tasks.evaluate_model import EvaluateConfig, evaluate_model
-from tasks.evaluation.forward import token_losses
-from tasks.evaluation.generation import (
+from tests.helpers import small_models
+from tests.helpers.small_models import Rows
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
+from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
+from trnflow.tasks.evaluation.forward import token_losses
+from trnflow.tasks.evaluation.generation import (
     GenerationConfig,
     Prompt,
     generate,
@@ -25,15 +27,13 @@ from tasks.evaluation.generation import (
     prompts,
     shortened,
 )
-from tasks.evaluation.models import load_model, longest_sequence
-from tasks.evaluation.plots import confusion_matrix
-from tasks.stage import read_json
-from tasks.training.batches.sampler import Split
-from tests.helpers import small_models
-from tests.helpers.small_models import Rows
+from trnflow.tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.evaluation.plots import confusion_matrix
+from trnflow.tasks.stage import read_json
+from trnflow.tasks.training.batches.sampler import Split
 
-EXPORT = "tasks.export_neuron:export_neuron"
-EVALUATE = "tasks.evaluate_model:evaluate_model"
+EXPORT = "trnflow.tasks.export_neuron:export_neuron"
+EVALUATE = "trnflow.tasks.evaluate_model:evaluate_model"
 
 CLASS_ROWS = small_models.random_rows(40, "classification", seed=1)
 TOKEN_ROWS = small_models.random_rows(30, "causal_lm", longest=12, seed=2)

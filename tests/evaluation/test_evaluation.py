@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tasks.stage import Workdir
-from tasks.train import TrainConfig
-from tasks.training.checkpoint import shards
-from tasks.training.checkpoint.shards import Reader
-from tasks.training.fit import newest_state
 from tests.training.run_stage import FolderPartial, Result, Stage, files_of, kill_after, traced_and_trained
 from tests.training.toys import BERT, packed_classes, scratch
+from trnflow.tasks.stage import Workdir
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.checkpoint import shards
+from trnflow.tasks.training.checkpoint.shards import Reader
+from trnflow.tasks.training.fit import newest_state
 
 COMMON: dict[str, Any] = {"global_batch": 8, "learning_rate": 3e-2, "log_every": 1, "schedule": "constant"}
 NATIVE: dict[str, Any] = {**COMMON, "engine": "native", "epochs": 6, "eval_every_epoch": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.evaluation.generated_text import answer_scores, exact_match, rouge
+from trnflow.tasks.evaluation.generated_text import answer_scores, exact_match, rouge
 
 KNOWN = [
     ("The cat sat on the mat.", "the cat was on a mat", (0.666667, 0.2, 0.666667)),

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Artifact, Meta, Source
-from tasks.evaluate_model import EvaluateConfig, evaluate_inputs
 from tests.flows.champions.test_champions import artifact_folder
 from tests.helpers.command_line import InProcessShell
+from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_inputs
 
 PROMPT = "Once upon a time"
 RECIPE = """

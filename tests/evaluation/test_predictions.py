@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.artifact import Input, Meta
-from tasks.evaluate_model import EvaluateConfig, evaluate_model
-from tasks.evaluation import forward
-from tasks.evaluation.forward import token_losses
-from tasks.training.batches.sampler import Split
 from tests.helpers import small_models
 from tests.helpers.data_stages import Bench, new_bench, table
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
+from trnflow.tasks.evaluation import forward
+from trnflow.tasks.evaluation.forward import token_losses
+from trnflow.tasks.training.batches.sampler import Split
 
 WORDS = small_models.WORDS
 NOT_EXPORTED = {"target": "neuron"}
@@ -214,7 +214,7 @@ def test_losses_of_a_language_model_are_those_of_its_rows(tmp_path: Path, strate
 
 def test_a_large_vocabulary_is_evaluated_in_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No forward pass makes more logits than the limit, and the losses are the same."""
-    from tasks.evaluation.models import load_model
+    from trnflow.tasks.evaluation.models import load_model
 
     rows = small_models.random_rows(12, "causal_lm", longest=16, seed=2)
     packed = small_models.packed_rows(tmp_path / "rows", "causal_lm", {"test": {16: [[row] for row in rows]}})

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifact import Input
-from tasks.export.agreement import HELD, calls_by_default, eager_call, eager_calls, positions_of_a_row
-from tasks.export_neuron import example
 from tests.helpers import small_models
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.export.agreement import HELD, calls_by_default, eager_call, eager_calls, positions_of_a_row
+from trnflow.tasks.export_neuron import example
 
 MINILM, BERT, LLAMA = 22_700_000, 109_000_000, 7_000_000_000
 
@@ -42,7 +42,7 @@ def test_the_logits_of_all_rows_fit_the_limit() -> None:
 
 
 def test_examples_have_many_paddings(tmp_path: Path) -> None:
-    from tasks.evaluation.models import load_model
+    from trnflow.tasks.evaluation.models import load_model
 
     model = load_model(small_models.bert(tmp_path / "bert").path, "classification")
     masks = [example(model, 2, 16, number)[1] for number in range(20)]
@@ -54,7 +54,7 @@ def test_examples_have_many_paddings(tmp_path: Path) -> None:
 def test_positions_are_spread_over_what_is_not_padding(tmp_path: Path) -> None:
     import torch
 
-    from tasks.evaluation.models import load_model
+    from trnflow.tasks.evaluation.models import load_model
 
     model = load_model(small_models.llama(tmp_path / "llama").path, "causal_lm")
     input_ids, attention_mask = torch.ones(3, 16, dtype=torch.long), torch.ones(3, 16, dtype=torch.long)
@@ -66,8 +66,8 @@ def test_positions_are_spread_over_what_is_not_padding(tmp_path: Path) -> None:
 
 
 def test_each_row_of_a_split_is_compared_once_at_most(tmp_path: Path) -> None:
-    from tasks.evaluation.models import load_model
-    from tasks.training.batches.sampler import Split
+    from trnflow.tasks.evaluation.models import load_model
+    from trnflow.tasks.training.batches.sampler import Split
 
     rows = [[row] for row in small_models.random_rows(7, "classification", longest=16)]
     packed = small_models.packed_rows(tmp_path / "rows", "classification", {"test": {16: rows}})

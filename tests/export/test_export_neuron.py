@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifact import Input, Meta
-from tasks.errors import CompileError, ConfigError, MissingDependency
-from tasks.export.config import ExportConfig
-from tasks.export.neuron import optimum_arguments, optimum_command
-from tasks.export_neuron import environ, export_neuron, rounded_up
-from tasks.stage import read_json
 from tests.conftest import PROJECT
 from tests.helpers import small_models
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.errors import CompileError, ConfigError, MissingDependency
+from trnflow.tasks.export.config import ExportConfig
+from trnflow.tasks.export.neuron import optimum_arguments, optimum_command
+from trnflow.tasks.export_neuron import environ, export_neuron, rounded_up
+from trnflow.tasks.stage import read_json
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 
-STAGE = "tasks.export_neuron:export_neuron"
+STAGE = "trnflow.tasks.export_neuron:export_neuron"
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -9,16 +9,16 @@ import sys
 
 import pytest
 
-from tasks.evaluation.models import EAGER
-from tasks.export.lowering import custom_calls, erf
-from tasks.export.stablehlo import ENVIRON
 from tests.conftest import PROJECT
+from trnflow.tasks.evaluation.models import EAGER
+from trnflow.tasks.export.lowering import custom_calls, erf
+from trnflow.tasks.export.stablehlo import ENVIRON
 
 LOWER = """
 import json, torch
 from transformers.modeling_outputs import CausalLMOutput
-from tasks.errors import ModelError
-from tasks.export.lowering import lower
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.export.lowering import lower
 
 class Layers(torch.nn.Module):
     def __init__(self, function):

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tasks.export.config import ExportConfig
-from tasks.export_neuron import environ
 from tests.conftest import PROJECT
+from trnflow.tasks.export.config import ExportConfig
+from trnflow.tasks.export_neuron import environ
 
 EXPORT = """
 import json, sys, threading, time
 from pathlib import Path
 import torch_xla, torch_xla.stablehlo, torch
 from transformers.models.llama import LlamaForCausalLM
-from tasks.artifact import Input
-from tasks.export.config import ExportConfig
-from tasks.export_neuron import export_neuron
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.export.config import ExportConfig
+from trnflow.tasks.export_neuron import export_neuron
 from tests.helpers.small_models import workdir
 
 def resident():

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tasks.train import TrainConfig
 from tests.training.run_stage import run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 from tests.training.xla.hlo import Module, dump, traced
 from tests.training.xla.replicas import ReplicasConfig, per_device, replicated
+from trnflow.tasks.train import TrainConfig
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tasks.export.readme import write_readme
-from tasks.stage import write_json
+from trnflow.tasks.export.readme import write_readme
+from trnflow.tasks.stage import write_json
 
 
 @pytest.mark.parametrize("length", [1, 3, 16])

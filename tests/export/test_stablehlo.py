@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import ModelError
-from tasks.export.lowering import Graph, Spec
-from tasks.export.stablehlo import load_stablehlo, producer, write_stablehlo
-from tasks.stage import read_json, write_json
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.export.lowering import Graph, Spec
+from trnflow.tasks.export.stablehlo import load_stablehlo, producer, write_stablehlo
+from trnflow.tasks.stage import read_json, write_json
 
 BYTECODE = b"ML\xefR\rStableHLO_v1.13.0\x00..."
 

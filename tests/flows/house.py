@@ -7,21 +7,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flows.runner.executor import Listener
-from flows.runner.planning.planner import Planner
-from flows.runner.runner import Runner
-from tasks.artifact import Source
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.artifact import Source
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 STAGES = """
 import importlib, os, subprocess, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
-from tasks.artifact import Input, Meta, Source
-from tasks.config import NOT_KEYED, StageConfig
-from tasks.stage import Part, Parts, Workdir, stage
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import NOT_KEYED, StageConfig
+from trnflow.tasks.stage import Part, Parts, Workdir, stage
 from house import known
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from flows.services.prefect_server import ensure_server, stop_server
+from trnflow.flows.services.prefect_server import ensure_server, stop_server
 
 PROJECT = Path(__file__).resolve().parents[2]
 

@@ -55,7 +55,7 @@ def test_a_deployed_run_that_changes_nothing_adds_nothing_to_mlflow(api: Api, tm
     """Nor does it start an upload, for which it would have to wait."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     settings = ["data.limit=50", f"store.root={tmp_path / 'store'}", f"tracking.uri={uri}"]
-    script = "import sys; from flows.deployments import prepare; prepare('demo', sys.argv[1:])"
+    script = "import sys; from trnflow.flows.deployments import prepare; prepare('demo', sys.argv[1:])"
     environ = api.environ | {"TRNFLOW_HOME": str(tmp_path / "home")}
 
     def actions() -> list[str]:
@@ -93,10 +93,10 @@ TOY = """
 import sys
 from pathlib import Path
 from prefect import flow
-from flows.services.run_view.artifacts import Page
-from flows.services.run_view.stage_tasks import PrefectLog, PrefectRunner
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
+from trnflow.flows.services.run_view.artifacts import Page
+from trnflow.flows.services.run_view.stage_tasks import PrefectLog, PrefectRunner
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 
 @flow(name="toy", flow_run_name=sys.argv[2])

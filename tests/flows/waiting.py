@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from tasks.artifact import Meta
-from tasks.config import NOT_KEYED, StageConfig
-from tasks.errors import Interrupted
-from tasks.stage import Workdir, stage
-from tasks.system.process import ATTEMPT
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.config import NOT_KEYED, StageConfig
+from trnflow.tasks.errors import Interrupted
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.system.process import ATTEMPT
 
 
 class OnceConfig(StageConfig):

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tasks.artifact import Input
+from trnflow.tasks.artifact import Input
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
 ROLES = {

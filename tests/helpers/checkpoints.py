@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Input
-from tasks.stage import write_json
-from tasks.training.checkpoint.shards import write
-from tasks.training.model.build import build
-from tasks.training.shared_types import PARAMETER, TensorSlice
 from tests.training.toys import scratch
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.stage import write_json
+from trnflow.tasks.training.checkpoint.shards import write
+from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.shared_types import PARAMETER, TensorSlice
 
 if TYPE_CHECKING:
     import torch

@@ -60,7 +60,7 @@ class InProcessShell(Shell):
     """The same commands in this process, half a second faster each."""
 
     def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        from flows.cli.main import main
+        from trnflow.flows.cli.main import main
 
         out, err = io.StringIO(), io.StringIO()
         handler = signal.getsignal(signal.SIGTERM)

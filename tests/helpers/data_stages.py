@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Input, Meta, Source
-from tasks.config import StageConfig
-from tasks.data.format.config import FormatConfig
-from tasks.format_prompts import format_prompts
-from tasks.launch.steps import whole
-from tasks.load_data import DataConfig, data_source, load_data
-from tasks.pack_chunks import PackConfig, pack_chunks
-from tasks.sources.model_source import ModelConfig, model_source
-from tasks.sources.resolver import Resolver
-from tasks.stage import Workdir, of
-from tasks.tokenize_text import TokenizeConfig, tokenize_text
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.format_prompts import format_prompts
+from trnflow.tasks.launch.steps import whole
+from trnflow.tasks.load_data import DataConfig, data_source, load_data
+from trnflow.tasks.pack_chunks import PackConfig, pack_chunks
+from trnflow.tasks.sources.model_source import ModelConfig, model_source
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import Workdir, of
+from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 
-from tasks.store import Store
-from tasks.system.process import Process
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.process import Process
 
 AWAY = Process("another-machine", "b", "pid-1", 7, 1)
 

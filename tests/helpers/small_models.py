@@ -10,13 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Input, Meta
-from tasks.data.chunks import chunk_file, segments_file, shapes
-from tasks.data.pack.chunk_writer import create_columns
-from tasks.errors import TrnflowError
-from tasks.evaluation.models import EAGER
-from tasks.export.stablehlo import ENVIRON
-from tasks.stage import Workdir
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.data.chunks import chunk_file, segments_file, shapes
+from trnflow.tasks.data.pack.chunk_writer import create_columns
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.evaluation.models import EAGER
+from trnflow.tasks.export.stablehlo import ENVIRON
+from trnflow.tasks.stage import Workdir
 
 PROJECT = Path(__file__).resolve().parents[2]
 LABELS = ["anger", "joy", "sad $10"]

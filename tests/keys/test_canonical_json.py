@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.keys.canonical_json import canonical, digest_of
+from trnflow.tasks.keys.canonical_json import canonical, digest_of
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 values = st.recursive(
@@ -65,9 +65,7 @@ def test_a_value_that_nothing_could_read_again_is_an_error() -> None:
 
 
 def test_keys_do_not_depend_on_process_hash_seed_or_order() -> None:
-    program = (
-        "from tasks.keys.canonical_json import digest_of; print(digest_of({'b': [1, 2.5], 'a': {'y': None, 'x': 'ü'}}))"
-    )
+    program = "from trnflow.tasks.keys.canonical_json import digest_of; print(digest_of({'b': [1, 2.5], 'a': {'y': None, 'x': 'ü'}}))"
     seen = set()
     for seed in ("0", "1", "random"):
         done = subprocess.run(

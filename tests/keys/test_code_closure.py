@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.keys.code_closure import closure, code_hash
-from tasks.keys.hash_cache import Memo
+from trnflow.tasks.keys.code_closure import closure, code_hash
+from trnflow.tasks.keys.hash_cache import Memo
 
 
 def hashed(source: str) -> str:
@@ -68,6 +68,6 @@ def test_a_package_counts_before_a_file_of_the_same_name(package: Path, tmp_path
 
 
 def test_plumbing_counts_by_its_schema(tmp_path: Path) -> None:
-    code, _ = closure("tasks.keys.explain", Memo(tmp_path / "memo.db"))
-    assert code["tasks.artifact"] == "schema:1"
-    assert code["tasks.keys.explain"].startswith("sha256:")
+    code, _ = closure("trnflow.tasks.keys.explain", Memo(tmp_path / "memo.db"))
+    assert code["trnflow.tasks.artifact"] == "schema:1"
+    assert code["trnflow.tasks.keys.explain"].startswith("sha256:")

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.keys.explain import Change, difference, nearest_record
+from trnflow.tasks.keys.explain import Change, difference, nearest_record
 
 leaves = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 params = st.dictionaries(st.text("abc", min_size=1, max_size=3), leaves, max_size=5)

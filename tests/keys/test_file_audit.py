@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from flows.runner.executor import Listener
-from flows.runner.runner import Runner
-from tasks.errors import CodeError, ConfigError
-from tasks.keys.code_closure import hash_file
-from tasks.sources.resolver import Resolver
 from tests.flows.house import STAGES, Project
 from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 -- fixtures
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.errors import CodeError, ConfigError
+from trnflow.tasks.keys.code_closure import hash_file
+from trnflow.tasks.sources.resolver import Resolver
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -145,11 +145,11 @@ def test_what_listeners_load_meanwhile_is_not_the_stages_doing(project: Project)
 EDITS = """
 import json, sys
 from pathlib import Path
-from flows.recipes import recipe as settings
-from flows.finetune import FINETUNE
-from flows.runner.run import Options, execute
-from flows.runner.executor import Listener
-from tasks.store import Store
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.runner.run import Options, execute
+from trnflow.flows.runner.executor import Listener
+from trnflow.tasks.store import Store
 
 class Editor(Listener):
     def stage_ended(self, outcome):
@@ -179,7 +179,7 @@ def test_a_stage_whose_code_is_edited_while_another_runs_runs_the_new_code_under
     assert (list(stages.values()), error) == (["ran"] * 4, ""), said
     (record,) = (tmp_path / "store/records/pack_chunks").iterdir()
     edited = hash_file(tmp_path / "tasks/data/pack/packers.py")
-    assert json.loads(record.read_text())["document"]["code"]["tasks.data.pack.packers"] == edited
+    assert json.loads(record.read_text())["document"]["code"]["trnflow.tasks.data.pack.packers"] == edited
     assert list(run("")[0][0].values()) == ["hit"] * 4
 
 

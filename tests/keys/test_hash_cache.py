@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.keys.hash_cache import Memo, in_threads, sha256_file, sha256_files, stamp
+from trnflow.tasks.keys.hash_cache import Memo, in_threads, sha256_file, sha256_files, stamp
 
 SIZES = (0, 1, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, (1 << 20) + (1 << 17), 3_000_001)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ConfigError
-from tasks.keys.lineage import Family, compare, nearest_run, unique
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.keys.lineage import Family, compare, nearest_run, unique
 
 DIGESTS = {name: f"sha256:{name[0] * 64}" for name in ("adata", "btokens", "cmodel", "dmodel", "eval", "file")}
 

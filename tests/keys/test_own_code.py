@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from tasks.errors import ModelError
-from tasks.training.model.build import build
 from tests.training.toys import LLAMA, packed_lm, pretrained, saved
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.model.build import build
 
 PROGRAM = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
 

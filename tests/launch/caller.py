@@ -7,11 +7,11 @@ import sys
 import threading
 from pathlib import Path
 
-from tasks.errors import TrnflowError
-from tasks.launch.job import JobSpec
-from tasks.launch.local import run_job
 from tests.launch import stages
 from tests.launch.processes import send
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.launch.job import JobSpec
+from trnflow.tasks.launch.local import run_job
 
 
 def main(folder: Path, stage: str, how: str, grace: float, *, threaded: bool, forked: bool) -> None:

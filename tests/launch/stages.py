@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from tasks.artifact import Input, Meta, Source
-from tasks.config import StageConfig
-from tasks.errors import DataError, Interrupted
-from tasks.stage import Workdir
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.errors import DataError, Interrupted
+from trnflow.tasks.stage import Workdir
 
 SLEEPER = "import time; time.sleep(600)"
 STUBBORN = (

@@ -9,10 +9,10 @@ from typing import Annotated
 import pytest
 from pydantic import Field, PlainSerializer
 
-from tasks.artifact import Input, Meta, Source
-from tasks.config import StageConfig
-from tasks.launch.job import JobSpec, resolve
 from tests.launch import stages
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.launch.job import JobSpec, resolve
 
 
 class Lossy(StageConfig):

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifact import Input, Source
-from tasks.errors import DataError, Interrupted, ProcessFailed
-from tasks.launch import local
-from tasks.launch.job import JobSpec
-from tasks.launch.local import run_job
 from tests.launch import stages
 from tests.launch.processes import gone, send, wait_for
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.errors import DataError, Interrupted, ProcessFailed
+from trnflow.tasks.launch import local
+from trnflow.tasks.launch.job import JobSpec
+from trnflow.tasks.launch.local import run_job
 
 
 @pytest.fixture(params=[(), ("json",)], ids=["started", "forked"])

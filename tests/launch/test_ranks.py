@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import DataError, Interrupted, ProcessFailed
-from tasks.launch.job import JobSpec
-from tasks.launch.local import run_job
 from tests.launch import stages
 from tests.launch.processes import gone, wait_for
 from tests.launch.test_local import in_thread
+from trnflow.tasks.errors import DataError, Interrupted, ProcessFailed
+from trnflow.tasks.launch.job import JobSpec
+from trnflow.tasks.launch.local import run_job
 
 
 @pytest.fixture(params=[(), ("json",)], ids=["started", "forked"])

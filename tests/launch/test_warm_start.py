@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tasks.launch import warm_start
-from tasks.launch.job import JobSpec
-from tasks.launch.local import run_job
-from tasks.system.process import ATTEMPT, lives_on
 from tests.launch import stages
+from trnflow.tasks.launch import warm_start
+from trnflow.tasks.launch.job import JobSpec
+from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.system.process import ATTEMPT, lives_on
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm parents are for Linux")
 

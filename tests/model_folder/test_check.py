@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tasks.model_folder.check import check_folder
-from tasks.model_folder.published_weights import PublishedWeights, model_without_values
-from tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 from tests.helpers import small_models
+from trnflow.tasks.model_folder.check import check_folder
+from trnflow.tasks.model_folder.published_weights import PublishedWeights, model_without_values
+from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 
 
 class Stored(PretrainedWeights):

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Input
-from tasks.stage import write_json
-from tasks.train import TrainConfig
-from tasks.training.checkpoint.shards import write
-from tasks.training.model.adapters import adapt, adapter_document
-from tasks.training.model.build import build
-from tasks.training.model.lora import CONFIG
-from tasks.training.shared_types import PARAMETER, Built, TensorSlice
 from tests.conftest import PROJECT
 from tests.training.toys import BERT, packed_lm, scratch
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.stage import write_json
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.checkpoint.shards import write
+from trnflow.tasks.training.model.adapters import adapt, adapter_document
+from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.model.lora import CONFIG
+from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 
 SHARDS = 8
 MB = 10**6
@@ -30,8 +30,8 @@ import json, sys, threading, time
 from pathlib import Path
 import torch
 from transformers.models.llama import LlamaForCausalLM
-from tasks.artifact import Input
-from tasks.consolidate import ConsolidateConfig, consolidate
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
 from tests.helpers.small_models import workdir
 from tests.training.toys import pretrained, scratch
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.model_folder.older_config import older_keys, with_older_keys
+from trnflow.tasks.model_folder.older_config import older_keys, with_older_keys
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 SMALL = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}

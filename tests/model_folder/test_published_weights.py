@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tasks.model_folder.published_weights import PublishedWeights, model_without_values
 from tests.training.toys import BERT, LLAMA, VOCABULARY
+from trnflow.tasks.model_folder.published_weights import PublishedWeights, model_without_values
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt_neox": {**BERT, "model_type": "gpt_neox"},

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from tasks.artifact import Meta
-from tasks.model_folder.model_card import Origin, write_card
-from tasks.model_folder.settings_files import generation_settings, write_tokenizer
-from tasks.stage import read_json, write_json
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.model_folder.model_card import Origin, write_card
+from trnflow.tasks.model_folder.settings_files import generation_settings, write_tokenizer
+from trnflow.tasks.stage import read_json, write_json
 
 
 def test_generation_keeps_what_the_base_says() -> None:

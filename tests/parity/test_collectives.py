@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tasks.train import TrainConfig
 from tests.training.run_stage import run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
 from tests.training.xla.hlo import Module, dump, partitioned
+from trnflow.tasks.train import TrainConfig
 
 WIDTH, LENGTH, MODEL, DATA, LAYERS = 128, 40, 8, 4, 2
 WIDE: dict[str, Any] = {

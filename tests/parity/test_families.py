@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tasks.train import TrainConfig
 from tests.training.parity import agree
 from tests.training.run_stage import Result, run_stage, traced_and_trained
 from tests.training.toys import BERT, DISTILBERT, DRY, LLAMA, packed_classes, packed_lm, scratch
+from trnflow.tasks.train import TrainConfig
 
 LEARNING_RATE, STEPS = 1e-2, 5
 DRY_DISTILBERT = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}

@@ -8,13 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.artifact import Input, Meta, Source
-from tasks.consolidate import ConsolidateConfig, consolidate
-from tasks.stage import Workdir, read_json, stage
-from tasks.train import TrainConfig
-from tasks.train import environ as train_environ
-from tasks.training.checkpoint.shards import Reader
-from tasks.training.model.lora import A, B
 from tests.training.parity import agree
 from tests.training.run_stage import (
     FolderPartial,
@@ -27,6 +20,13 @@ from tests.training.run_stage import (
     traced_and_trained,
 )
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, saved
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
+from trnflow.tasks.stage import Workdir, read_json, stage
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.train import environ as train_environ
+from trnflow.tasks.training.checkpoint.shards import Reader
+from trnflow.tasks.training.model.lora import A, B
 
 STEPS, LEARNING_RATE = 5, 1e-2
 GROUPED = {**LLAMA, "num_key_value_heads": 2}
@@ -158,8 +158,8 @@ def test_a_classifier_s_new_head_is_published_with_it(bert, tmp_path) -> None:
 
 def test_the_merged_model_is_keyed_by_the_weights_that_training_began_with() -> None:
     """LoRA's are read; of a whole checkpoint the card says which they were."""
-    from tasks.artifact import Artifact
-    from tasks.stage import of
+    from trnflow.tasks.artifact import Artifact
+    from trnflow.tasks.stage import of
 
     def key(meta: Meta, weights: str) -> Meta:
         model = Source("model", {"config": {}, "tokenizer": None, "weights": {"files": {"a": weights}}}, {})
@@ -173,12 +173,12 @@ def test_the_merged_model_is_keyed_by_the_weights_that_training_began_with() -> 
 @stage(kind="checkpoint", environ=train_environ)
 def frozen_after_training(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """Some steps on an engine, then what became of the frozen parameters, and what is held for the trained ones."""
-    from tasks.training.batches.sampler import Schedule, Split
-    from tasks.training.choose_engine import make_engine
-    from tasks.training.graph_registry import GraphRegistry
-    from tasks.training.model.adapters import adapt
-    from tasks.training.model.build import build
-    from tasks.training.optim.optimizer import scalars
+    from trnflow.tasks.training.batches.sampler import Schedule, Split
+    from trnflow.tasks.training.choose_engine import make_engine
+    from trnflow.tasks.training.graph_registry import GraphRegistry
+    from trnflow.tasks.training.model.adapters import adapt
+    from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.optim.optimizer import scalars
 
     built = adapt(config, build(model, packed, seed=0, weights=True))
     dtype = getattr(torch, config.dtype)

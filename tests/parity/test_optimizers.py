@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tasks.train import TrainConfig
 from tests.training.parity import agree
 from tests.training.run_stage import Result, run_in_turn
 from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
+from trnflow.tasks.train import TrainConfig
 
 RATE, STEPS = 1e-2, 5
 COMMON: dict[str, Any] = {"global_batch": 8, "epochs": 1, "learning_rate": RATE, "log_every": 1}

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from tasks.train import TrainConfig
-from tasks.training.checkpoint.shards import Reader
 from tests.training.layout.coverage import all_of, pairwise
 from tests.training.parity import agree
 from tests.training.run_stage import Result, run_in_turn, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.checkpoint.shards import Reader
 
 LEARNING_RATE, STEPS, DEVICES = 1e-2, 4, 4
 COMMON: dict[str, Any] = {"global_batch": 8, "epochs": 1, "learning_rate": LEARNING_RATE, "log_every": 1}

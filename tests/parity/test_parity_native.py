@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tasks.train import TrainConfig
 from tests.parity.test_families import ENCODERS
 from tests.parity.test_parity import check
 from tests.training.run_stage import Result, run_in_turn, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
+from trnflow.tasks.train import TrainConfig
 
 STEPS = 5
 SETTINGS: dict[str, Any] = {"engine": "native", "global_batch": 8, "epochs": 1, "learning_rate": 1e-2, "log_every": 1}

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Meta
-from tasks.errors import CompileError, ModelError
-from tasks.stage import write_json
-from tasks.train import TrainConfig
-from tasks.training.checkpoint.shards import Reader
-from tasks.training.graphs.neuron_precompile import check_same_graphs, trial_command
-from tasks.training.shared_types import PARAMETER
 from tests.training.run_stage import PROJECT, Result, run_in_turn, run_stage
 from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
 from tests.training.xla.replicas import QUICKLY_COMPILED, ReplicasConfig, joining, met_alone, per_device, replicated
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import CompileError, ModelError
+from trnflow.tasks.stage import write_json
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.checkpoint.shards import Reader
+from trnflow.tasks.training.graphs.neuron_precompile import check_same_graphs, trial_command
+from trnflow.tasks.training.shared_types import PARAMETER
 
 STEPS, LEARNING_RATE = 5, 1e-2
 COMMON: dict[str, Any] = {"global_batch": 8, "epochs": 1, "learning_rate": LEARNING_RATE, "log_every": 1}
@@ -188,7 +188,7 @@ def test_the_trial_run_is_started_by_torchrun(tmp_path: Path) -> None:
     assert trial_command(plain, tmp_path) == [
         sys.executable,
         "-m",
-        "tasks.training.graphs.neuron_precompile",
+        "trnflow.tasks.training.graphs.neuron_precompile",
         str(tmp_path),
     ]
     packed = {"path": str(tmp_path), "kind": "packed", "meta": {}, "digest": ""}

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.artifact import Input, Meta, Source
-from tasks.stage import Workdir, stage
-from tasks.train import TrainConfig, ranks
-from tasks.train import environ as train_environ
-from tasks.training.checkpoint.shards import Reader
 from tests.training.run_stage import run_in_turn, run_stage
 from tests.training.toys import LLAMA, packed_lm, saved, scratch
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.train import TrainConfig, ranks
+from trnflow.tasks.train import environ as train_environ
+from trnflow.tasks.training.checkpoint.shards import Reader
 
 STEPS = 5
 COMMON: dict[str, Any] = {"global_batch": 8, "epochs": 1, "learning_rate": 1e-2, "log_every": 1, "dtype": "bfloat16"}
@@ -57,11 +57,11 @@ def copies(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> M
     """After some steps: {"copies": [[name, where it lies in the whole, digest] of each part on each device]}."""
     import hashlib
 
-    from tasks.training.batches.sampler import Schedule, Split
-    from tasks.training.choose_engine import join_ranks, make_engine
-    from tasks.training.graph_registry import GraphRegistry
-    from tasks.training.model.build import build
-    from tasks.training.optim.optimizer import scalars
+    from trnflow.tasks.training.batches.sampler import Schedule, Split
+    from trnflow.tasks.training.choose_engine import join_ranks, make_engine
+    from trnflow.tasks.training.graph_registry import GraphRegistry
+    from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.optim.optimizer import scalars
 
     def told(name: str, place: Any, value: torch.Tensor) -> list[str]:
         return [name, str(place), hashlib.sha256(value.detach().float().cpu().numpy().tobytes()).hexdigest()]
@@ -80,8 +80,8 @@ def copies(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> M
             split_ones = {n: p for n, p in engine._parameters.items() if any(engine._specs[n])}
             shards = {n: xs.XLAShardedTensor(p.detach()).local_shards for n, p in split_ones.items()}
             return {"copies": [told(n, one.indices, one.data) for n, some in shards.items() for one in some]}
-        from tasks.training.layout.slices import piece_start
-        from tasks.training.native.sharding import local_tensor
+        from trnflow.tasks.training.layout.slices import piece_start
+        from trnflow.tasks.training.native.sharding import local_tensor
 
         layout, named = engine._layout, built.parameters()
         places = {n: piece_start(layout.shapes[n], layout.specs[n], world) for n in layout.states}

@@ -11,14 +11,14 @@ import pytest
 import torch
 import transformers
 
-from tasks.artifact import Input
-from tasks.data.format.row_format import FILE, row_format
-from tasks.errors import ConfigError, DataError, MachineError, ModelError
-from tasks.prediction.predict import open_model, predictions
-from tasks.prediction.row_files import RowFile, new_lines
-from tasks.stage import write_json
 from tests.helpers.data_stages import Bench, new_bench
 from tests.helpers.small_disk import small_disk
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.format.row_format import FILE, row_format
+from trnflow.tasks.errors import ConfigError, DataError, MachineError, ModelError
+from trnflow.tasks.prediction.predict import open_model, predictions
+from trnflow.tasks.prediction.row_files import RowFile, new_lines
+from trnflow.tasks.stage import write_json
 
 WORDS = ["where", "is", "the", "cat", "on", "a", "mat", "dog", "runs", "what", "does", "it", "do", "and", "why"]
 CHAT = (

@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, f1_score
 
-from tasks.errors import ConfigError, DataError
-from tasks.promotion.bootstrap import Comparison, compare, metric_of
-from tasks.promotion.settings import PromoteConfig
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.promotion.bootstrap import Comparison, compare, metric_of
+from trnflow.tasks.promotion.settings import PromoteConfig
 
 LABELS = ["anger", "joy", "sad"]
 

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from tasks.errors import ConfigError
-from tasks.promotion.data_checks import CheckConfig, Measured, Rows, measure
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.promotion.data_checks import CheckConfig, Measured, Rows, measure
 
 LABELS = ["neg", "pos"]
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.errors import ConfigError
-from tasks.load_data import DataConfig
-from tasks.sources.data_files import DataFile, format_of, split_of
-from tasks.sources.split_files import FileSettings, choose_files
 from tests.data.load.rows import REVIEWS, failure, write
 from tests.helpers.data_stages import table
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.load_data import DataConfig
+from trnflow.tasks.sources.data_files import DataFile, format_of, split_of
+from trnflow.tasks.sources.split_files import FileSettings, choose_files
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from pathlib import Path
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from tasks.errors import TrnflowError
-from tasks.load_data import DataConfig, data_source
-from tasks.sources.model_source import ModelConfig, model_folder, model_source
-from tasks.sources.resolver import Resolver
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.load_data import DataConfig, data_source
+from trnflow.tasks.sources.model_source import ModelConfig, model_folder, model_source
+from trnflow.tasks.sources.resolver import Resolver
 from tests.training.toys import scratch
 home, answers = Path(sys.argv[1]), []
 weights = scratch()

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Source
-from tasks.errors import ConfigError, ModelError
-from tasks.sources.model_source import ModelConfig, model_folder, model_source, tokenizer_folder
-from tasks.sources.resolver import Resolver
 from tests.helpers.hub_server import COMMIT, serve
+from trnflow.tasks.artifact import Source
+from trnflow.tasks.errors import ConfigError, ModelError
+from trnflow.tasks.sources.model_source import ModelConfig, model_folder, model_source, tokenizer_folder
+from trnflow.tasks.sources.resolver import Resolver
 
 
 def resolve(tmp_path: Path, **config: Any) -> Source:
@@ -105,9 +105,9 @@ def test_pickled_weights_are_refused_and_a_missing_folder_is_named(folder: Path,
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from tasks.errors import TrnflowError
-from tasks.sources.model_source import ModelConfig, model_folder, model_source
-from tasks.sources.resolver import Resolver
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.sources.model_source import ModelConfig, model_folder, model_source
+from trnflow.tasks.sources.resolver import Resolver
 home, answers = Path(sys.argv[1]), []
 for name, offline in (("me/set", False), ("me/set", True), ("secret/set", False), ("me/none", False), ("me/never", True)):
     try:

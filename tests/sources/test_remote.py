@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import ConfigError, DataError, MissingDependency
-from tasks.load_data import DataConfig
 from tests.helpers.data_stages import table
+from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
+from trnflow.tasks.load_data import DataConfig
 
 
 def test_memory_url_is_keyed_by_content(bench):

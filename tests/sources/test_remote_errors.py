@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import DataError
-from tasks.load_data import DataConfig
 from tests.helpers.command_line import Shell
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.load_data import DataConfig
 
 NO_METADATA = {"AWS_EC2_METADATA_DISABLED": "true"}  # botocore asks the cloud's own server for credentials last
 

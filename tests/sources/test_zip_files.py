@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import ConfigError, DataError
-from tasks.load_data import DataConfig
 from tests.data.load.rows import REVIEWS, failure, write
 from tests.helpers.data_stages import files, table
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.load_data import DataConfig
 
 CSV = b"text,label\ngood,1\nbad,0\n"
 
@@ -109,7 +109,7 @@ def test_broken_and_cut_zips(bench, tmp_path):
 
 
 def test_a_zip_that_changes_meanwhile_is_refused(bench, tmp_path):
-    from tasks.load_data import load_data
+    from trnflow.tasks.load_data import load_data
 
     path = pack(tmp_path / "set.zip", {"train.csv": CSV})
     config = DataConfig(source=str(path), text="text")

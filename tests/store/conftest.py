@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store import Store
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+from trnflow.tasks.store import Store
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

@@ -3,7 +3,7 @@
     python -m tests.store.shared_store write ROOT FOLDER PROJECT SECONDS
     python -m tests.store.shared_store collect ROOT FOLDER GRACE SECONDS
 
-A writer runs the toy pipeline with ever changing settings, as `flows.runner.run.execute` does, and says how many runs it made.
+A writer runs the toy pipeline with ever changing settings, as `trnflow.flows.runner.run.execute` does, and says how many runs it made.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import sys
 import time
 from pathlib import Path
 
-from flows.runner.call import Outcome
-from flows.runner.runner import Runner
-from tasks.errors import BlobLost
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
-from tasks.store.garbage.collect import collect
-from tasks.store.garbage.roots import Policy
-from tasks.store.garbage.trash import absent
-from tasks.store.layout import blob_name
-from tasks.store.location import open_backend
-from tasks.system.clock import now
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.collect import collect
+from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.garbage.trash import absent
+from trnflow.tasks.store.layout import blob_name
+from trnflow.tasks.store.location import open_backend
+from trnflow.tasks.system.clock import now
 
 WORDS = ("a bb ccc", "x yy zzz", "dddd ee f", "one two three four", "u v w", "tt", "seven eight", "nine ten")
 HEALINGS = 20

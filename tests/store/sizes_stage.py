@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tasks.artifact import Input, Meta
-from tasks.config import StageConfig
-from tasks.stage import Workdir, stage
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.stage import Workdir, stage
 
 
 @stage(kind="sizes")

@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.artifact import Artifact
-from tasks.errors import BlobLost, StoreError
-from tasks.keys.canonical_json import canonical, digest_of
-from tasks.store import Store
-from tasks.store.backend import Entry
-from tasks.store.garbage.collect import Collected, collect
-from tasks.store.garbage.pins import add_pin, remove_pin
-from tasks.store.garbage.roots import Policy, View, mark
-from tasks.store.garbage.trash import Trashed, into_trash
-from tasks.store.layout import blob_name, record_name
-from tasks.store.verify import verify
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import BlobLost, StoreError
+from trnflow.tasks.keys.canonical_json import canonical, digest_of
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.backend import Entry
+from trnflow.tasks.store.garbage.collect import Collected, collect
+from trnflow.tasks.store.garbage.pins import add_pin, remove_pin
+from trnflow.tasks.store.garbage.roots import Policy, View, mark
+from trnflow.tasks.store.garbage.trash import Trashed, into_trash
+from trnflow.tasks.store.layout import blob_name, record_name
+from trnflow.tasks.store.verify import verify
 
 NOW = 1_000_000.0
 OLD, YOUNG = NOW - 1000, NOW - 10

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Artifact
-from tasks.errors import BlobLost, ConfigError, StoreError
-from tasks.keys.canonical_json import digest_of
-from tasks.store import Store
-from tasks.store.layout import blob_name
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import blob_name
 
 
 def folder_of(tmp_path: Path, files: dict[str, bytes]) -> Path:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.store.folders import files_below
+from trnflow.tasks.store.folders import files_below
 
 NAMES = ("b", "a/z", "a.txt", "a-b/x", "a/b/c", "a/b.c", "a b/y", ".hidden", "a/\x01", "ä/é")
 

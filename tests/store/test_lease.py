@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store import Store, lease
-from tasks.store.backend import Backend
-from tasks.store.lease import Lease, LeaseLost, Waiter, newest_holder
-from tasks.system.process import ATTEMPT, Process, read_tag, this_process
+from trnflow.tasks.store import Store, lease
+from trnflow.tasks.store.backend import Backend
+from trnflow.tasks.store.lease import Lease, LeaseLost, Waiter, newest_holder
+from trnflow.tasks.system.process import ATTEMPT, Process, read_tag, this_process
 
 KEY = "k" * 64
 LONG = 1000.0

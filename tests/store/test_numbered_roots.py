@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Artifact
-from tasks.errors import StoreError
-from tasks.store import Store
-from tasks.store.garbage.numbered_roots import CHAMPIONS, FROZEN, add_numbered, names_of, numbered
-from tasks.store.verify import verify
 from tests.store.test_collect import collected, made, record_of, wait_a_tick
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, FROZEN, add_numbered, names_of, numbered
+from trnflow.tasks.store.verify import verify
 
 
 def crown(store: Store, number: int, model: Artifact, **more: Any) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.errors import StoreError
-from tasks.store import Store, partial_state
-from tasks.training.checkpoint.shards import Reader, write
-from tasks.training.shared_types import TensorSlice
 from tests.helpers.small_disk import fill, small_disk
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.store import Store, partial_state
+from trnflow.tasks.training.checkpoint.shards import Reader, write
+from trnflow.tasks.training.shared_types import TensorSlice
 
 KEY = "e" * 64
 SHARD = "shard-00001.safetensors"

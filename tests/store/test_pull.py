@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.call import Call
-from flows.runner.executor import Listener
-from flows.runner.runner import Runner
-from tasks.artifact import Artifact, File, Meta
-from tasks.config import StageConfig
-from tasks.sources.resolver import Resolver
-from tasks.stage import of
-from tasks.store import Store
-from tasks.store.backend import CountBytes
-from tasks.store.layout import blob_name
-from tasks.store.pull import pull_all
 from tests.store.sizes_stage import measure
+from trnflow.flows.runner.call import Call
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.artifact import Artifact, File, Meta
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import of
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.backend import CountBytes
+from trnflow.tasks.store.layout import blob_name
+from trnflow.tasks.store.pull import pull_all
 
 SIZES = (3_000_000, 2_500_000, 70_000, 1, 0)
 TOTAL = sum(SIZES)

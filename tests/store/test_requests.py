@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tasks.keys.canonical_json import digest_of
-from tasks.store import Store
-from tasks.store.layout import blob_name
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import blob_name
 
 STAGE = "format_prompts"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store import Store
-from tasks.store.garbage.trash import into_trash
-from tasks.store.layout import blob_name, record_name
-from tasks.store.verify import Verified, verify
 from tests.store.shared_store import run_once
 from tests.store.test_collect import made, record_of
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.trash import into_trash
+from trnflow.tasks.store.layout import blob_name, record_name
+from trnflow.tasks.store.verify import Verified, verify
 
 Found = list[tuple[str, str]]
 
@@ -104,7 +104,7 @@ def test_bytes_are_read_whatever_the_memo_says(tmp_path: Path) -> None:
 
 
 def _stamp(path: Path) -> str:
-    from tasks.keys.hash_cache import stamp
+    from trnflow.tasks.keys.hash_cache import stamp
 
     return stamp(path)
 

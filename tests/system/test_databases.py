@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.errors import ConfigError
-from tasks.system.databases import fill_address, is_database, missing_driver
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.databases import fill_address, is_database, missing_driver
 
 ADDRESS = "postgresql://me:${DB_PASSWORD}@host:5432/sweeps"
 

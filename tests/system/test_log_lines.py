@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from flows.cli.output import say_error
-from flows.display.progress import JsonLog, Progress
-from tasks.errors import ConfigError, DataError
-from tasks.system.log_lines import LogLines, log_as_asked
-from tasks.system.redaction import learn
+from trnflow.flows.cli.output import say_error
+from trnflow.flows.display.progress import JsonLog, Progress
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.system.log_lines import LogLines, log_as_asked
+from trnflow.tasks.system.redaction import learn
 
 SECRET = "pl4nted-s3cret"
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flows.recipes.files import recipe_names
-from flows.recipes.recipe import load
-from tasks.errors import ConfigError, DataError
-from tasks.system import redaction as redact
-from tasks.system.redaction import fill, hide, hide_override, know, learn, scrub, scrubbed
+from trnflow.flows.recipes.files import recipe_names
+from trnflow.flows.recipes.recipe import load
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.system import redaction as redact
+from trnflow.tasks.system.redaction import fill, hide, hide_override, know, learn, scrub, scrubbed
 
 SECRET = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=redact.LEAST, max_size=24)
 CREDENTIAL = st.sampled_from(

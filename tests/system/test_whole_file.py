@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.system.whole_file import write_whole
+from trnflow.tasks.system.whole_file import write_whole
 
 
 def test_a_write_that_fails_leaves_the_old_text_and_nothing_beside_it(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tasks.tracking import Tracker, absolute_uri
-from tasks.tracking.spool import Spool
+from trnflow.tasks.tracking import Tracker, absolute_uri
+from trnflow.tasks.tracking.spool import Spool
 
 PATIENCE = 120.0
 SETTINGS = {

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks.tracking import tracking_page, upload_left
-from tasks.tracking.spool import SpoolFiles
 from tests.conftest import PROJECT
 from tests.tracking.runs import (
     PATIENCE,
@@ -27,6 +25,8 @@ from tests.tracking.runs import (
     started,
     wait_until,
 )  # fmt: skip
+from trnflow.tasks.tracking import tracking_page, upload_left
+from trnflow.tasks.tracking.spool import SpoolFiles
 
 
 @pytest.fixture(scope="module")

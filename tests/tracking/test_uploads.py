@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.tracking import upload_left
-from tasks.tracking.mlflow_values import flatten, numbers
-from tasks.tracking.spool import Spool
 from tests.tracking.runs import client_of, not_uploaded, runs_of, trained
+from trnflow.tasks.tracking import upload_left
+from trnflow.tasks.tracking.mlflow_values import flatten, numbers
+from trnflow.tasks.tracking.spool import Spool
 
 
 def test_a_spool_is_left_to_the_run_that_writes_it_and_to_one_uploader(tmp_path):

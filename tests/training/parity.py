@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.training.checkpoint.shards import Reader
 from tests.training.run_stage import Result
+from trnflow.tasks.training.checkpoint.shards import Reader
 
 
 def agree(found: Result, plain: Result, *, weights: float) -> None:

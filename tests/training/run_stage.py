@@ -18,24 +18,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Input, Meta, Source
-from tasks.config import StageConfig
-from tasks.errors import ProcessFailed, TrnflowError, from_json
-from tasks.launch.job import JobSpec, resolve
-from tasks.launch.local import run_job
-from tasks.launch.ranks import enter, leave, run_ranks
-from tasks.launch.warm_start import modules_for
-from tasks.precompile import precompile
-from tasks.stage import Workdir, of, stage, write_json
-from tasks.train import TrainConfig, ranks, train
-from tasks.train import environ as train_environ
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.errors import ProcessFailed, TrnflowError, from_json
+from trnflow.tasks.launch.job import JobSpec, resolve
+from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.ranks import enter, leave, run_ranks
+from trnflow.tasks.launch.warm_start import modules_for
+from trnflow.tasks.precompile import precompile
+from trnflow.tasks.stage import Workdir, of, stage, write_json
+from trnflow.tasks.train import TrainConfig, ranks, train
+from trnflow.tasks.train import environ as train_environ
 
 PROJECT = Path(__file__).resolve().parents[2]
 LIBRARIES = ("numpy", "tokenizers", "torch", "torch-xla", "transformers")
 
 
 class FolderPartial:
-    """The simplest `tasks.stage.Partial`: folders beside each other, each with a COMMIT file written last."""
+    """The simplest `trnflow.tasks.stage.Partial`: folders beside each other, each with a COMMIT file written last."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -170,7 +170,7 @@ def traced_and_trained(
     config: TrainConfig, model: Source, packed: Input, out: Workdir, warm_start: Input | None = None
 ) -> Meta:
     """What of precompile training needs, and train, in one process, which saves a start; the graphs are listed all the same."""
-    from tasks.training.graphs.inventory import inventory
+    from trnflow.tasks.training.graphs.inventory import inventory
 
     graphs = Workdir(out.scratch / f"graphs-{os.environ.get('RANK', 0)}", out.scratch, lambda event: None)
     graphs.path.mkdir()
@@ -209,7 +209,7 @@ class ManyConfig(StageConfig):
 @stage(kind="graphs", environ=lambda config: train_environ(config.configs[0]))
 def inventories(config: ManyConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """The graphs of several configs on the same devices: [{name/length: hash}]."""
-    from tasks.training.graphs.inventory import inventory
+    from trnflow.tasks.training.graphs.inventory import inventory
 
     found = [inventory(one, model, packed, out) for one in config.configs]
     return {"graphs": [{f"{graph['name']}/{graph['length']}": graph["hash"] for graph in graphs} for graphs in found]}

@@ -11,15 +11,15 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from tasks.artifact import Artifact
-from tasks.consolidate import ConsolidateConfig, consolidate
-from tasks.errors import ModelError
-from tasks.stage import of, read_json, write_json
-from tasks.training.shared_types import PARAMETER
 from tests.helpers.checkpoints import NOTHING, checkpoint
 from tests.helpers.small_models import workdir
 from tests.training.run_stage import files_of, run_stage
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.stage import of, read_json, write_json
+from trnflow.tasks.training.shared_types import PARAMETER
 
 
 def test_a_classifier_comes_back_whole(tmp_path) -> None:

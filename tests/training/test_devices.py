@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import MissingDependency, ModelError
-from tasks.precompile import precompile
-from tasks.train import TrainConfig
-from tasks.training import devices
 from tests.training.run_stage import run_stage
 from tests.training.toys import BERT, packed_classes, scratch
+from trnflow.tasks.errors import MissingDependency, ModelError
+from trnflow.tasks.precompile import precompile
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training import devices
 
 NEURON = ("libneuronxla", "neuronx-cc", "torch-neuronx")
 TWO_CORES = TrainConfig(device="neuron", devices=2)

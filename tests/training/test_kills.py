@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Input, Meta, Source
-from tasks.errors import Interrupted, ModelError, StoreError
-from tasks.stage import Workdir, stage
-from tasks.store import partial_state
-from tasks.store.partial import PartialState
-from tasks.train import TrainConfig, ranks
-from tasks.train import environ as train_environ
 from tests.helpers.small_disk import fill, small_disk
 from tests.training.run_stage import Stage, files_of, run_stage, traced_and_trained
 from tests.training.toys import BERT, packed_classes, scratch
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.errors import Interrupted, ModelError, StoreError
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.store import partial_state
+from trnflow.tasks.store.partial import PartialState
+from trnflow.tasks.train import TrainConfig, ranks
+from trnflow.tasks.train import environ as train_environ
 
 KEY = "k" * 64
 WIDE = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks.training.batches.sampler import Batch
-from tasks.training.graphs.flops import mfu
-from tasks.training.meter import Meters, host_memory
+from trnflow.tasks.training.batches.sampler import Batch
+from trnflow.tasks.training.graphs.flops import mfu
+from trnflow.tasks.training.meter import Meters, host_memory
 
 
 def batch() -> Batch:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import ModelError
-from tasks.training.partition_specs import STYLES, Mesh, check_heads, parameter_specs, state_spec
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.partition_specs import STYLES, Mesh, check_heads, parameter_specs, state_spec
 
 PLAN = {
     "model.layers.*.self_attn.q_proj": "colwise",

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Artifact
-from tasks.errors import CompileError, MissingDependency, ModelError
-from tasks.precompile import precompile
-from tasks.stage import Workdir, of, read_json, write_json
-from tasks.train import TrainConfig, train
-from tasks.training.graphs.inventory import inventory
 from tests.training.run_stage import ManyConfig, Stage, counted, files_of, inventories, run_stage
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import CompileError, MissingDependency, ModelError
+from trnflow.tasks.precompile import precompile
+from trnflow.tasks.stage import Workdir, of, read_json, write_json
+from trnflow.tasks.train import TrainConfig, train
+from trnflow.tasks.training.graphs.inventory import inventory
 
 BASE: dict[str, Any] = {"global_batch": 8, "devices": 2}
 WITHOUT_A_TRACE: list[dict[str, Any]] = [

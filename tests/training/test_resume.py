@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Input
-from tasks.errors import Interrupted
-from tasks.train import TrainConfig
 from tests.training.run_stage import FolderPartial, Result, Stage, files_of, kill_after, run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.errors import Interrupted
+from trnflow.tasks.train import TrainConfig
 
 NATIVE = {"engine": "native", "global_batch": 8, "epochs": 20}
 ROUNDED = {"dtype": "bfloat16", "stochastic_rounding": True}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import ConfigError
-from tasks.train import TrainConfig
-from tasks.training.selection import Best, check_selection
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.selection import Best, check_selection
 
 LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan), min_size=1, max_size=20)
 

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tasks.artifact import Artifact, Input
-from tasks.config import graph_params, keyed_params
-from tasks.data.chunks import open_chunks
-from tasks.errors import DataError, ModelError, NonFiniteLoss, ProcessFailed
-from tasks.precompile import precompile
-from tasks.stage import of, read_json
-from tasks.train import TrainConfig, environ, train
-from tasks.training.batches.sampler import Split
-from tasks.training.checkpoint.shards import Reader
-from tasks.training.fit import make_schedule
 from tests.training.run_stage import FolderPartial, Result, Stage, run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
+from trnflow.tasks.artifact import Artifact, Input
+from trnflow.tasks.config import graph_params, keyed_params
+from trnflow.tasks.data.chunks import open_chunks
+from trnflow.tasks.errors import DataError, ModelError, NonFiniteLoss, ProcessFailed
+from trnflow.tasks.precompile import precompile
+from trnflow.tasks.stage import of, read_json
+from trnflow.tasks.train import TrainConfig, environ, train
+from trnflow.tasks.training.batches.sampler import Split
+from trnflow.tasks.training.checkpoint.shards import Reader
+from trnflow.tasks.training.fit import make_schedule
 
 NEURON: dict[str, Any] = {"device": "neuron", "devices": 2}
 EACH: dict[str, Any] = {**NEURON, "xla_processes": "per_device"}

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifact import Input, Source
-from tasks.data.chunks import chunk_file, shapes
-from tasks.data.pack.chunk_writer import create_columns
-from tasks.stage import write_json
-from tasks.training.batches.sampler import Batch, Split
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.data.chunks import chunk_file, shapes
+from trnflow.tasks.data.pack.chunk_writer import create_columns
+from trnflow.tasks.stage import write_json
+from trnflow.tasks.training.batches.sampler import Batch, Split
 
 os.environ.setdefault("USE_TORCH_XLA", "0")  # transformers else imports torch_xla into the process of the tests
 

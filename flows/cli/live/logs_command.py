@@ -9,22 +9,22 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.cli.history_commands import run_ids, store_of
-from flows.cli.live.status_command import leases_of_stages
-from flows.cli.output import emit_json
-from tasks.errors import ConfigError
-from tasks.keys.lineage import nearest_run
-from tasks.store import Store
-from tasks.store.lease import live_leases
-from tasks.system.process import read_tag
-from tasks.system.redaction import scrub
+from trnflow.flows.cli.history_commands import run_ids, store_of
+from trnflow.flows.cli.live.status_command import leases_of_stages
+from trnflow.flows.cli.output import emit_json
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.keys.lineage import nearest_run
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import live_leases
+from trnflow.tasks.system.process import read_tag
+from trnflow.tasks.system.redaction import scrub
 
 PAUSE_SECONDS = 0.5
 
 
 class Log(NamedTuple):
     """The log file of one try of a run to make a stage's result. file: the path of the log; stage: the stage's name;
-    owner: a text that identifies the process which runs the pipeline, made by `tasks.system.process.Process.tag`."""
+    owner: a text that identifies the process which runs the pipeline, made by `trnflow.tasks.system.process.Process.tag`."""
 
     file: Path
     stage: str

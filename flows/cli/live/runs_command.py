@@ -7,13 +7,13 @@ from argparse import Namespace
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.cli.history_commands import ACTED, brief, run_ids, store_of
-from flows.cli.live.status_command import counted, running
-from flows.cli.output import emit
-from flows.display import report
-from flows.runner.attempts import PREVIEW
-from tasks.artifact import Meta
-from tasks.store import Store
+from trnflow.flows.cli.history_commands import ACTED, brief, run_ids, store_of
+from trnflow.flows.cli.live.status_command import counted, running
+from trnflow.flows.cli.output import emit
+from trnflow.flows.display import report
+from trnflow.flows.runner.attempts import PREVIEW
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.store import Store
 
 LIVE = ("stage", "step", "of", "unit", "eta")
 """Fields of a run that only a run in progress has."""

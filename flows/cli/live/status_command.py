@@ -11,13 +11,13 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from flows.cli.history_commands import store_of
-from flows.cli.output import emit
-from flows.display import report
-from flows.display.progress import clock_face
-from tasks.artifact import Meta
-from tasks.store import Store
-from tasks.store.lease import Holder, live_leases
+from trnflow.flows.cli.history_commands import store_of
+from trnflow.flows.cli.output import emit
+from trnflow.flows.display import report
+from trnflow.flows.display.progress import clock_face
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import Holder, live_leases
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:

@@ -11,18 +11,18 @@ from argparse import Namespace
 from contextlib import suppress
 from typing import Any
 
-from flows.cli.history_commands import artifact_of, named_run
-from flows.cli.output import emit
-from flows.display import report
-from flows.display.progress import Progress
-from flows.recipes import recipe as settings
-from flows.runner.run import open_recipe
-from tasks.artifact import Meta
-from tasks.errors import TrnflowError
-from tasks.promotion.settings import PromoteConfig
-from tasks.store import Store
-from tasks.store.location import default_root
-from tasks.system.home import home_folder
+from trnflow.flows.cli.history_commands import artifact_of, named_run
+from trnflow.flows.cli.output import emit
+from trnflow.flows.display import report
+from trnflow.flows.display.progress import Progress
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.runner.run import open_recipe
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.promotion.settings import PromoteConfig
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.location import default_root
+from trnflow.tasks.system.home import home_folder
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def freeze(options: Namespace) -> int:
     models are compared from now on.
 
     Print how many test rows are kept; return exit code 0. Runs the stage `load_data` if it is not cached."""
-    from flows.champions.freeze import freeze as freeze_test_rows
+    from trnflow.flows.champions.freeze import freeze as freeze_test_rows
 
     recipe, store = open_recipe(options.recipe, options.overrides)
     with Progress() as progress:
@@ -78,9 +78,9 @@ def promote(options: Namespace) -> int:
     recipe has no champion yet, the model becomes the champion without a comparison. If there are no frozen rows, the
     present test rows are frozen. The champion is also recorded for MLflow. Print the decision; return exit code 0,
     whether the model was promoted or not."""
-    from flows.champions.contenders import Contender, nth_last_run, of_digest, of_recipe, of_run
-    from flows.champions.mirror import mirror
-    from flows.champions.promote import promote as promote_model
+    from trnflow.flows.champions.contenders import Contender, nth_last_run, of_digest, of_recipe, of_run
+    from trnflow.flows.champions.mirror import mirror
+    from trnflow.flows.champions.promote import promote as promote_model
 
     recipe, store = open_recipe(options.recipe, options.overrides)
 
@@ -113,8 +113,8 @@ def rollback(options: Namespace) -> int:
     model that its users should get), in the store and in MLflow's model registry.
 
     Print the champion; return exit code 0. ConfigError when there is no earlier champion."""
-    from flows.champions.mirror import mirror
-    from flows.champions.promote import rollback as roll_back
+    from trnflow.flows.champions.mirror import mirror
+    from trnflow.flows.champions.promote import rollback as roll_back
 
     recipe, store = open_recipe(options.recipe, options.overrides)
     found = roll_back(recipe, store)
@@ -131,8 +131,8 @@ def champions(options: Namespace) -> int:
 
     Also print a note for each of these recipes whose frozen rows (the test rows on which models are compared) are older
     than `promote.frozen_days`."""
-    from flows.champions.frozen_rows import old_frozen
-    from tasks.store.garbage.numbered_roots import CHAMPIONS, names_of, numbered
+    from trnflow.flows.champions.frozen_rows import old_frozen
+    from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, names_of, numbered
 
     store = Store(options.store or default_root(home_folder()), home_folder())
     store.check()

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from flows.champions.frozen_rows import look_at_retrain
-from flows.champions.promote import champions_of
-from flows.cli.history_commands import artifact_of, named_run, store_of
-from flows.finetune import FINETUNE, KINDS
-from flows.recipes import recipe as settings
-from flows.recipes.files import nearest, recipe_names
-from flows.runner.call import Outcome
-from flows.runner.run import artifact_in, look, open_store
-from tasks.artifact import Artifact
-from tasks.errors import BlobLost, ConfigError
-from tasks.store import Store
+from trnflow.flows.champions.frozen_rows import look_at_retrain
+from trnflow.flows.champions.promote import champions_of
+from trnflow.flows.cli.history_commands import artifact_of, named_run, store_of
+from trnflow.flows.finetune import FINETUNE, KINDS
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.files import nearest, recipe_names
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.run import artifact_in, look, open_store
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.store import Store
 
 CHAMPION = "@champion"
 

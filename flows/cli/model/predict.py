@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flows.cli.model.named_model import NamedModel, named_model
-from flows.cli.model.serve import check_installed, serve
-from flows.display.progress import Progress
-from tasks.artifact import Meta
-from tasks.errors import ConfigError
-from tasks.evaluation.models import EAGER
-from tasks.export.stablehlo import ENVIRON
-from tasks.prediction.predict import Model, Named, open_model, predictions, predictor
-from tasks.prediction.row_files import RowFile, new_lines
+from trnflow.flows.cli.model.named_model import NamedModel, named_model
+from trnflow.flows.cli.model.serve import check_installed, serve
+from trnflow.flows.display.progress import Progress
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.evaluation.models import EAGER
+from trnflow.tasks.export.stablehlo import ENVIRON
+from trnflow.tasks.prediction.predict import Model, Named, open_model, predictions, predictor
+from trnflow.tasks.prediction.row_files import RowFile, new_lines
 
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Environment variables that keep transformers from showing progress beside ours."""

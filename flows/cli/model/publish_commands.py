@@ -7,8 +7,8 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from flows.cli.model.named_model import named_model
-from flows.cli.output import emit
+from trnflow.flows.cli.model.named_model import named_model
+from trnflow.flows.cli.output import emit
 
 STAGES = {"model": "consolidate", "adapter": "consolidate", "export": "export_neuron"}
 """What is published -> the stage that makes it."""
@@ -42,8 +42,8 @@ def publish(options: Namespace) -> int:
     RECIPE, RECIPE@champion, RUN or DIGEST names the model. The published card of a model or adapter gets the metrics of
     the model's evaluation. A destination that holds another model is refused; on a hub, --replace replaces it. Return
     exit code 0."""
-    from flows.champions.publish import evaluation_of
-    from flows.champions.publish import publish as publish_artifact
+    from trnflow.flows.champions.publish import evaluation_of
+    from trnflow.flows.champions.publish import publish as publish_artifact
 
     store, artifact, _ = named_model(options, (STAGES[options.what],))
     evaluation = None if options.what == "export" else evaluation_of(store, artifact.digest)

@@ -8,20 +8,20 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.output import emit, emit_json, exit_at_once, say_error
-from flows.display.progress import Progress
-from flows.recipes import recipe as settings
-from flows.recipes.suggested_command import complete
-from flows.runner.run import Options, Result, execute, new_run_id, open_recipe
-from tasks.errors import TrnflowError
-from tasks.store import Store
-from tasks.system.redaction import scrub
+from trnflow.flows.cli.output import emit, emit_json, exit_at_once, say_error
+from trnflow.flows.display.progress import Progress
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.suggested_command import complete
+from trnflow.flows.runner.run import Options, Result, execute, new_run_id, open_recipe
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
-    from flows.retraining.change import Change
-    from flows.retraining.checks import Checked
-    from flows.retraining.outcome import Retrained
-    from flows.runner.pipeline import Pipeline
+    from trnflow.flows.retraining.change import Change
+    from trnflow.flows.retraining.checks import Checked
+    from trnflow.flows.retraining.outcome import Retrained
+    from trnflow.flows.runner.pipeline import Pipeline
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
@@ -49,8 +49,8 @@ def retrain(options: Namespace) -> int:
     champion. Print how the retraining ended, and return the exit code: 0 for promoted (the new model is the champion),
     kept (the champion stays) or unchanged (nothing was trained); 1 for stopped (by a check of the data); else the exit
     code of the error. With --dry-run, train nothing and print what would be done."""
-    from flows.retraining.change import find_change
-    from flows.retraining.retrain import record_failure, unchanged
+    from trnflow.flows.retraining.change import find_change
+    from trnflow.flows.retraining.retrain import record_failure, unchanged
 
     recipe, store = open_recipe(options.recipe, options.overrides)
     try:
@@ -73,7 +73,7 @@ def retrain(options: Namespace) -> int:
 
 def _dry_run(options: Namespace, change: Change, store: Store) -> int:
     """Print what a retrain would do, with the checks of the data if they cost little; return exit code 0."""
-    from flows.retraining.checks import check_cheaply
+    from trnflow.flows.retraining.checks import check_cheaply
 
     checked: tuple[Checked, ...] = ()
     unmade, recipe = "", change.recipe
@@ -93,7 +93,7 @@ def _retrained(options: Namespace, recipe: settings.Recipe, store: Store) -> tup
     with Progress() as progress:
         if options.direct:
             return _directly(options, recipe, store, progress), False
-        from flows.cli.prefect_run import retrain_here
+        from trnflow.flows.cli.prefect_run import retrain_here
 
         session = retrain_here(
             options.recipe, options.overrides, (progress,), store.home, offline=options.offline, wait=options.wait
@@ -103,8 +103,8 @@ def _retrained(options: Namespace, recipe: settings.Recipe, store: Store) -> tup
 
 
 def _directly(options: Namespace, recipe: settings.Recipe, store: Store, progress: Progress) -> Retrained:
-    from flows.retraining.retrain import retrain as retrain_recipe
-    from flows.services.mlflow_listener import Tracking
+    from trnflow.flows.retraining.retrain import retrain as retrain_recipe
+    from trnflow.flows.services.mlflow_listener import Tracking
 
     def train(fixed: settings.Recipe, pipeline: Pipeline) -> Result:
         with Tracking(fixed, store.home, new_run_id()) as tracking:

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tasks.artifact import Meta
-from tasks.errors import ConfigError, DataError, MissingDependency
-from tasks.prediction.predict import Model, Predict
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
+from trnflow.tasks.prediction.predict import Model, Predict
 
 HOST = "127.0.0.1"
 NAMES = [HOST, "localhost"]
@@ -47,7 +47,7 @@ def serve(model: Model, predict: Predict, title: str, port: int | None, show: Ca
     Args:
         model: The model; says which columns the page asks for, and whether it is a chat.
         predict: Called with pairs (the row's name in errors, the row); yields a prediction for each row. Made by
-            `tasks.prediction.predict.predictor`.
+            `trnflow.tasks.prediction.predict.predictor`.
         title: The page's title.
         port: The port to listen on; None for the first free port from 7860 to 7959.
         show: Called with the page's address when the server answers.

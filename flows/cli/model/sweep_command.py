@@ -7,12 +7,12 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from flows.cli.output import emit_json, say_error
-from flows.display import report
-from flows.display.progress import Progress
-from flows.recipes.suggested_command import complete
-from tasks.artifact import Meta
-from tasks.system.redaction import scrub
+from trnflow.flows.cli.output import emit_json, say_error
+from trnflow.flows.display import report
+from trnflow.flows.display.progress import Progress
+from trnflow.flows.recipes.suggested_command import complete
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.system.redaction import scrub
 
 OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
 """Options of the command that set the recipe's settings of the same name in the section `sweep`."""
@@ -43,9 +43,9 @@ def run_sweep(options: Namespace) -> int:
     pipeline with the settings of the best trial (the winner).
 
     Print a table of the trials. Return exit code 0, or that of the error if the winner's run failed."""
-    from flows.sweeps.plan import read_plan
-    from flows.sweeps.sweep import sweep
-    from flows.sweeps.trial import run_directly
+    from trnflow.flows.sweeps.plan import read_plan
+    from trnflow.flows.sweeps.sweep import sweep
+    from trnflow.flows.sweeps.trial import run_directly
 
     given = [f"sweep.{name}={value}" for name in OPTIONS if (value := getattr(options, name)) is not None]
     plan = read_plan(options.recipe, [*options.overrides, *given])
@@ -66,7 +66,7 @@ def _say(line: str) -> None:
 
 
 def _text(content: Meta) -> str:
-    from flows.sweeps.sweep import shown
+    from trnflow.flows.sweeps.sweep import shown
 
     rows = [("trial", "state", str(content["metric"]), "settings", "run")]
     for trial in content["trials"]:

@@ -12,16 +12,16 @@ import time
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.output import emit_json, say_error
-from flows.recipes import recipe as settings
-from flows.recipes.suggested_command import complete
-from flows.runner.run import open_recipe
-from flows.runner.work_folders import open_home
-from tasks.errors import TrnflowError
-from tasks.system.redaction import hide, scrub, scrubbed
+from trnflow.flows.cli.output import emit_json, say_error
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.suggested_command import complete
+from trnflow.flows.runner.run import open_recipe
+from trnflow.flows.runner.work_folders import open_home
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.system.redaction import hide, scrub, scrubbed
 
 if TYPE_CHECKING:
-    from flows.retraining.watch import Look
+    from trnflow.flows.retraining.watch import Look
 
 EVERY_SECONDS = 300.0
 
@@ -72,7 +72,7 @@ def watch(options: Namespace) -> int:
 
 def _look(options: Namespace, printed: str) -> str:
     """Look once and act on a change. printed: the finding that was printed last. Returns the present one."""
-    from flows.retraining.watch import look, note_announced
+    from trnflow.flows.retraining.watch import look, note_announced
 
     recipe, store = open_recipe(options.recipe, options.overrides)  # it may have been edited since the last look
     found = look(recipe, store, every=options.every, offline=options.offline)
@@ -94,9 +94,9 @@ def _look(options: Namespace, printed: str) -> str:
 
 def _act(options: Namespace, found: Look) -> str:
     """Send the event of a change to Prefect's server if there is one. Returns what was done."""
-    from flows.cli.prefect_run import quiet
-    from flows.services.prefect_address import configured_url
-    from flows.services.prefect_server import running_server
+    from trnflow.flows.cli.prefect_run import quiet
+    from trnflow.flows.services.prefect_address import configured_url
+    from trnflow.flows.services.prefect_server import running_server
 
     if options.retrain:
         return "retraining it"
@@ -106,7 +106,7 @@ def _act(options: Namespace, found: Look) -> str:
         return "no event was sent, because no Prefect server runs (`trnflow up` starts one; --retrain needs none)"
     os.environ["PREFECT_API_URL"] = url  # read when Prefect is imported, below
     quiet()
-    from flows.services.events import data_changed, send_events
+    from trnflow.flows.services.events import data_changed, send_events
 
     send_events([data_changed(found.to_json(), options.recipe, options.overrides)])
     return f"sent an event to Prefect at {hide(url.removesuffix('/api'))}"

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from flows.recipes.recipe import TaskRunnerConfig
-from tasks.artifact import Meta
-from tasks.errors import ConfigError
+from trnflow.flows.recipes.recipe import TaskRunnerConfig
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
 
 
 class PartMaker(Protocol):
     """An object that makes parts of a stage (pieces of its work, such as some of the rows) in other processes, perhaps
     on other machines. The other processes read the parts' inputs from the store and write the results to the store.
 
-    `flows.services.task_runners.TaskRunner` implements this with Prefect's task runners.
+    `trnflow.flows.services.task_runners.TaskRunner` implements this with Prefect's task runners.
     """
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
@@ -24,7 +24,7 @@ class PartMaker(Protocol):
         result, in the order of `jobs`. While the caller waits for one result, other parts are made.
 
         Args:
-            jobs: Descriptions of parts, made by `flows.runner.parts.worker_process.part_job`.
+            jobs: Descriptions of parts, made by `trnflow.flows.runner.parts.worker_process.part_job`.
 
         Yields:
             {"artifact": the digest of the part's artifact that the store has on record, "made": the digest of the

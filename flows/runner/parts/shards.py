@@ -22,15 +22,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.runner.job import Job
-from flows.runner.parts.part_makers import PartMaker
-from flows.runner.parts.worker_process import SHARED, handed_over, part_job, part_kind, publish_part
-from tasks.artifact import Meta
-from tasks.errors import BlobLost
-from tasks.keys.key_document import key_of
-from tasks.launch.job import Step
-from tasks.store import Store
-from tasks.store.layout import SHARD
+from trnflow.flows.runner.job import Job
+from trnflow.flows.runner.parts.part_makers import PartMaker
+from trnflow.flows.runner.parts.worker_process import SHARED, handed_over, part_job, part_kind, publish_part
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.keys.key_document import key_of
+from trnflow.tasks.launch.job import Step
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import SHARD
 
 Emit = Callable[[Meta], None]
 

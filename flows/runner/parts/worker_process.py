@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from flows.runner.job import Job, publish, record_of
-from flows.runner.work_folders import attempt_log, clear, workfolder, workplace
-from tasks.artifact import Artifact, Input, Meta, Source
-from tasks.errors import CodeError, StoreError
-from tasks.keys.code_closure import closure
-from tasks.keys.key_document import key_of
-from tasks.launch.job import Step, name_of, portable, resolve
-from tasks.launch.local import STOP_SECONDS
-from tasks.stage import Stage, of
-from tasks.store import Store
-from tasks.store.layout import SHARD
+from trnflow.flows.runner.job import Job, publish, record_of
+from trnflow.flows.runner.work_folders import attempt_log, clear, workfolder, workplace
+from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.errors import CodeError, StoreError
+from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.key_document import key_of
+from trnflow.tasks.launch.job import Step, name_of, portable, resolve
+from trnflow.tasks.launch.local import STOP_SECONDS
+from trnflow.tasks.stage import Stage, of
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import SHARD
 
 SHARED = "shared"
 """The name of the folder, in the flow's work folder, that a stage's `split` writes."""
@@ -49,7 +49,7 @@ def part_job(
         store: The store that passes inputs and results.
         job: The job of the whole stage.
         document: The key document of the part: the JSON of all that decides its result.
-        arguments: The arguments that identify the part (see `tasks.stage.Part`).
+        arguments: The arguments that identify the part (see `trnflow.tasks.stage.Part`).
         shared: The digest of the artifact of the folder that the stage's `split` wrote for all parts.
         work: The work folder of the flow, the process that sends out the parts; its folder `SHARED` has the same files.
             Its name contains the process and the boot of the machine, so a worker that finds a folder with this name

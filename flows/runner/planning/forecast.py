@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from flows.runner.call import Outcome
-from tasks.artifact import Meta
-from tasks.keys.explain import difference
-from tasks.store import Store
+from trnflow.flows.runner.call import Outcome
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.keys.explain import difference
+from trnflow.tasks.store import Store
 
 ANYWAY = ("hit", "skip")
 """The actions of stages that cost nothing: the artifact is in the store, or no other stage needs it."""

@@ -1,7 +1,7 @@
 """Check before a run whether training fits in a device's memory.
 
 The memory that training needs is measured by tracing one training pass (recording its operations on shapes, without
-computing them; see `tasks.training.memory`). The measurement is cached in the home, the folder of local state. If the
+computing them; see `trnflow.tasks.training.memory`). The measurement is cached in the home, the folder of local state. If the
 store has a result of the stage precompile, the measurement in that result is used instead.
 
 While the data stages have not run, the row length that the settings give is assumed: `pack.chunk_length` tokens, or
@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from flows.recipes.recipe import Recipe
-from flows.runner.planning.forecast import ANYWAY
-from flows.runner.planning.planner import Planner
-from tasks.artifact import Meta, Source
-from tasks.data.pack.packers import ALIGN
-from tasks.errors import ModelError, ProcessFailed, TrnflowError
-from tasks.training.config import TrainConfig
-from tasks.training.devices import known_memory
-from tasks.training.memory.estimate import Memory, check_memory, gib
-from tasks.training.memory.trace_process import Traced, trace_in_process, trace_key
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.planning.forecast import ANYWAY
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.data.pack.packers import ALIGN
+from trnflow.tasks.errors import ModelError, ProcessFailed, TrnflowError
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.devices import known_memory
+from trnflow.tasks.training.memory.estimate import Memory, check_memory, gib
+from trnflow.tasks.training.memory.trace_process import Traced, trace_in_process, trace_key
 
 ROW_FIELDS = ("task", "lengths", "labels", "vocab_size", "pad_id", "bos_id", "eos_id")
 """The metadata of packed rows on which the measured memory depends."""

@@ -10,17 +10,17 @@ run gets the action `maybe` and no key: the stage will be a hit if its inputs tu
 
 from __future__ import annotations
 
-from flows.runner.attempts import outlook
-from flows.runner.call import Call, Function, Outcome, Unknown, Value, bind
-from flows.runner.hits import hit, on_record
-from flows.runner.inputs import Inputs
-from flows.runner.planning.forecast import forecast
-from tasks.artifact import Artifact, Meta
-from tasks.config import StageConfig
-from tasks.keys.explain import nearest_record
-from tasks.keys.key_document import key_document, key_of
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
+from trnflow.flows.runner.attempts import outlook
+from trnflow.flows.runner.call import Call, Function, Outcome, Unknown, Value, bind
+from trnflow.flows.runner.hits import hit, on_record
+from trnflow.flows.runner.inputs import Inputs
+from trnflow.flows.runner.planning.forecast import forecast
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.keys.explain import nearest_record
+from trnflow.tasks.keys.key_document import key_document, key_of
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 RECENT = 50
 

@@ -10,8 +10,8 @@ import json
 import time
 from pathlib import Path
 
-from flows.runner.planning.forecast import dollars
-from tasks.artifact import Meta
+from trnflow.flows.runner.planning.forecast import dollars
+from trnflow.tasks.artifact import Meta
 
 
 class Curve:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta
 
 Clock = Callable[[], float]
 

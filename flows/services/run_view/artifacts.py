@@ -13,11 +13,11 @@ from prefect import get_run_logger
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectHTTPStatusError
 
-from flows.display import report
-from flows.runner.call import Outcome
-from flows.runner.run import Result
-from tasks.artifact import Artifact, Meta
-from tasks.system.redaction import scrub
+from trnflow.flows.display import report
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.run import Result
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.system.redaction import scrub
 
 HEALTH_SECONDS = 10.0
 """Timeout of the request that asks whether Prefect's server is healthy."""

@@ -9,14 +9,14 @@ from prefect.artifacts import create_progress_artifact, create_table_artifact, u
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
-from flows.display import report
-from flows.runner.call import Call, Outcome
-from flows.runner.executor import Listener
-from flows.runner.planning.forecast import ANYWAY, dollars, total
-from flows.runner.progress.stage_progress import StageProgress
-from flows.services.run_view.artifacts import Page
-from tasks.artifact import Meta
-from tasks.system.redaction import scrub
+from trnflow.flows.display import report
+from trnflow.flows.runner.call import Call, Outcome
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.planning.forecast import ANYWAY, dollars, total
+from trnflow.flows.runner.progress.stage_progress import StageProgress
+from trnflow.flows.services.run_view.artifacts import Page
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.system.redaction import scrub
 
 UPDATE_SECONDS = 10.0
 """The shortest time between two updates of the progress."""

@@ -11,14 +11,14 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.display import report
-from flows.display.progress import Log
-from flows.runner.call import Call, Outcome
-from flows.runner.executor import Listener
-from flows.runner.runner import Runner
-from flows.services.run_view.artifacts import Page, describe
-from tasks.artifact import Artifact, Meta
-from tasks.system.redaction import raisable
+from trnflow.flows.display import report
+from trnflow.flows.display.progress import Log
+from trnflow.flows.runner.call import Call, Outcome
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.runner import Runner
+from trnflow.flows.services.run_view.artifacts import Page, describe
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.system.redaction import raisable
 
 
 class PrefectRunner(Runner):

@@ -11,10 +11,10 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from flows.display import report
-from flows.services.run_view.artifacts import Page
-from tasks.artifact import Meta
-from tasks.system.redaction import hide, scrub, scrub_all
+from trnflow.flows.display import report
+from trnflow.flows.services.run_view.artifacts import Page
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.system.redaction import hide, scrub, scrub_all
 
 COUNTED = ("completed", "pruned", "failed")
 """The states of trials that have ended and are not repeated."""

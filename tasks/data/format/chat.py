@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tasks.data.format.conversation import ROLES, THINKING, Conversation, Row
-from tasks.data.format.spelled_tokens import replace_spelled, split_spelled, stand_ins_for
-from tasks.data.format.templates import ChatTemplate, rendering
-from tasks.errors import ConfigError, DataError
+from trnflow.tasks.data.format.conversation import ROLES, THINKING, Conversation, Row
+from trnflow.tasks.data.format.spelled_tokens import replace_spelled, split_spelled, stand_ins_for
+from trnflow.tasks.data.format.templates import ChatTemplate, rendering
+from trnflow.tasks.errors import ConfigError, DataError
 
 Example = list[Row]
 """The parts of a text: dicts with `text`, `train` (whether the part is trained on) and optionally `plain` (whether
@@ -213,7 +213,7 @@ class _Marked(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> _Marked:
-        from tasks.data.format.sandbox import BEGIN, MARKS
+        from trnflow.tasks.data.format.sandbox import BEGIN, MARKS
 
         pieces, spans, at, depth, start = [], [], 0, 0, 0
         for piece in re.split(f"([{''.join(MARKS)}])", text):

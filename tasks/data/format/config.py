@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from tasks.config import StageConfig
-from tasks.data.format.templates import RESERVED
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.data.format.templates import RESERVED
 
 
 class FormatConfig(StageConfig):

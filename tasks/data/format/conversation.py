@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from tasks.data.format.templates import RESERVED
-from tasks.errors import DataError
+from trnflow.tasks.data.format.templates import RESERVED
+from trnflow.tasks.errors import DataError
 
 Row = dict[str, Any]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.artifact import Input
-from tasks.errors import ConfigError
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from tasks.artifact import Meta
-from tasks.data.format.chat import OUTSIDE, REWRITTEN, UNLIKE_PROMPT
-from tasks.stage import Workdir
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.chat import OUTSIDE, REWRITTEN, UNLIKE_PROMPT
+from trnflow.tasks.stage import Workdir
 
 BAD = "bad"
 """The kind of rows that can't be rendered."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.artifact import Meta
-from tasks.errors import ModelError
-from tasks.stage import read_json
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.stage import read_json
 
 FILE = "trnflow.json"
 FORMAT = "trnflow-model"

@@ -9,15 +9,15 @@ import difflib
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.artifact import Meta
-from tasks.data.format.chat import Made, sections, templated
-from tasks.data.format.config import FormatConfig
-from tasks.data.format.conversation import Columns, Row, conversation_of, parsed
-from tasks.data.format.instruction_styles import STYLES
-from tasks.data.format.spelled_tokens import special_pattern
-from tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
-from tasks.data.special_tokens import chat_templates, special_texts, special_tokens
-from tasks.errors import ConfigError, DataError
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.chat import Made, sections, templated
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.conversation import Columns, Row, conversation_of, parsed
+from trnflow.tasks.data.format.instruction_styles import STYLES
+from trnflow.tasks.data.format.spelled_tokens import special_pattern
+from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
+from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
+from trnflow.tasks.errors import ConfigError, DataError
 
 ARGUMENTS = "chat_template_kwargs"
 """The column with a row's own variables for the chat template."""

@@ -2,7 +2,7 @@
 
 A template can't reach Python's internals, change its variables or draw random numbers. One rendering may make at most
 STEPS calls and loop passes and write at most OUTPUT characters. Both limits are fixed, so that a row that fails on one
-machine fails on every machine; `tasks.data.format.time_limit` also limits the time. Import this module inside
+machine fails on every machine; `trnflow.tasks.data.format.time_limit` also limits the time. Import this module inside
 functions: it imports jinja2.
 """
 

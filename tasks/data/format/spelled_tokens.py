@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.data.format.conversation import Conversation, Row
+from trnflow.tasks.data.format.conversation import Conversation, Row
 
 PRIVATE = range(0xF0000, 0xFFFFC)
 """Private-use characters of Unicode that stand for special tokens while a template is rendered. The next two characters
@@ -24,7 +24,7 @@ def special_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
     names: the texts of the tokenizer's special tokens. The pattern also finds two private-use characters with which
     this project marks text inside templates (`sandbox.MARKS`)."""
-    from tasks.data.format.sandbox import MARKS
+    from trnflow.tasks.data.format.sandbox import MARKS
 
     return re.compile("|".join(re.escape(name) for name in sorted((*names, *MARKS), key=len, reverse=True)))
 

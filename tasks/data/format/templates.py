@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
-from tasks.errors import ConfigError, DataError, TrnflowError
+from trnflow.tasks.errors import ConfigError, DataError, TrnflowError
 
 Row = dict[str, Any]
 Limit = Callable[[str], AbstractContextManager[None]]
 """A function that takes a row's name and returns the context in which this row's template is rendered, such as one that
-ends the process after a time limit (`tasks.data.format.time_limit`)."""
+ends the process after a time limit (`trnflow.tasks.data.format.time_limit`)."""
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables of a chat template that `template_arguments` can't set, because they come from the rows."""
@@ -40,7 +40,7 @@ class RowTemplate:
     def __init__(self, setting: str, source: str, columns: list[str], limit: Limit = no_limit) -> None:
         from jinja2 import StrictUndefined, nodes
 
-        from tasks.data.format.sandbox import Limited
+        from trnflow.tasks.data.format.sandbox import Limited
 
         self._setting, self._columns, self._limit = setting, columns, limit
         self._environment = Limited(undefined=StrictUndefined, keep_trailing_newline=True)
@@ -59,7 +59,7 @@ class RowTemplate:
         can't be rendered."""
         from jinja2.exceptions import SecurityError, UndefinedError
 
-        from tasks.data.format.sandbox import render
+        from trnflow.tasks.data.format.sandbox import render
 
         with rendering(where, self._setting, "repair the row or the template"):
             try:
@@ -91,7 +91,7 @@ class ChatTemplate:
     ) -> None:
         from jinja2 import nodes
 
-        from tasks.data.format.sandbox import chat_environment
+        from trnflow.tasks.data.format.sandbox import chat_environment
 
         self._setting, self._limit = setting, limit
         self._variables = {**special, **arguments}
@@ -111,7 +111,7 @@ class ChatTemplate:
 
         Raises the template's own exceptions; use `rendering` to turn them into errors that name the row.
         """
-        from tasks.data.format.sandbox import render
+        from trnflow.tasks.data.format.sandbox import render
 
         variables = {**self._variables, **given, "add_generation_prompt": add_generation_prompt}
         with self._limit(where):

@@ -19,10 +19,10 @@ from mmap import mmap
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from tasks.artifact import Json, Meta
-from tasks.data.format.templates import Limit
-from tasks.errors import ConfigError, Interrupted, ProcessFailed, TrnflowError, from_json
-from tasks.launch.python import python
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.data.format.templates import Limit
+from trnflow.tasks.errors import ConfigError, Interrupted, ProcessFailed, TrnflowError, from_json
+from trnflow.tasks.launch.python import python
 
 SECONDS = 5.0
 """Processor time that one rendering may take, in seconds."""
@@ -67,7 +67,7 @@ def call_limited(function: str, arguments: Meta) -> Meta:
 
 def _started(function: str, place: int) -> subprocess.Popen[str]:
     """Start the process. place: the descriptor of the file in which the process notes the row that it renders."""
-    command, pipe = python("tasks.data.format.time_limit:serve", function, str(place)), subprocess.PIPE
+    command, pipe = python("trnflow.tasks.data.format.time_limit:serve", function, str(place)), subprocess.PIPE
     return subprocess.Popen(
         command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=[place], text=True, encoding="utf-8"
     )

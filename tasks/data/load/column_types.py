@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import DataError
+from trnflow.tasks.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tasks.data.load.column_types import common_type, is_nested, plain_type, to_type
-from tasks.data.load.labels import Rule, SeenLabels, declared_classes, is_blank, label_texts, parse_rule
-from tasks.data.load.readers import Rows
-from tasks.errors import ConfigError, DataError
+from trnflow.tasks.data.load.column_types import common_type, is_nested, plain_type, to_type
+from trnflow.tasks.data.load.labels import Rule, SeenLabels, declared_classes, is_blank, label_texts, parse_rule
+from trnflow.tasks.data.load.readers import Rows
+from trnflow.tasks.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tasks.config import NOT_KEYED, Positive, PositiveCount, Seed, StageConfig
-from tasks.data.load.columns import Nulls, text_columns
-from tasks.data.load.mixture import Strategy
-from tasks.errors import ConfigError
+from trnflow.tasks.config import NOT_KEYED, Positive, PositiveCount, Seed, StageConfig
+from trnflow.tasks.data.load.columns import Nulls, text_columns
+from trnflow.tasks.data.load.mixture import Strategy
+from trnflow.tasks.errors import ConfigError
 
 _NAME = re.compile(r"[\w-]+")
 Split = Literal["train", "validation", "test"]

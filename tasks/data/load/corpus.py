@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.artifact import Source
-from tasks.data.load.readers import Rows, open_table
-from tasks.errors import ConfigError, DataError
-from tasks.keys.hash_cache import sha256_file, stamp
-from tasks.sources.resolver import Resolver
+from trnflow.tasks.artifact import Source
+from trnflow.tasks.data.load.readers import Rows, open_table
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.keys.hash_cache import sha256_file, stamp
+from trnflow.tasks.sources.resolver import Resolver
 
 SOURCE = "builtin:stdlib"
 VIEWS = ("packages", "questions")

@@ -15,11 +15,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Meta
-from tasks.data.load.readers import BATCH, Rows, open_file
-from tasks.errors import ConfigError, DataError
-from tasks.sources.data_files import ALIASES, format_of
-from tasks.sources.hub_errors import hub_errors
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.load.readers import BATCH, Rows, open_file
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.sources.data_files import ALIASES, format_of
+from trnflow.tasks.sources.hub_errors import hub_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa

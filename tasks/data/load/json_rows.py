@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.data.load.column_types import encode_json, is_nested, json_object
-from tasks.data.load.streams import file_errors, lines, open_stream, open_text
-from tasks.errors import DataError
+from trnflow.tasks.data.load.column_types import encode_json, is_nested, json_object
+from trnflow.tasks.data.load.streams import file_errors, lines, open_stream, open_text
+from trnflow.tasks.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import ConfigError, DataError
+from trnflow.tasks.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np

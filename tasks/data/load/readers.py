@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.load.json_rows import open_json
-from tasks.data.load.streams import BUFFER, file_errors, lines, open_text
-from tasks.errors import DataError
+from trnflow.tasks.data.load.json_rows import open_json
+from trnflow.tasks.data.load.streams import BUFFER, file_errors, lines, open_text
+from trnflow.tasks.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa

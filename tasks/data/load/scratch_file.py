@@ -13,19 +13,19 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.data.load.column_types import common_type, is_nested, to_type
-from tasks.data.load.columns import Columns, Nulls, clean_batches, united
-from tasks.data.load.labels import LabelSet, SeenLabels
-from tasks.data.load.readers import Rows
-from tasks.data.load.selection import row_hashes
-from tasks.errors import DataError
-from tasks.stage import Workdir
+from trnflow.tasks.data.load.column_types import common_type, is_nested, to_type
+from trnflow.tasks.data.load.columns import Columns, Nulls, clean_batches, united
+from trnflow.tasks.data.load.labels import LabelSet, SeenLabels
+from trnflow.tasks.data.load.readers import Rows
+from trnflow.tasks.data.load.selection import row_hashes
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.stage import Workdir
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from tasks.data.load.selection import Hashes, Mask
+    from trnflow.tasks.data.load.selection import Hashes, Mask
 
 
 class ReadSplit(NamedTuple):

@@ -2,7 +2,7 @@
 
 A source is one data set of a mixture (`data.mix`), or the only data set (`data.source`). A split made of several
 sources has their rows in the order of the sources' names. Of several rows with equal text, `dedupe` keeps the first in
-this order. Rows are chosen as masks over the scratch files to which `tasks.data.load.scratch_file` copied them.
+this order. Rows are chosen as masks over the scratch files to which `trnflow.tasks.data.load.scratch_file` copied them.
 `dedupe`, weights and `limit` drop rows of train; of these three only `limit` drops rows of validation and test.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.artifact import Meta
-from tasks.data.load.labels import LabelSet
-from tasks.data.load.mixture import Strategy, amounts, interleaved
-from tasks.data.load.scratch_file import ReadSplit, common_schema, kept_rows, label_ids
-from tasks.data.load.selection import (
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.load.labels import LabelSet
+from trnflow.tasks.data.load.mixture import Strategy, amounts, interleaved
+from trnflow.tasks.data.load.scratch_file import ReadSplit, common_schema, kept_rows, label_ids
+from trnflow.tasks.data.load.selection import (
     all_rows,
     limited,
     made_splits,
@@ -28,15 +28,15 @@ from tasks.data.load.selection import (
     stratified_splits,
     union_of,
 )
-from tasks.data.tables import ROW_GROUP, regrouped, write_rows
-from tasks.errors import DataError
-from tasks.sources.split_files import SPLITS
-from tasks.stage import Workdir
+from trnflow.tasks.data.tables import ROW_GROUP, regrouped, write_rows
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.sources.split_files import SPLITS
+from trnflow.tasks.stage import Workdir
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tasks.data.load.selection import Hashes, Mask
+    from trnflow.tasks.data.load.selection import Hashes, Mask
 
 
 class SourceRows(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.data.pack.packers import Layout, Pieces
+from trnflow.tasks.data.pack.packers import Layout, Pieces
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,4 +1,4 @@
-"""Create a file of chunks (see `tasks.data.chunks`) before its values are known: pyarrow writes the file's structure,
+"""Create a file of chunks (see `trnflow.tasks.data.chunks`) before its values are known: pyarrow writes the file's structure,
 numpy the columns' values later.
 """
 
@@ -8,11 +8,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.data.chunks import map_columns
-from tasks.errors import DataError
+from trnflow.tasks.data.chunks import map_columns
+from trnflow.tasks.errors import DataError
 
 if TYPE_CHECKING:
-    from tasks.data.chunks import Columns
+    from trnflow.tasks.data.chunks import Columns
 
 
 def create_columns(path: Path, wanted: dict[str, tuple[int, ...]]) -> Columns:

@@ -11,9 +11,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.data.tokenization.token_shards import Texts, texts_of
-from tasks.data.tokenization.tokenizer import FastTokenizer
-from tasks.data.tokenization.word_encoder import ADDED, Pieces, WordEncoder, find_all, gather
+from trnflow.tasks.data.tokenization.token_shards import Texts, texts_of
+from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
+from trnflow.tasks.data.tokenization.word_encoder import ADDED, Pieces, WordEncoder, find_all, gather
 
 if TYPE_CHECKING:
     import numpy as np

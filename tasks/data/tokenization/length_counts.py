@@ -11,8 +11,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.artifact import Meta
-from tasks.stage import Workdir
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.stage import Workdir
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Meta
-from tasks.data.special_tokens import read_object, special_tokens
-from tasks.errors import ModelError
-from tasks.sources.model_source import TOKENIZER_FILES
-from tasks.stage import write_json
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.special_tokens import read_object, special_tokens
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.model_source import TOKENIZER_FILES
+from trnflow.tasks.stage import write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

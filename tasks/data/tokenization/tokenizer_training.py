@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import StageConfig
-from tasks.data.tokenization.tokenizer import BERT_SPECIAL, FastTokenizer, bert_pipeline
-from tasks.errors import ConfigError, DataError
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.data.tokenization.tokenizer import BERT_SPECIAL, FastTokenizer, bert_pipeline
+from trnflow.tasks.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

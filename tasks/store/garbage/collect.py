@@ -15,12 +15,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tasks.artifact import Json, Meta
-from tasks.errors import StoreError
-from tasks.store.backend import Backend, Entry
-from tasks.store.garbage.roots import KINDS, Policy, View, mark
-from tasks.store.garbage.trash import THREADS, TRASH, bring_back, into_trash, read_trash
-from tasks.store.layout import is_unfinished
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.store.backend import Backend, Entry
+from trnflow.tasks.store.garbage.roots import KINDS, Policy, View, mark
+from trnflow.tasks.store.garbage.trash import THREADS, TRASH, bring_back, into_trash, read_trash
+from trnflow.tasks.store.layout import is_unfinished
 
 LOOKS = 5
 QUARANTINE = "quarantine"

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from tasks.artifact import Meta
-from tasks.errors import StoreError
-from tasks.store.backend import Backend
-from tasks.store.layout import read_object
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.store.backend import Backend
+from trnflow.tasks.store.layout import read_object
 
 CHAMPIONS, FROZEN = "roots/champions", "roots/frozen"
 RETRAINED = "roots/retrained"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 
-from tasks.artifact import Meta
-from tasks.errors import BlobLost
-from tasks.store.backend import Backend
-from tasks.store.garbage.trash import absent, bring_back
-from tasks.store.layout import blob_name, document_name
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.store.backend import Backend
+from trnflow.tasks.store.garbage.trash import absent, bring_back
+from trnflow.tasks.store.layout import blob_name, document_name
 
 PINS = "roots/pins"
 

@@ -26,14 +26,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tasks.artifact import Json, Meta
-from tasks.errors import StoreError
-from tasks.keys.canonical_json import digest_of
-from tasks.store.backend import Entry
-from tasks.store.garbage.numbered_roots import counting
-from tasks.store.garbage.trash import Trashed
-from tasks.store.layout import blob_name, document_name, is_unfinished, newest_runs, read_manifest
-from tasks.system.process import is_running
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.store.backend import Entry
+from trnflow.tasks.store.garbage.numbered_roots import counting
+from trnflow.tasks.store.garbage.trash import Trashed
+from trnflow.tasks.store.layout import blob_name, document_name, is_unfinished, newest_runs, read_manifest
+from trnflow.tasks.system.process import is_running
 
 KINDS = ("records", "attempts", "runs", "partial", "blobs")
 """The kinds of files that are collected, in this order: a record is removed before its blobs, and brought back after them."""

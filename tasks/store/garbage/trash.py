@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from tasks.artifact import Artifact, Meta
-from tasks.errors import BlobLost
-from tasks.store.backend import Backend, Entry
-from tasks.store.layout import blob_name, read_manifest, record_name
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.store.backend import Backend, Entry
+from trnflow.tasks.store.layout import blob_name, read_manifest, record_name
 
 THREADS = 8
 TRASH = "trash"

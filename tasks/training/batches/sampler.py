@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.artifact import Input
-from tasks.data.chunks import COLUMNS, open_chunks
-from tasks.errors import DataError
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.chunks import COLUMNS, open_chunks
+from trnflow.tasks.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tasks.data.chunks import Columns
+    from trnflow.tasks.data.chunks import Columns
 
     Ints = NDArray[np.int32]
     Rows = NDArray[np.int64]

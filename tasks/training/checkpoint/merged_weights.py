@@ -10,14 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tasks.artifact import Input, Meta, Source
-from tasks.errors import ModelError
-from tasks.sources.model_source import model_folder
-from tasks.stage import read_json, write_json
-from tasks.training.checkpoint.pretrained_weights import PretrainedWeights
-from tasks.training.checkpoint.shards import Reader
-from tasks.training.model.lora import CONFIG, A, B, adapter_name
-from tasks.training.shared_types import PARAMETER
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.model_source import model_folder
+from trnflow.tasks.stage import read_json, write_json
+from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
+from trnflow.tasks.training.checkpoint.shards import Reader
+from trnflow.tasks.training.model.lora import CONFIG, A, B, adapter_name
+from trnflow.tasks.training.shared_types import PARAMETER
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import ModelError
+from trnflow.tasks.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,7 @@ def weight_files(folder: Path) -> list[Path]:
     that `model.safetensors.index.json` names, sorted by name.
 
     Raise ModelError when the folder has neither, or when the index names a file that is missing."""
-    from tasks.stage import read_json
+    from trnflow.tasks.stage import read_json
 
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():

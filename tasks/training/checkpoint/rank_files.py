@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.artifact import Meta
-from tasks.errors import ProcessFailed
-from tasks.stage import read_json, write_json
-from tasks.training.ranks import World
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ProcessFailed
+from trnflow.tasks.stage import read_json, write_json
+from trnflow.tasks.training.ranks import World
 
 POLL = 0.02
 

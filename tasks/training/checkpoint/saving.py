@@ -26,15 +26,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.artifact import Meta
-from tasks.errors import StoreError
-from tasks.stage import Partial, Workdir
-from tasks.training.checkpoint import shards
-from tasks.training.checkpoint.rank_files import RankFiles
-from tasks.training.ranks import World
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.stage import Partial, Workdir
+from trnflow.tasks.training.checkpoint import shards
+from trnflow.tasks.training.checkpoint.rank_files import RankFiles
+from trnflow.tasks.training.ranks import World
 
 if TYPE_CHECKING:
-    from tasks.training.shared_types import TensorSlice
+    from trnflow.tasks.training.shared_types import TensorSlice
 
 
 class StateCopy(NamedTuple):

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.artifact import Meta
-from tasks.errors import ModelError
-from tasks.stage import read_json, write_json
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.stage import read_json, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks.training.shared_types import TensorSlice
+    from trnflow.tasks.training.shared_types import TensorSlice
 
 INDEX = "index.json"
 REMOVE = "remove it to train from the start"

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Input, Source
-from tasks.errors import ModelError
-from tasks.training.checkpoint.shards import Reader
-from tasks.training.shared_types import PARAMETER
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.checkpoint.shards import Reader
+from trnflow.tasks.training.shared_types import PARAMETER
 
 
 def starting_from(model: Source, start: Input | None) -> Source:

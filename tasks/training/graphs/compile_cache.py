@@ -12,9 +12,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.artifact import Input, Source
-from tasks.stage import Workdir
-from tasks.training.config import TrainConfig
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.stage import Workdir
+from trnflow.tasks.training.config import TrainConfig
 
 FILE = "torch-compile-cache.bin"
 
@@ -54,12 +54,12 @@ def _private(scratch: Path) -> None:
 
 
 def _take_steps(config: TrainConfig, model: Source, packed: Input) -> None:
-    from tasks.training.choose_engine import make_engine
-    from tasks.training.graph_registry import GraphRegistry
-    from tasks.training.graphs.inventory import blank
-    from tasks.training.model.adapters import prepared
-    from tasks.training.model.build import build
-    from tasks.training.optim.optimizer import scalars
+    from trnflow.tasks.training.choose_engine import make_engine
+    from trnflow.tasks.training.graph_registry import GraphRegistry
+    from trnflow.tasks.training.graphs.inventory import blank
+    from trnflow.tasks.training.model.adapters import prepared
+    from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.optim.optimizer import scalars
 
     built = prepared(config, build(model, packed, seed=0, weights=True), packed.meta)
     engine = make_engine(config, built, GraphRegistry())

@@ -6,8 +6,8 @@ embedding table count only if the table is also the output layer.
 
 from __future__ import annotations
 
-from tasks.artifact import Meta
-from tasks.training.shared_types import Built
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.training.shared_types import Built
 
 # FLOPs per second of a device at half precision (bf16; V100: fp16), dense, by a part of its name; the first match
 # counts. NVIDIA's data sheets of H200 (989, SXM and NVL 835), H100 (989 SXM, 835 NVL, 756 PCIe), A100 (312) and V100

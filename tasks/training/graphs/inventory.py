@@ -4,18 +4,18 @@ program that a device runs, such as a training step for one sequence length.
 
 from __future__ import annotations
 
-from tasks.artifact import Input, Meta, Source
-from tasks.stage import Workdir
-from tasks.training.batches.sampler import Batch
-from tasks.training.choose_engine import make_engine
-from tasks.training.config import TrainConfig
-from tasks.training.devices import check_device
-from tasks.training.graph_registry import GraphRegistry
-from tasks.training.graphs.flops import flops_per_row
-from tasks.training.model.adapters import forward_passes, prepared
-from tasks.training.model.build import build
-from tasks.training.optim.optimizer import scalars
-from tasks.training.ranks import ALONE, World
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.stage import Workdir
+from trnflow.tasks.training.batches.sampler import Batch
+from trnflow.tasks.training.choose_engine import make_engine
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.devices import check_device
+from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.graphs.flops import flops_per_row
+from trnflow.tasks.training.model.adapters import forward_passes, prepared
+from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.optim.optimizer import scalars
+from trnflow.tasks.training.ranks import ALONE, World
 
 
 def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, world: World = ALONE) -> list[Meta]:

@@ -18,13 +18,13 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from tasks.artifact import Input, Meta, Source
-from tasks.errors import CompileError, MissingDependency
-from tasks.stage import Workdir, read_json, write_json
-from tasks.training.choose_engine import join_ranks
-from tasks.training.config import TrainConfig, ranks
-from tasks.training.devices import check_device
-from tasks.training.graphs.inventory import inventory
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.errors import CompileError, MissingDependency
+from trnflow.tasks.stage import Workdir, read_json, write_json
+from trnflow.tasks.training.choose_engine import join_ranks
+from trnflow.tasks.training.config import TrainConfig, ranks
+from trnflow.tasks.training.devices import check_device
+from trnflow.tasks.training.graphs.inventory import inventory
 
 CACHE = "neuron-cache"
 
@@ -66,7 +66,7 @@ def trial_command(config: TrainConfig, spec: Path) -> list[str]:
     """Return the command line of the trial run of a training, from which AWS's utility `neuron_parallel_compile`
     extracts the graphs to compile. The run starts one process for each rank (device). spec: the JSON file with the
     run's settings, model and packed rows."""
-    module = ["-m", "tasks.training.graphs.neuron_precompile", str(spec)]
+    module = ["-m", "trnflow.tasks.training.graphs.neuron_precompile", str(spec)]
     if ranks(config) == 1:
         return [sys.executable, *module]
     launcher = ["--standalone", "--local_addr=127.0.0.1", f"--nproc_per_node={ranks(config)}"]  # a free port

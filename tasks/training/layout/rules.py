@@ -1,7 +1,7 @@
 """Tensor parallel plans for models without a `tp_plan` in transformers.
 
 Tensor parallelism splits layers over devices. A plan maps a module pattern ("*" stands for one part of a dotted name)
-to a style of `tasks.training.partition_specs`, such as "colwise", which says how the layer is split. Of each pair of
+to a style of `trnflow.tasks.training.partition_specs`, such as "colwise", which says how the layer is split. Of each pair of
 layers the first is split by columns and the second by rows, so that only the second one's result is summed over the
 devices.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.errors import ModelError
-from tasks.training.model.lora import adapted_rules, base_layer
-from tasks.training.partition_specs import Shape, covers
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.model.lora import adapted_rules, base_layer
+from trnflow.tasks.training.partition_specs import Shape, covers
 
 
 def _as_bert(base: str) -> dict[str, str]:

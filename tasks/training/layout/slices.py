@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tasks.errors import ModelError
-from tasks.training.config import TrainConfig
-from tasks.training.layout.rules import tp_rules
-from tasks.training.partition_specs import Mesh, Shape, Spec, covers, parameter_specs, state_spec
-from tasks.training.ranks import World
-from tasks.training.shared_types import Built
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.layout.rules import tp_rules
+from trnflow.tasks.training.partition_specs import Mesh, Shape, Spec, covers, parameter_specs, state_spec
+from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from functools import cache
 
-from tasks.artifact import Input, Source
-from tasks.stage import Workdir
-from tasks.training.config import TrainConfig
-from tasks.training.devices import device_memory
-from tasks.training.memory.estimate import Memory, check_memory
-from tasks.training.memory.micro_batch import largest_fitting
-from tasks.training.memory.probe import can_probe, fits
-from tasks.training.memory.traced_memory import Untraceable, trace_memory
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.stage import Workdir
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.devices import device_memory
+from trnflow.tasks.training.memory.estimate import Memory, check_memory
+from trnflow.tasks.training.memory.micro_batch import largest_fitting
+from trnflow.tasks.training.memory.probe import can_probe, fits
+from trnflow.tasks.training.memory.traced_memory import Untraceable, trace_memory
 
 
 def fit_to_device(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> tuple[TrainConfig, Memory | None]:
@@ -51,6 +51,6 @@ def _start_xla(config: TrainConfig) -> None:
     """Start XLA's virtual devices on the CPU. They must exist before the first backward pass in this process, or later
     backward passes on XLA fail. Does nothing for device neuron, whose graphs another process traces."""
     if config.engine == "xla" and config.device == "cpu":
-        from tasks.training.xla.devices import start_devices
+        from trnflow.tasks.training.xla.devices import start_devices
 
         start_devices(config)

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from tasks.artifact import Meta
-from tasks.errors import ModelError
-from tasks.training.config import TrainConfig
-from tasks.training.layout.slices import Layout, piece_shape
-from tasks.training.optim.optimizer import state_shapes
-from tasks.training.partition_specs import Spec
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.layout.slices import Layout, piece_shape
+from trnflow.tasks.training.optim.optimizer import state_shapes
+from trnflow.tasks.training.partition_specs import Spec
 
 GIB = 1 << 30
 FP32 = 4

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tasks.training.config import TrainConfig
-from tasks.training.memory.estimate import Memory
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.memory.estimate import Memory
 
 
 def candidates(config: TrainConfig) -> list[TrainConfig]:

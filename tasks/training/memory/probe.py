@@ -1,6 +1,6 @@
 """Test whether a micro batch fits the device: run two updates on blank rows of the longest length, in a child process.
 
-The child, `python -m tasks.training.memory.probe SPEC`, reads the config, the model and the rows from the JSON file
+The child, `python -m trnflow.tasks.training.memory.probe SPEC`, reads the config, the model and the rows from the JSON file
 SPEC. It writes `found.json` beside SPEC: {"fits": whether memory sufficed, "resident": on the CPU the process's peak
 memory in bytes, else 0}. Only engine native on one device is tested; elsewhere the estimate alone decides. The weights
 are random.
@@ -13,9 +13,9 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from tasks.artifact import Input, Meta, Source
-from tasks.stage import Workdir, read_json, write_json
-from tasks.training.config import TrainConfig
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.stage import Workdir, read_json, write_json
+from trnflow.tasks.training.config import TrainConfig
 
 UPDATES = 2
 NO_MEMORY = "can't allocate memory"  # part of the message of torch's CPU allocator
@@ -67,12 +67,12 @@ def _runs(config: TrainConfig, model: Source, packed: Input) -> bool:
 
 
 def _update(config: TrainConfig, model: Source, packed: Input) -> None:
-    from tasks.training.choose_engine import make_engine
-    from tasks.training.graph_registry import GraphRegistry
-    from tasks.training.graphs.inventory import blank
-    from tasks.training.model.adapters import prepared
-    from tasks.training.model.build import build
-    from tasks.training.optim.optimizer import scalars
+    from trnflow.tasks.training.choose_engine import make_engine
+    from trnflow.tasks.training.graph_registry import GraphRegistry
+    from trnflow.tasks.training.graphs.inventory import blank
+    from trnflow.tasks.training.model.adapters import prepared
+    from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.optim.optimizer import scalars
 
     # more than two passes do not allocate more
     short = config.model_copy(update={"global_batch": min(config.accumulation, 2) * config.micro_rows})
@@ -85,7 +85,7 @@ def _update(config: TrainConfig, model: Source, packed: Input) -> None:
 
 def _peak_resident(config: TrainConfig) -> int:
     """Return the peak of this process's memory in bytes; 0 where the device has memory of its own."""
-    from tasks.training.meter import host_memory
+    from trnflow.tasks.training.meter import host_memory
 
     return host_memory() if config.device == "cpu" else 0
 

@@ -12,17 +12,17 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.artifact import Input, Meta, Source
-from tasks.config import graph_params
-from tasks.keys.canonical_json import digest_of
-from tasks.keys.code_closure import closure
-from tasks.keys.hash_cache import Memo
-from tasks.stage import Workdir
-from tasks.training.config import TrainConfig
-from tasks.training.memory import traced_memory
-from tasks.training.memory.estimate import Memory
-from tasks.training.memory.micro_batch import largest_fitting
-from tasks.training.memory.traced_memory import Untraceable, trace_memory
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import graph_params
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.stage import Workdir
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.memory import traced_memory
+from trnflow.tasks.training.memory.estimate import Memory
+from trnflow.tasks.training.memory.micro_batch import largest_fitting
+from trnflow.tasks.training.memory.traced_memory import Untraceable, trace_memory
 
 PLAIN = {"USE_TORCH_XLA": "0", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 """Environment variables of a child that is started for the trace alone. They keep transformers from importing
@@ -95,8 +95,8 @@ def trace_in_process(
     """
     import tempfile
 
-    from tasks.launch.job import JobSpec
-    from tasks.launch.local import run_job
+    from trnflow.tasks.launch.job import JobSpec
+    from trnflow.tasks.launch.local import run_job
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

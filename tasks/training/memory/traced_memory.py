@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.artifact import Input, Meta, Source
-from tasks.errors import ModelError
-from tasks.training.config import TrainConfig
-from tasks.training.layout.rules import tp_rules
-from tasks.training.layout.slices import check_length, lay_out
-from tasks.training.memory.estimate import Memory, estimate
-from tasks.training.partition_specs import check_heads
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.layout.rules import tp_rules
+from trnflow.tasks.training.layout.slices import check_length, lay_out
+from trnflow.tasks.training.memory.estimate import Memory, estimate
+from trnflow.tasks.training.partition_specs import check_heads
 
 
 class Untraceable(ModelError):
@@ -28,9 +28,9 @@ def trace_memory(config: TrainConfig, model: Source, rows: Meta) -> Memory:
     Raises:
         Untraceable: the model's code needs the values of tensors.
         ModelError: the layout or the rows do not fit the model."""
-    from tasks.training.memory.traced_pass import trace_pass
-    from tasks.training.model.adapters import adapt
-    from tasks.training.model.build import build
+    from trnflow.tasks.training.memory.traced_pass import trace_pass
+    from trnflow.tasks.training.model.adapters import adapt
+    from trnflow.tasks.training.model.build import build
 
     packed = Input(Path(), "packed", rows, "")
     built = adapt(config, build(model, packed, seed=0, weights=False))

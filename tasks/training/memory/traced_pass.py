@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tasks.training.config import TrainConfig
-from tasks.training.layout.slices import Layout
-from tasks.training.memory.estimate import PassMemory
-from tasks.training.model.build import logits_of
-from tasks.training.objective import loss_sum
-from tasks.training.shared_types import Built
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.layout.slices import Layout
+from trnflow.tasks.training.memory.estimate import PassMemory
+from trnflow.tasks.training.model.build import logits_of
+from trnflow.tasks.training.objective import loss_sum
+from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ def trace_pass(config: TrainConfig, built: Built, layout: Layout, length: int) -
             parameter.data = parameter.data.to(torch.bfloat16)
     with _layers_split(config, built, layout), _device_kernels(config):
         if config.remat and config.method != "head":
-            from tasks.training.native.engine import recompute
+            from trnflow.tasks.training.native.engine import recompute
 
             recompute(built.model, int(config.remat))
         built.model.train()
@@ -139,8 +139,8 @@ def _layers_split(config: TrainConfig, built: Built, layout: Layout) -> Iterator
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from tasks.training.native.sharding import split_layers
-    from tasks.training.ranks import World
+    from trnflow.tasks.training.native.sharding import split_layers
+    from trnflow.tasks.training.ranks import World
 
     dist.init_process_group("fake", rank=0, world_size=config.devices, store=FakeStore())
     try:

@@ -12,15 +12,15 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Meta
-from tasks.errors import ModelError
-from tasks.training.batches.sampler import Split
-from tasks.training.config import TrainConfig
-from tasks.training.model.lora import A, B, check_rank, matching_layers, target_modules
-from tasks.training.model.pretrained import HEADS, in_head
-from tasks.training.objective import class_weights
-from tasks.training.settings.lora import ALL_LINEAR, LoraConfig
-from tasks.training.shared_types import Built
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.batches.sampler import Split
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.model.lora import A, B, check_rank, matching_layers, target_modules
+from trnflow.tasks.training.model.pretrained import HEADS, in_head
+from trnflow.tasks.training.objective import class_weights
+from trnflow.tasks.training.settings.lora import ALL_LINEAR, LoraConfig
+from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     from torch.nn import Module

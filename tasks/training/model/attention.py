@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import ModelError
-from tasks.training.config import TrainConfig
-from tasks.training.model.dropout import dropout_mask
-from tasks.training.shared_types import Built
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.model.dropout import dropout_mask
+from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,9 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Input, Meta, Source
-from tasks.errors import ModelError
-from tasks.training.model.masks import (
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.model.masks import (
     attention_masks,
     check_attention,
     check_sdpa,
@@ -20,8 +20,8 @@ from tasks.training.model.masks import (
     pools_positions,
     window_of,
 )
-from tasks.training.model.pretrained import OPTIONS, auto_class, first_position, load_pretrained
-from tasks.training.shared_types import Built
+from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class, first_position, load_pretrained
+from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +95,7 @@ def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
             return {"attention_mask": segment_ids}
         config = config.get_text_config()
         return {"attention_mask": attention_masks(config, segment_ids, causal=built.causal, dtype=dtype)}
-    from tasks.training.model.attention import block_mask, document_lengths
+    from trnflow.tasks.training.model.attention import block_mask, document_lengths
 
     if built.attention == "documents":
         return {"attention_mask": None, "documents": document_lengths(segment_ids)}

@@ -11,9 +11,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from tasks.errors import ModelError
-from tasks.training.partition_specs import STYLES, covers
-from tasks.training.settings.lora import ALL_LINEAR
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.partition_specs import STYLES, covers
+from trnflow.tasks.training.settings.lora import ALL_LINEAR
 
 BASE, A, B = ".base_layer", ".lora_A.default", ".lora_B.default"
 CONFIG = "adapter_config.json"

@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Meta
-from tasks.errors import ModelError
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor

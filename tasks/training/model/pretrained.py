@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.artifact import Meta, Source
-from tasks.errors import ModelError
-from tasks.sources.model_source import model_folder
+from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.model_source import model_folder
 
 HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tasks.training.native.sharding import local_tensor
+from trnflow.tasks.training.native.sharding import local_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor

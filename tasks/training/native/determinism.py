@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tasks.errors import ModelError
-from tasks.training.config import TrainConfig
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import TrainConfig
 
 REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")  # PyTorch's text
 

@@ -19,12 +19,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tasks.training.config import TrainConfig
-from tasks.training.layout.slices import Layout
-from tasks.training.model.lora import BASE
-from tasks.training.native.sharding import layers_of, local_tensor
-from tasks.training.ranks import World
-from tasks.training.shared_types import Built
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.layout.slices import Layout
+from trnflow.tasks.training.model.lora import BASE
+from trnflow.tasks.training.native.sharding import layers_of, local_tensor
+from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     import torch

@@ -15,34 +15,34 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Meta
-from tasks.training.batches.sampler import Batch
-from tasks.training.config import TrainConfig
-from tasks.training.graph_registry import GraphRegistry
-from tasks.training.layout.slices import Layout, check_length, layout_of, piece, piece_start, writes_piece
-from tasks.training.model.attention import with_attention
-from tasks.training.model.build import checkpointed_layers, logits_of
-from tasks.training.model.dropout import use_fast_dropout
-from tasks.training.native.accumulation import GradientSums
-from tasks.training.native.determinism import choose_kernels, explain_refusal
-from tasks.training.native.gradient_exchange import SingleProcess
-from tasks.training.native.updates import StateTensor, make_update
-from tasks.training.objective import correct, loss_sum
-from tasks.training.optim.optimizer import INFINITE_NORM, Scalars
-from tasks.training.optim.rounding import RandomBits
-from tasks.training.ranks import World, replica_seed
-from tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.training.batches.sampler import Batch
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.layout.slices import Layout, check_length, layout_of, piece, piece_start, writes_piece
+from trnflow.tasks.training.model.attention import with_attention
+from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
+from trnflow.tasks.training.model.dropout import use_fast_dropout
+from trnflow.tasks.training.native.accumulation import GradientSums
+from trnflow.tasks.training.native.determinism import choose_kernels, explain_refusal
+from trnflow.tasks.training.native.gradient_exchange import SingleProcess
+from trnflow.tasks.training.native.updates import StateTensor, make_update
+from trnflow.tasks.training.objective import correct, loss_sum
+from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
+from trnflow.tasks.training.optim.rounding import RandomBits
+from trnflow.tasks.training.ranks import World, replica_seed
+from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks.training.checkpoint.shards import Reader
+    from trnflow.tasks.training.checkpoint.shards import Reader
 
 MOST_GRAPHS = 64  # a recipe with more lengths than this is refused
 
 
 class NativeEngine:
-    """Engine native: implements the interface `tasks.training.engine.Engine` with eager PyTorch.
+    """Engine native: implements the interface `trnflow.tasks.training.engine.Engine` with eager PyTorch.
 
     stored: a checkpoint to start from, or None; world: the processes that train together, each with one device.
     With a model on the "meta" device (tensors without values) the engine only registers graphs and runs nothing."""
@@ -167,9 +167,9 @@ class NativeEngine:
 
     def _shard(self) -> SingleProcess:
         """Split the model over the mesh."""
-        from tasks.training.native.dropout_streams import split_dropout
-        from tasks.training.native.gradient_exchange import MeshExchange
-        from tasks.training.native.sharding import check_placed, partial_gradients, shard_fully, split_layers
+        from trnflow.tasks.training.native.dropout_streams import split_dropout
+        from trnflow.tasks.training.native.gradient_exchange import MeshExchange
+        from trnflow.tasks.training.native.sharding import check_placed, partial_gradients, shard_fully, split_layers
 
         config, built, layout = self._config, self._built, self._layout
         partial = partial_gradients(config, built, layout) if layout.mesh.model > 1 else set()
@@ -185,7 +185,7 @@ class NativeEngine:
         """Return the parameters; for a DTensor, this rank's part."""
         if self._world.groups is None:
             return self._parameters
-        from tasks.training.native.sharding import local_tensor
+        from trnflow.tasks.training.native.sharding import local_tensor
 
         return [local_tensor(parameter) for parameter in self._parameters]
 

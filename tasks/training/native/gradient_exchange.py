@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.training.layout.slices import Layout, piece_copies
-from tasks.training.ranks import World
+from trnflow.tasks.training.layout.slices import Layout, piece_copies
+from trnflow.tasks.training.ranks import World
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,8 +87,8 @@ class MeshExchange(SingleProcess):
         self._dimensions = [layout.states[names[i]].index("data") for i in self._split]
 
     def gradients(self, parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> list[Tensor]:
-        from tasks.training.native.collectives import all_reduce, reduce_scatter
-        from tasks.training.native.sharding import gradient_of
+        from trnflow.tasks.training.native.collectives import all_reduce, reduce_scatter
+        from trnflow.tasks.training.native.sharding import gradient_of
 
         own = [gradient_of(*both).float() for both in zip(parameters, found, strict=True)]
         if self._world.mesh.model > 1:
@@ -118,8 +118,8 @@ class MeshExchange(SingleProcess):
     def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         import torch
 
-        from tasks.training.native.collectives import all_gather
-        from tasks.training.native.sharding import local_tensor
+        from trnflow.tasks.training.native.collectives import all_gather
+        from trnflow.tasks.training.native.sharding import local_tensor
 
         places = [local_tensor(parameter) for parameter in parameters]
         split = set(self._split)

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from tasks.training.config import TrainConfig
-from tasks.training.ranks import World
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.ranks import World
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """{device: torch.distributed's backend}."""

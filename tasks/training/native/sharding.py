@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import ModelError
-from tasks.training.config import TrainConfig
-from tasks.training.layout.slices import Layout, piece, piece_shape
-from tasks.training.model.build import checkpointed_layers
-from tasks.training.model.lora import base_layer
-from tasks.training.partition_specs import SHARED
-from tasks.training.ranks import World
-from tasks.training.shared_types import Built
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.layout.slices import Layout, piece, piece_shape
+from trnflow.tasks.training.model.build import checkpointed_layers
+from trnflow.tasks.training.model.lora import base_layer
+from trnflow.tasks.training.partition_specs import SHARED
+from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tasks.training.layout.slices import Layout, piece, piece_copies
-from tasks.training.optim.adafactor import apply_update, squared_sums, update_direction, update_moments
-from tasks.training.optim.optimizer import Scalars, is_decayed, state_shapes
-from tasks.training.optim.rounding import CHUNKS, RandomBits, round_stochastically, row_chunks, store
-from tasks.training.partition_specs import Shape, Spec
-from tasks.training.ranks import World
-from tasks.training.shared_types import FIRST, ROW, SECOND
+from trnflow.tasks.training.layout.slices import Layout, piece, piece_copies
+from trnflow.tasks.training.optim.adafactor import apply_update, squared_sums, update_direction, update_moments
+from trnflow.tasks.training.optim.optimizer import Scalars, is_decayed, state_shapes
+from trnflow.tasks.training.optim.rounding import CHUNKS, RandomBits, round_stochastically, row_chunks, store
+from trnflow.tasks.training.partition_specs import Shape, Spec
+from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.shared_types import FIRST, ROW, SECOND
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tasks.training.checkpoint.shards import Reader
+    from trnflow.tasks.training.checkpoint.shards import Reader
 
 
 class StateTensor(NamedTuple):
@@ -261,7 +261,7 @@ class Adafactor:
         """Return the values, each summed over all ranks. All values are sent together."""
         if self._world.groups is None:
             return found
-        from tasks.training.native.collectives import all_reduce
+        from trnflow.tasks.training.native.collectives import all_reduce
 
         totals = iter(all_reduce([value for values in found for value in values], None))
         return [[next(totals) for _ in values] for values in found]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tasks.training.optim.optimizer import Scalars, is_decayed
+from trnflow.tasks.training.optim.optimizer import Scalars, is_decayed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.errors import ModelError
-from tasks.training.config import TrainConfig
-from tasks.training.partition_specs import Shape
-from tasks.training.shared_types import COLUMN, FIRST, ROW, SECOND
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.partition_specs import Shape
+from trnflow.tasks.training.shared_types import COLUMN, FIRST, ROW, SECOND
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tasks.training.partition_specs import Spec
-from tasks.training.ranks import World
+from trnflow.tasks.training.partition_specs import Spec
+from trnflow.tasks.training.ranks import World
 
 if TYPE_CHECKING:
     import torch

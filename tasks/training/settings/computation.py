@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import field_validator, model_validator
 
-from tasks.config import (
+from trnflow.tasks.config import (
     GRAPH,
     NOT_KEYED,
     Positive,
     PositiveCount,
 )
-from tasks.system.compiler_flags import check_flags
-from tasks.training.settings.group import Group
+from trnflow.tasks.system.compiler_flags import check_flags
+from trnflow.tasks.training.settings.group import Group
 
 
 class ComputationSettings(Group):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from tasks.config import (
+from trnflow.tasks.config import (
     NOT_KEYED,
     NonNegative,
     PositiveCount,
 )
-from tasks.training.settings.group import Group
+from trnflow.tasks.training.settings.group import Group
 
 
 class EvaluationSettings(Group):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from tasks.config import StageConfig
+from trnflow.tasks.config import StageConfig
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 

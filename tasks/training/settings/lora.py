@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from tasks.config import PositiveCount
-from tasks.training.settings.group import Fraction, Group
+from trnflow.tasks.config import PositiveCount
+from trnflow.tasks.training.settings.group import Fraction, Group
 
 ALL_LINEAR = "all-linear"
 

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
-from tasks.config import (
+from trnflow.tasks.config import (
     GRAPH,
     NOT_KEYED,
     Positive,
 )
-from tasks.training.settings.group import Fraction, Group
-from tasks.training.settings.lora import LoraConfig
+from trnflow.tasks.training.settings.group import Fraction, Group
+from trnflow.tasks.training.settings.lora import LoraConfig
 
 
 class MethodSettings(Group):

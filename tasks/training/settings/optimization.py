@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import (
+from trnflow.tasks.config import (
     GRAPH,
     BatchRows,
     NonNegative,
     Positive,
     PositiveCount,
 )
-from tasks.training.settings.group import Fraction, Group
+from trnflow.tasks.training.settings.group import Fraction, Group
 
 
 class OptimizerSettings(Group):

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from tasks.config import (
+from trnflow.tasks.config import (
     GRAPH,
     NOT_KEYED,
     Parallel,
 )
-from tasks.training.partition_specs import SHARED, STYLES, Mesh
-from tasks.training.settings.group import Group
+from trnflow.tasks.training.partition_specs import SHARED, STYLES, Mesh
+from trnflow.tasks.training.settings.group import Group
 
 Processes = Literal["one", "per_device"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tasks.errors import ModelError
-from tasks.training.config import TrainConfig
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import TrainConfig
 
 
 def start_devices(config: TrainConfig) -> tuple[Any, Any]:

@@ -20,38 +20,38 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Meta
-from tasks.training.batches.sampler import Batch
-from tasks.training.config import TrainConfig
-from tasks.training.graph_registry import GraphRegistry
-from tasks.training.layout.rules import tp_rules
-from tasks.training.layout.slices import check_length
-from tasks.training.model.attention import use_attend_heads
-from tasks.training.model.build import checkpointed_layers, logits_of
-from tasks.training.objective import correct, loss_sum
-from tasks.training.optim.adafactor import adafactor
-from tasks.training.optim.optimizer import Scalars, adamw, clip_factor, state_shapes
-from tasks.training.optim.rounding import LACKING, round_stochastically
-from tasks.training.partition_specs import Shape, Spec, parameter_specs, state_spec
-from tasks.training.ranks import World
-from tasks.training.shared_types import PARAMETER, Built, TensorSlice
-from tasks.training.xla import gspmd
-from tasks.training.xla.devices import compile_count, start_devices
-from tasks.training.xla.gradient_leaves import GradientLeaves
-from tasks.training.xla.replicas import make_replicas
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.training.batches.sampler import Batch
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.layout.rules import tp_rules
+from trnflow.tasks.training.layout.slices import check_length
+from trnflow.tasks.training.model.attention import use_attend_heads
+from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
+from trnflow.tasks.training.objective import correct, loss_sum
+from trnflow.tasks.training.optim.adafactor import adafactor
+from trnflow.tasks.training.optim.optimizer import Scalars, adamw, clip_factor, state_shapes
+from trnflow.tasks.training.optim.rounding import LACKING, round_stochastically
+from trnflow.tasks.training.partition_specs import Shape, Spec, parameter_specs, state_spec
+from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.training.xla import gspmd
+from trnflow.tasks.training.xla.devices import compile_count, start_devices
+from trnflow.tasks.training.xla.gradient_leaves import GradientLeaves
+from trnflow.tasks.training.xla.replicas import make_replicas
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tasks.training.checkpoint.shards import Reader
-    from tasks.training.xla.replicas import Write
+    from trnflow.tasks.training.checkpoint.shards import Reader
+    from trnflow.tasks.training.xla.replicas import Write
 
 UPDATES: dict[str, Callable[..., tuple[Tensor, ...]]] = {"adamw": adamw, "adafactor": adafactor}
 
 
 class XlaEngine:
-    """Engine xla: implements the interface `tasks.training.engine.Engine` with torch_xla's compiled graphs.
+    """Engine xla: implements the interface `trnflow.tasks.training.engine.Engine` with torch_xla's compiled graphs.
 
     stored: a checkpoint to start from, or None; world: the processes that train together. With a model on the "meta"
     device (tensors without values) the engine traces and registers graphs and runs nothing."""

@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.training.partition_specs import Shape, Spec
+from trnflow.tasks.training.partition_specs import Shape, Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks.training.xla.gspmd import Mark
+    from trnflow.tasks.training.xla.gspmd import Mark
 
 
 class ParameterUse(NamedTuple):

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from tasks.training.model.lora import base_layer
-from tasks.training.partition_specs import Spec, covers
+from trnflow.tasks.training.model.lora import base_layer
+from trnflow.tasks.training.partition_specs import Spec, covers
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,12 +19,12 @@ from datetime import timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import ModelError
-from tasks.training.config import TrainConfig
-from tasks.training.layout.slices import piece, piece_start, writes_piece
-from tasks.training.partition_specs import Spec
-from tasks.training.ranks import World, replica_seed
-from tasks.training.shared_types import TensorSlice
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.layout.slices import piece, piece_start, writes_piece
+from trnflow.tasks.training.partition_specs import Spec
+from trnflow.tasks.training.ranks import World, replica_seed
+from trnflow.tasks.training.shared_types import TensorSlice
 
 if TYPE_CHECKING:
     from torch import Tensor

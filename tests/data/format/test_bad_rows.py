@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tasks.data.format.chat
-from tasks.artifact import Input
-from tasks.data.format.config import FormatConfig
-from tasks.errors import CodeError, ConfigError, DataError
-from tasks.keys.file_audit import Permit, watch_process
+import trnflow.tasks.data.format.chat
 from tests.helpers.chats import rows_of
 from tests.helpers.command_line import Shell
 from tests.helpers.data_stages import Bench, new_bench, table
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.errors import CodeError, ConfigError, DataError
+from trnflow.tasks.keys.file_audit import Permit, watch_process
 
 CHATML = (
     "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
@@ -134,7 +134,7 @@ def test_constants_that_are_computed_as_a_template_is_read_stop_the_run(bench: B
 
 
 def test_the_code_of_the_process_that_renders_is_held_to_the_key(bench: Bench, tmp_path: Path) -> None:
-    rows, file = talks(tmp_path, "One?"), str(tasks.data.format.chat.__file__)
+    rows, file = talks(tmp_path, "One?"), str(trnflow.tasks.data.format.chat.__file__)
     permit = Permit("format_prompts", (), frozenset(), (), {file: ("another", "sha256:another")})
     with pytest.raises(CodeError, match=r"chat\.py was edited while this run was going"), watch_process(permit):
         bench.texts(rows, task="chat", chat_template=CHATML)

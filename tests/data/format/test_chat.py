@@ -11,17 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from tasks.artifact import Artifact
-from tasks.data.format.chat import templated
-from tasks.data.format.config import FormatConfig
-from tasks.data.format.conversation import Conversation, messages_of
-from tasks.data.format.templates import ChatTemplate
-from tasks.errors import ConfigError, DataError
-from tasks.format_prompts import format_prompts
-from tasks.stage import of
 from tests.helpers.chats import rows_of, tokenizer_in
 from tests.helpers.data_stages import Bench, new_bench, table
 from tests.training.toys import scratch
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.data.format.chat import templated
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.conversation import Conversation, messages_of
+from trnflow.tasks.data.format.templates import ChatTemplate
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.format_prompts import format_prompts
+from trnflow.tasks.stage import of
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}"
@@ -162,7 +162,7 @@ def test_only_chat_is_keyed_by_the_tokenizer() -> None:
 
 
 def test_templates_where_tokenizers_keep_them(tmp_path: Path) -> None:
-    from tasks.data.special_tokens import chat_templates
+    from trnflow.tasks.data.special_tokens import chat_templates
 
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "plain"}))
     assert chat_templates(tmp_path) == {"default": "plain"}

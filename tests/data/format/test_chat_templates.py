@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.artifact import Input
-from tasks.data.format.chat import templated
-from tasks.data.format.config import FormatConfig
-from tasks.data.format.conversation import Conversation
-from tasks.data.format.spelled_tokens import special_pattern
-from tasks.data.format.templates import ChatTemplate
-from tasks.errors import ConfigError, DataError
 from tests.data.format.test_chat import FORGETFUL, TALK
 from tests.helpers.chats import chat_model, chat_template, openai, rows_of, token_rows, transformers_row
 from tests.helpers.data_stages import Bench, new_bench, table
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.format.chat import templated
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.conversation import Conversation
+from trnflow.tasks.data.format.spelled_tokens import special_pattern
+from trnflow.tasks.data.format.templates import ChatTemplate
+from trnflow.tasks.errors import ConfigError, DataError
 
 TOOLS = [
     {

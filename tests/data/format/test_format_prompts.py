@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.artifact import Input
-from tasks.data.format.config import FormatConfig
-from tasks.data.format.row_makers import MAKERS
-from tasks.errors import ConfigError, DataError
 from tests.helpers.data_stages import Bench, files, new_bench, table
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.row_makers import MAKERS
+from trnflow.tasks.errors import ConfigError, DataError
 
 
 @pytest.fixture

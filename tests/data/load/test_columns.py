@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks.errors import ConfigError, DataError
 from tests.data.load.rows import failure, write
 from tests.helpers.data_stages import table
+from trnflow.tasks.errors import ConfigError, DataError
 
 
 def test_missing_column_suggests_the_nearest(bench, tmp_path):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.load.corpus import Docstring, _root, anonymous, corpus_source, read_docstrings, stdlib_files
-from tasks.errors import ConfigError
-from tasks.load_data import DataConfig
-from tasks.sources.resolver import Resolver
 from tests.helpers.data_stages import Bench, files, new_bench, table
+from trnflow.tasks.data.load.corpus import Docstring, _root, anonymous, corpus_source, read_docstrings, stdlib_files
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.load_data import DataConfig
+from trnflow.tasks.sources.resolver import Resolver
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_identity_is_the_content_and_costs_no_reading_twice(tmp_path, monkeypatc
     source = corpus_source("builtin:stdlib", None, resolver)
     assert source.identity["view"] == "packages"
     assert source.identity["digest"].startswith("sha256:")
-    monkeypatch.setattr("tasks.data.load.corpus.sha256_file", lambda path: pytest.fail(f"read {path} again"))
+    monkeypatch.setattr("trnflow.tasks.data.load.corpus.sha256_file", lambda path: pytest.fail(f"read {path} again"))
     again = corpus_source("builtin:stdlib", "questions", Resolver(tmp_path / "home"))
     assert again.identity == {**source.identity, "view": "questions"}
 

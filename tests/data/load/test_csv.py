@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.errors import DataError
 from tests.data.load.rows import failure
 from tests.helpers.data_stages import new_bench, table
+from trnflow.tasks.errors import DataError
 
 LONG = "a long cell, " * 400_000
 """5.2 MB."""

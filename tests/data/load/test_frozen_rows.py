@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Input
-from tasks.errors import DataError
-from tasks.load_data import DataConfig, load_data
-from tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
 from tests.helpers.data_stages import Bench, files, new_bench, table
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.load_data import DataConfig, load_data
+from trnflow.tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
 
 TEXT = {"text": "text", "label": "label"}
 CHAT: dict[str, str] = {}

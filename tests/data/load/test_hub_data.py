@@ -19,8 +19,8 @@ from tests.helpers.hub_server import COMMIT, serve
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from tasks.errors import TrnflowError
-from tasks.load_data import DataConfig
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.load_data import DataConfig
 from tests.helpers.data_stages import new_bench
 bench, answers = new_bench(Path(sys.argv[1])), []
 for data in json.loads(sys.argv[2]):

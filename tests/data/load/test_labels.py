@@ -3,11 +3,11 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data.load.labels import parse_rule
-from tasks.errors import ConfigError, DataError
 from tests.data.load.rows import failure, write
 from tests.helpers.command_line import Shell
 from tests.helpers.data_stages import table
+from trnflow.tasks.data.load.labels import parse_rule
+from trnflow.tasks.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize(

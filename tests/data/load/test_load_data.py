@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from tasks.errors import DataError
-from tasks.load_data import DataConfig
 from tests.data.load.rows import REVIEWS, write
 from tests.helpers.data_stages import Bench, files, new_bench, table
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.load_data import DataConfig
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_imdb_s_leaks_are_counted_and_dropped(bench, shared):
 
 def test_label_sorted_imdb_reaches_training_shuffled(bench, shared):
     """The rows keep the file's order, by label; the batches don't. As from `pack: pad`, at 8 tokens a row."""
-    from tasks.training.batches.sampler import Schedule, Split
+    from trnflow.tasks.training.batches.sampler import Schedule, Split
 
     rows = bench.rows(source=str(shared / "data/imdb"), label="label", limit={"train": 1600, "test": 10})
     assert table(rows, "train")["label"] == sorted(table(rows, "train")["label"])
@@ -123,7 +123,7 @@ def test_dolly_keeps_all_columns_when_none_is_named(bench, shared):
 
 
 def test_a_file_that_changes_meanwhile_is_refused(bench, tmp_path):
-    from tasks.load_data import load_data
+    from trnflow.tasks.load_data import load_data
 
     path = write(tmp_path / "a.csv", REVIEWS)
     config = DataConfig(source=str(path), text="text")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.load.mixture import amounts, apportioned, interleaved
+from trnflow.tasks.data.load.mixture import amounts, apportioned, interleaved
 
 counts = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 120), min_size=1)
 sources = st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(1, 500), st.floats(0.01, 10)), min_size=1)

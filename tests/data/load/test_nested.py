@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.artifact import Input
-from tasks.errors import DataError
 from tests.data.load.rows import failure, write
 from tests.helpers.command_line import Shell
 from tests.helpers.data_stages import files, new_bench, table
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.errors import DataError
 
 TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}\
 {% for call in m.tool_calls %}{{ call | tojson }}{% endfor %}</>{% endfor %}"""

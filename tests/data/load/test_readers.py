@@ -9,9 +9,9 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.errors import ConfigError, DataError
 from tests.data.load.rows import REVIEWS, failure, write
 from tests.helpers.data_stages import files, table
+from trnflow.tasks.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "json", "arrow", "feather"])

@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.load.selection import limited, made_splits, repeated, row_hashes, shared_rows, stratified_splits
+from trnflow.tasks.data.load.selection import limited, made_splits, repeated, row_hashes, shared_rows, stratified_splits
 
 texts = st.lists(st.text(alphabet="abc", max_size=3), min_size=1, max_size=60)
 

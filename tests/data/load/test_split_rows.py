@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tasks.errors import ConfigError, DataError
-from tasks.load_data import DataConfig
 from tests.data.load.rows import failure, write
 from tests.helpers.data_stages import files, table
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.load_data import DataConfig
 
 
 def texts(name: str, count: int) -> list[str]:

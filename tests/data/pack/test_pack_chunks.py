@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.artifact import Input
-from tasks.data.chunks import COLUMNS, chunk_file, open_chunks
-from tasks.errors import ConfigError, DataError
 from tests.helpers.data_stages import Bench, files, new_bench
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.chunks import COLUMNS, chunk_file, open_chunks
+from trnflow.tasks.errors import ConfigError, DataError
 
 PAD = 7
 
@@ -196,7 +196,7 @@ def test_rows_are_never_cut_by_bfd(bench, tmp_path):
 def test_blocks_do_not_show(bench, tmp_path, monkeypatch):
     tokens = tokens_of(tmp_path, train=[1 + n % 13 for n in range(200)])
     whole = bench.packed(tokens, strategy="bfd", chunk_length=16)
-    monkeypatch.setattr("tasks.pack_chunks.BLOCK_TOKENS", 40)
+    monkeypatch.setattr("trnflow.tasks.pack_chunks.BLOCK_TOKENS", 40)
     assert whole.meta["rows"]["train"]["16"] > 3
     assert files(bench.packed(tokens, strategy="bfd", chunk_length=16).path) == files(whole.path)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.pack.packers import (
+from trnflow.tasks.data.pack.packers import (
     Layout,
     best_fit,
     bucket_lengths,

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, Encoded, trained_tokens
-from tasks.data.tokenization.tokenizer import FastTokenizer
 from tests.data.tokenization.test_word_encoder import family, nasty
+from trnflow.tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, Encoded, trained_tokens
+from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 
 Part = tuple[str, bool]
 part = st.tuples(st.lists(nasty, max_size=5).map("".join), st.booleans())

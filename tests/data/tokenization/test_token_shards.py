@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.tokenization.token_shards import ROW, content_digest, cut_shards
+from trnflow.tasks.data.tokenization.token_shards import ROW, content_digest, cut_shards
 
 PARTS = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_())]))
 Rows = list[Any]

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from tasks.artifact import Artifact, Input, Source
-from tasks.data.tokenization.arrays import GrowingArray
-from tasks.data.tokenization.encoders import trained_tokens
-from tasks.data.tokenization.tokenizer import read_tokenizer
-from tasks.errors import ConfigError, DataError, ModelError
-from tasks.stage import of, write_json
-from tasks.tokenize_text import TokenizeConfig, tokenize_text
 from tests.helpers.data_stages import Bench, files, new_bench, table
+from trnflow.tasks.artifact import Artifact, Input, Source
+from trnflow.tasks.data.tokenization.arrays import GrowingArray
+from trnflow.tasks.data.tokenization.encoders import trained_tokens
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+from trnflow.tasks.errors import ConfigError, DataError, ModelError
+from trnflow.tasks.stage import of, write_json
+from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 
 LLAMA = "assets/stories260K-hf"
 BERT = "assets/bert-base-uncased"
@@ -267,7 +267,7 @@ def test_lengths_are_counted_in_bins_that_double(bench, shared):
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from tasks.artifact import Input
+from trnflow.tasks.artifact import Input
 from tests.helpers.data_stages import new_bench
 root, folder, meta, train = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4])
 model = json.loads(sys.argv[5])

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tasks.data.tokenization.word_encoder import ADDED, CutRules, WordEncoder, cut_rules, find_all
 from tests.conftest import PROJECT, shared_folder
+from trnflow.tasks.data.tokenization.word_encoder import ADDED, CutRules, WordEncoder, cut_rules, find_all
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEXTS = [path.read_text(encoding="utf-8") for path in sorted((PROJECT / "tasks").glob("*.py"))]

@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import f1_score
 
-from flows.champions.contenders import of_recipe
-from flows.champions.promote import champions_of, promote
-from flows.recipes import recipe as settings
-from flows.runner.call import Outcome
-from flows.runner.executor import Listener
-from flows.runner.run import open_store
-from tasks.store import Store
 from tests.flows.champions.conftest import STRONG, write_rows
 from tests.helpers.command_line import InProcessShell, artifacts
 from tests.helpers.small_disk import fill, small_disk
+from trnflow.flows.champions.contenders import of_recipe
+from trnflow.flows.champions.promote import champions_of, promote
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import open_store
+from trnflow.tasks.store import Store
 
 pytestmark = pytest.mark.slow  # each test goes on from where the one before left the champions
 

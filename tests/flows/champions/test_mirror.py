@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from flows.champions.frozen_rows import Frozen
-from flows.champions.mirror import mirror
-from flows.champions.promote import Decision
-from flows.recipes import recipe as settings
-from tasks.artifact import Artifact, Meta
-from tasks.promotion.bootstrap import Comparison
-from tasks.store import Store
-from tasks.store.garbage.numbered_roots import CHAMPIONS, add_numbered
-from tasks.tracking import upload_left
-from tasks.tracking.registry import mirror_champion
 from tests.flows.champions.conftest import RECIPE
+from trnflow.flows.champions.frozen_rows import Frozen
+from trnflow.flows.champions.mirror import mirror
+from trnflow.flows.champions.promote import Decision
+from trnflow.flows.recipes import recipe as settings
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.promotion.bootstrap import Comparison
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, add_numbered
+from trnflow.tasks.tracking import upload_left
+from trnflow.tasks.tracking.registry import mirror_champion
 
 FIRST, SECOND, THIRD = (f"sha256:{digit * 64}" for digit in "abc")
 COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True)
@@ -116,7 +116,7 @@ def test_the_model_of_a_killed_uploader_is_finished_by_the_next(
     """Killed, in a process of its own, as it makes this call."""
     script = (
         "import json, os, signal, sys; from mlflow import MlflowClient;"
-        "from tasks.tracking.registry import mirror_champion;"
+        "from trnflow.tasks.tracking.registry import mirror_champion;"
         f"setattr(MlflowClient, {last_call!r}, lambda *given, **more: os.kill(os.getpid(), signal.SIGKILL));"
         "mirror_champion(MlflowClient(sys.argv[1]), *json.loads(sys.argv[2]))"
     )

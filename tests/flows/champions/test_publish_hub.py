@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from flows.champions.publish import Published, publish
-from tasks.artifact import Artifact
-from tasks.errors import ConfigError, StoreError
-from tasks.store import Store
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.hub_uploads import TOKEN, UploadHub, serve_uploads
 from tests.helpers.small_models import bert, tokenizer
+from trnflow.flows.champions.publish import Published, publish
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import ConfigError, StoreError
+from trnflow.tasks.store import Store
 
 TO = "hf://me/tiny"
 EVALUATION = {"task": "classification", "split": "test", "metrics": {"accuracy": 0.75}}

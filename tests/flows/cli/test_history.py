@@ -118,7 +118,7 @@ def test_nothing_heavy_is_imported(past: Shell, arguments: list[str]) -> None:
     loaded = artifacts(past, past.json("runs")["runs"][0]["run"])["load_data"]
     told = [loaded if argument == "LOADED" else argument for argument in arguments]
     program = (
-        f"import sys; from flows.cli.main import main; code = main({told!r});"
+        f"import sys; from trnflow.flows.cli.main import main; code = main({told!r});"
         "heavy = {'torch', 'torch_xla', 'prefect', 'mlflow', 'datasets', 'transformers', 'numpy', 'pyarrow', 'fsspec', 'rich'};"
         "sys.exit(','.join(sorted(heavy & set(sys.modules))) or code)"
     )
@@ -154,7 +154,7 @@ def test_a_machine_without_a_browser_is_told(own_past: Shell) -> None:
 
     program = (
         "import sys, webbrowser; webbrowser.register_standard_browsers = lambda: None; webbrowser._tryorder = [];"
-        "from flows.cli.main import main; sys.exit(main(['report']))"
+        "from trnflow.flows.cli.main import main; sys.exit(main(['report']))"
     )
     environ: dict[str, Any] = {**own_past.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(PROJECT))}
     screen, terminal = pty.openpty()

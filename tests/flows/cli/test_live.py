@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows.runner.runner import Runner
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
 from tests.flows.cli.waiting_stage import WaitConfig, wait_for
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.leases import AWAY, write_dead_lease
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 RUN = "20260101T000000Z-abc123"
 PATIENCE = 120.0

@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from flows.cli.main import GROUPS, parser
 from tests.helpers.command_line import DATA, Shell
+from trnflow.flows.cli.main import GROUPS, parser
 
 
 def test_run_plan_explain_show_get_on_the_data_stages(trnflow: Shell) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.services.mlflow_listener import sources
-from tasks.errors import ConfigError
 from tests.helpers.command_line import DATA, InProcessShell, Shell, write_project
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.services.mlflow_listener import sources
+from trnflow.tasks.errors import ConfigError
 
 MIXED = """extends: mine.yaml
 name: mixed

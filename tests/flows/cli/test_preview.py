@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from flows.cli.preview import print_rows
-from tasks.data.format.preview import Row, Span, spans_of
+from trnflow.flows.cli.preview import print_rows
+from trnflow.tasks.data.format.preview import Row, Span, spans_of
 
 TEXT = "What does it do? Größe: zählt – 3 × 4 naïve words, 日本語 and 🙂 ends."
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tasks.keys.key_document import key_of
 from tests.conftest import PROJECT
 from tests.helpers.command_line import DATA, InProcessShell, Shell, artifacts, write_project
+from trnflow.tasks.keys.key_document import key_of
 
 SHORT = "tokenize.max_length=16"
 """The override of the two newest runs."""
@@ -174,10 +174,10 @@ def test_accept_lets_a_past_result_stand_for_refactored_code(own_past: Shell, tm
     assert own_past.json("accept", "mine.yaml", "tokenize_text")["accepted"] is False
     code.stage.write_text(code.stage.read_text() + "\n\nREFACTORED = True\n")
     plan = own_past.json("plan", "mine.yaml")["stages"]
-    assert (plan[2]["action"], plan[2]["why"]) == ("run", "code of tasks.tokenize_text changed")
+    assert (plan[2]["action"], plan[2]["why"]) == ("run", "code of trnflow.tasks.tokenize_text changed")
     done = own_past.json("accept", "mine.yaml", "tokenize_text")
     assert done["accepted"]
-    assert [(change["part"], change["name"]) for change in done["changes"]] == [("code", "tasks.tokenize_text")]
+    assert [(change["part"], change["name"]) for change in done["changes"]] == [("code", "trnflow.tasks.tokenize_text")]
     plan = own_past.json("plan", "mine.yaml")["stages"]
     assert [stage["action"] for stage in plan[:4]] == ["hit"] * 4
     assert plan[2]["why"].startswith("adopted")
@@ -203,7 +203,7 @@ def rewritten(shell: Shell, stage: str, **changed: Any) -> dict[str, Any]:
 def test_accept_adopts_what_a_release_with_other_module_names_made(own_past: Shell) -> None:
     old_code = {
         "tasks": "schema:1",
-        "tasks.load_data": f"sha256:{'0' * 64}",
+        "trnflow.tasks.load_data": f"sha256:{'0' * 64}",
         "tasks.text.sources": f"sha256:{'1' * 64}",
     }
     old = rewritten(own_past, "load_data", code=old_code)

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from tasks.artifact import Meta
-from tasks.config import NOT_KEYED, StageConfig
-from tasks.stage import Workdir, stage
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.config import NOT_KEYED, StageConfig
+from trnflow.tasks.stage import Workdir, stage
 
 
 class WaitConfig(StageConfig):

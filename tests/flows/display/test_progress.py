@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.display.progress import Lines, log_line, terminal_line
-from flows.runner.progress.stage_progress import StageProgress
-from tasks.artifact import Meta
 from tests.flows.services.test_task_runners import wait_until
 from tests.helpers.command_line import Shell
+from trnflow.flows.display.progress import Lines, log_line, terminal_line
+from trnflow.flows.runner.progress.stage_progress import StageProgress
+from trnflow.tasks.artifact import Meta
 
 TRAINING = (
     "run", "demo", "--direct", "--until", "train", "data.limit=60", "train.engine=native", "train.devices=1",

@@ -10,12 +10,12 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-from flows.recipes import recipe as settings
-from flows.recipes.schema import config_in, kinds_of, table_in
-from tasks.errors import ConfigError, ModelError
-from tasks.sources.model_source import ModelConfig, model_source
-from tasks.sources.resolver import Resolver
 from tests.helpers.command_line import Shell
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.schema import config_in, kinds_of, table_in
+from trnflow.tasks.errors import ConfigError, ModelError
+from trnflow.tasks.sources.model_source import ModelConfig, model_source
+from trnflow.tasks.sources.resolver import Resolver
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 MERGES = "a0: &a0 {k: v}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40))

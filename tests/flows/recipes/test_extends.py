@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import recipe as settings
-from tasks.errors import ConfigError
 from tests.helpers.command_line import Shell
+from trnflow.flows.recipes import recipe as settings
+from trnflow.tasks.errors import ConfigError
 
 ONE_STAGE = ("--until", "load_data", "--direct", "tracking.enabled=false")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.recipes.files import hardware_names, recipe_names
-from tasks.errors import ConfigError
 from tests.helpers.command_line import Shell
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.files import hardware_names, recipe_names
+from trnflow.tasks.errors import ConfigError
 
 SMALL_BERT = (
     "{model_type: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16, "

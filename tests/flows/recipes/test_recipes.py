@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.recipes.files import read_recipe, recipe_names
-from tasks.errors import ConfigError
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.files import read_recipe, recipe_names
+from trnflow.tasks.errors import ConfigError
 
 FILES = {
     "demo", "demo-llm", "bert-emotion", "bert-imdb", "distilbert-book-reviews", "llama2-7b-dolly", "llama2-7b-dolly-lora",

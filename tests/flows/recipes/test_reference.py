@@ -9,11 +9,11 @@ import jsonschema
 import pytest
 import yaml
 
-from flows.recipes.files import conf_folder
-from flows.recipes.recipe import Recipe
-from flows.recipes.reference import json_schema, markdown, settings_of
 from tests.conftest import PROJECT
 from tests.helpers.command_line import Shell
+from trnflow.flows.recipes.files import conf_folder
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.recipes.reference import json_schema, markdown, settings_of
 
 
 def test_every_setting_has_a_meaning() -> None:

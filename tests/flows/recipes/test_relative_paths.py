@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import ConfigError
-from tasks.system.home import home_folder
 from tests.helpers.command_line import Shell
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.home import home_folder
 
 ONE_STAGE = ("--until", "load_data", "--direct", "tracking.enabled=false")
 

@@ -11,16 +11,16 @@ from uuid import uuid4
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from flows.recipes import recipe as settings
-from flows.recipes.recipe import Recipe
-from flows.retraining.crashed import report
-from flows.retraining.ended import newest_ended, write_ended
-from flows.retraining.lease import hold_lease
-from flows.retraining.outcome import Retrained
-from flows.runner.run import open_store
-from flows.services.crashed_runs import CrashedRun
-from tasks.errors import ConfigError
 from tests.flows.champions.conftest import RECIPE, write_rows
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.retraining.crashed import report
+from trnflow.flows.retraining.ended import newest_ended, write_ended
+from trnflow.flows.retraining.lease import hold_lease
+from trnflow.flows.retraining.outcome import Retrained
+from trnflow.flows.runner.run import open_store
+from trnflow.flows.services.crashed_runs import CrashedRun
+from trnflow.tasks.errors import ConfigError
 
 
 @pytest.fixture

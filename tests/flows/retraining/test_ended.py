@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.retraining.ended import newest_ended, present_data, write_ended
-from flows.retraining.outcome import Retrained
-from tasks.errors import DataError, Interrupted, StoreError
-from tasks.store import Store
-from tasks.store.garbage.collect import collect
-from tasks.store.garbage.roots import Policy
-from tasks.store.verify import verify
 from tests.flows.champions.conftest import RECIPE, write_rows
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.retraining.ended import newest_ended, present_data, write_ended
+from trnflow.flows.retraining.outcome import Retrained
+from trnflow.tasks.errors import DataError, Interrupted, StoreError
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.collect import collect
+from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.verify import verify
 
 FAILED = Retrained("tiny", None, False, "broken", error=DataError("broken", "mend it"))
 KEPT = Retrained("tiny", None, True, "not better")

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from flows.services.deploy import AT_ONCE
 from tests.chaos.data import NAMES
 from tests.chaos.house import House, is_final, time_of, wait_for
+from trnflow.flows.services.deploy import AT_ONCE
 
 COUNT = 100
 SECONDS = 3600.0

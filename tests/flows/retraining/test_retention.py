@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.retraining.judgement import newest_judged, write_judged
-from tasks.artifact import Artifact
-from tasks.store import Store
-from tasks.store.garbage.collect import collect
-from tasks.store.garbage.roots import Policy
-from tasks.store.verify import verify
 from tests.flows.champions.conftest import RECIPE
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.retraining.judgement import newest_judged, write_judged
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.collect import collect
+from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.verify import verify
 
 AT_ONCE = Policy(keep_last=0, grace=0.0)
 

@@ -13,15 +13,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.retraining import retrain as retraining
-from flows.retraining.ended import newest_ended, present_data
-from flows.runner.call import Outcome
-from flows.runner.executor import Listener
-from flows.runner.run import open_store
 from tests.flows.champions.conftest import RECIPE, STRONG, write_rows
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.retraining import retrain as retraining
+from trnflow.flows.retraining.ended import newest_ended, present_data
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import open_store
 
 WARM = "train.warm_start_from=tiny@champion"
 FIELDS = {
@@ -104,7 +104,7 @@ def test_what_is_unchanged_starts_nothing(tiny: InProcessShell) -> None:
 
 
 FLOW = """
-from flows.deployments import retrain
+from trnflow.flows.deployments import retrain
 print(retrain("tiny.yaml", return_state=True).name)
 print(retrain("none.yaml", return_state=True).name)
 """

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.retraining import retrain as retraining
-from flows.retraining.ended import newest_ended
-from flows.retraining.outcome import Retrained
-from flows.runner.run import open_store
-from tasks.errors import ConfigError, DataError, Interrupted
 from tests.flows.champions.conftest import RECIPE, write_rows
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.retraining import retrain as retraining
+from trnflow.flows.retraining.ended import newest_ended
+from trnflow.flows.retraining.outcome import Retrained
+from trnflow.flows.runner.run import open_store
+from trnflow.tasks.errors import ConfigError, DataError, Interrupted
 
 PROMOTED = Retrained("tiny", "r1", True, "the first champion", promoted=True, challenger="m1")
 KEPT = Retrained("tiny", "r2", True, "not surely better", challenger="m2")

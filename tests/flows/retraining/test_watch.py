@@ -14,23 +14,23 @@ from typing import Any, NoReturn
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.recipes.recipe import Recipe
-from flows.retraining.ended import newest_ended, present_data, write_ended
-from flows.retraining.lease import hold_lease
-from flows.retraining.outcome import Retrained
-from flows.retraining.retrain import retrain
-from flows.retraining.watch import Look, look, note_announced
-from flows.runner.executor import Listener
-from flows.runner.run import open_store
-from flows.services.events import data_changed
-from tasks.artifact import Meta
-from tasks.errors import ConfigError, DataError, StoreError
-from tasks.store import Store
-from tasks.store import lease as leases
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.retraining.ended import newest_ended, present_data, write_ended
+from trnflow.flows.retraining.lease import hold_lease
+from trnflow.flows.retraining.outcome import Retrained
+from trnflow.flows.retraining.retrain import retrain
+from trnflow.flows.retraining.watch import Look, look, note_announced
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.run import open_store
+from trnflow.flows.services.events import data_changed
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, DataError, StoreError
+from trnflow.tasks.store import Store
+from trnflow.tasks.store import lease as leases
 
 
 class Watched:
@@ -204,7 +204,7 @@ def next_line(process: subprocess.Popen[str]) -> Any:
 
 FLOW = """
 import sys, time
-from flows.deployments import watch
+from trnflow.flows.deployments import watch
 for _ in range(2):
     print(watch("tiny.yaml", every=1, return_state=True).name)
     time.sleep(0.6)

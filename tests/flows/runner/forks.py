@@ -18,16 +18,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flows.runner.call import Call
-from flows.runner.executor import Listener
-from flows.runner.runner import Runner
-from tasks.artifact import Meta
-from tasks.keys.key_document import key_document
-from tasks.sources.resolver import Resolver
-from tasks.stage import of
-from tasks.store import Store
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 from tests.flows.waiting import OnceConfig, apart, once
+from trnflow.flows.runner.call import Call
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.keys.key_document import key_document
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import of
+from trnflow.tasks.store import Store
 
 PROJECT = Path(__file__).resolve().parents[3]
 COUNTED = (

@@ -20,18 +20,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from flows.runner.call import Outcome
-from flows.runner.executor import Listener
-from flows.runner.parts.part_makers import PartMaker
-from flows.runner.runner import Runner
-from tasks.artifact import Artifact, Meta, Source
-from tasks.keys.hash_cache import sha256_file
-from tasks.sources.resolver import Resolver
-from tasks.stage import write_json
-from tasks.store import Store
-from tasks.store.garbage.pins import add_pin
-from tasks.system.clock import now
-from tasks.tokenize_text import TokenizeConfig, tokenize_text
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.parts.part_makers import PartMaker
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import write_json
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.pins import add_pin
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 
 Rows = list[Any]
 SHARD_BYTES = 2000
@@ -112,7 +112,7 @@ class Shelf:
         return runner.outcomes["tokenize_text"]
 
     def record_run(self, run: str, outcome: Outcome) -> None:
-        """As `flows.runner.run.execute` writes one."""
+        """As `trnflow.flows.runner.run.execute` writes one."""
         assert outcome.artifact is not None
         stage = {"stage": outcome.stage, "key": outcome.key, "artifact": outcome.artifact.digest}
         document = {"recipe": "shelf", "run": run, "outcome": "completed", "ended": now(), "stages": [stage]}

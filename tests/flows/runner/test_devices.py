@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.runner.call import Call
-from flows.runner.devices import VISIBLE, device_key, device_names, devices_of_stages
-from flows.runner.executor import Listener
-from flows.runner.planning.planner import Planner
-from flows.runner.runner import Runner
-from flows.runner.single_flight import WAITS
-from tasks.artifact import Meta
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
-from tasks.store.lease import newest_holder
-from tasks.system import process
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 from tests.helpers.command_line import Shell
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.runner.call import Call
+from trnflow.flows.runner.devices import VISIBLE, device_key, device_names, devices_of_stages
+from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.single_flight import WAITS
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import newest_holder
+from trnflow.tasks.system import process
 
 POOL = "launch.device_names=[pool]"
 ENDLESS = ("train.max_steps=100000",)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import recipe as settings
-from tasks.errors import ConfigError
-from tasks.evaluate_model import EvaluateConfig, evaluate_model
-from tasks.export.config import ExportConfig
-from tasks.export_neuron import accelerator
-from tasks.keys.code_closure import closure
-from tasks.keys.hash_cache import Memo
-from tasks.system.compiler_flags import canonical_flags
+from trnflow.flows.recipes import recipe as settings
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
+from trnflow.tasks.export.config import ExportConfig
+from trnflow.tasks.export_neuron import accelerator
+from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.system.compiler_flags import canonical_flags
 
 NUMERIC = {"numpy", "torch", "torch-xla", "transformers"}
 ENVIRONMENT = {
@@ -39,14 +39,17 @@ def test_each_stage_names_the_distributions_that_it_imports_and_no_others(tmp_pa
 
 def test_the_loop_is_not_what_is_compiled_nor_the_engines_what_is_consolidated(tmp_path: Path) -> None:
     memo = Memo(tmp_path / "memo.db")
-    assert "tasks.training.xla.engine" in closure("tasks.precompile", memo)[0]
-    assert not {"tasks.training.loop", "tasks.training.checkpoint.shards"} & closure("tasks.precompile", memo)[0].keys()
-    assert {name for name in closure("tasks.consolidate", memo)[0] if name.startswith("tasks.training.")} == {
-        "tasks.training.checkpoint", "tasks.training.checkpoint.merged_weights",
-        "tasks.training.checkpoint.pretrained_weights", "tasks.training.checkpoint.shards",
-        "tasks.training.checkpoint.warm_start", "tasks.training.model", "tasks.training.model.lora",
-        "tasks.training.model.pretrained", "tasks.training.partition_specs", "tasks.training.settings",
-        "tasks.training.settings.group", "tasks.training.settings.lora", "tasks.training.shared_types",
+    assert "trnflow.tasks.training.xla.engine" in closure("trnflow.tasks.precompile", memo)[0]
+    assert (
+        not {"trnflow.tasks.training.loop", "trnflow.tasks.training.checkpoint.shards"}
+        & closure("trnflow.tasks.precompile", memo)[0].keys()
+    )
+    assert {name for name in closure("trnflow.tasks.consolidate", memo)[0] if name.startswith("trnflow.tasks.training.")} == {
+        "trnflow.tasks.training.checkpoint", "trnflow.tasks.training.checkpoint.merged_weights",
+        "trnflow.tasks.training.checkpoint.pretrained_weights", "trnflow.tasks.training.checkpoint.shards",
+        "trnflow.tasks.training.checkpoint.warm_start", "trnflow.tasks.training.model", "trnflow.tasks.training.model.lora",
+        "trnflow.tasks.training.model.pretrained", "trnflow.tasks.training.partition_specs", "trnflow.tasks.training.settings",
+        "trnflow.tasks.training.settings.group", "trnflow.tasks.training.settings.lora", "trnflow.tasks.training.shared_types",
     }  # fmt: skip
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.services.prefect_server import ensure_server, stop_server
 from tests.flows.services.test_task_runners import wait_until
 from tests.helpers.command_line import Shell
+from trnflow.flows.services.prefect_server import ensure_server, stop_server
 
 RUN = ("run", "demo", "--until", "tokenize_text", "data.source=rows", "data.name=null", "tracking.enabled=false")
 TRAINED = ("data.text=text", "data.label=label", "tokenize.train.kind=bpe")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.services.prefect_address import recorded_server
 from tests.flows.prefect_api import Api
 from tests.flows.services.test_task_runners import wait_until
+from trnflow.flows.services.prefect_address import recorded_server
 
 SHORT = ["data.limit=60", "train.global_batch=32", "train.engine=native", "train.devices=1", "train.epochs=1"]
 ENDLESS = ["data.limit=60", "train.engine=native", "train.devices=1", "train.epochs=5000"]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.call import Stop
-from flows.runner.planning.planner import Planner
-from flows.runner.runner import Runner
-from tasks.errors import BlobLost, DataError, TrnflowError
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from trnflow.flows.runner.call import Stop
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.errors import BlobLost, DataError, TrnflowError
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 
 class House:

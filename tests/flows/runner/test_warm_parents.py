@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from flows.finetune import FINETUNE
-from flows.recipes.recipe import load
-from flows.runner import run
-from tasks.launch.warm_start import LATE
-from tasks.store import Store
+from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.recipes.recipe import load
+from trnflow.flows.runner import run
+from trnflow.tasks.launch.warm_start import LATE
+from trnflow.tasks.store import Store
 
 
 def test_the_stages_of_a_finished_model_share_one_parent(tmp_path: Path) -> None:

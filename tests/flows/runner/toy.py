@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tasks.artifact import Input, Meta, Source
-from tasks.config import NOT_KEYED, StageConfig
-from tasks.errors import DataError
-from tasks.sources.resolver import Resolver
-from tasks.stage import Workdir, stage
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import NOT_KEYED, StageConfig
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import Workdir, stage
 
 if TYPE_CHECKING:
-    from flows.runner.call import Stages
+    from trnflow.flows.runner.call import Stages
 
 
 class WordsConfig(StageConfig):

@@ -22,10 +22,10 @@ from typing import Any
 
 import pytest
 
-from flows.services.recovery import recovery_automations
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.prefect_api import Api, own_server
 from tests.helpers.http_body import read_body
+from trnflow.flows.services.recovery import recovery_automations
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 
@@ -34,7 +34,7 @@ DEPLOYMENTS = """
 name: mine
 deployments:
   - name: retrain
-    entrypoint: flows.deployments.retrain
+    entrypoint: trnflow.flows.deployments.retrain
     parameters: {{recipe: tiny.yaml, overrides: []}}
     work_pool: {{name: local}}
     schedules: [{schedule}]

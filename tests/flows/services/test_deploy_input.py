@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.services.deploy import deploy
-from flows.services.deployed_recipes import check_recipes
-from flows.services.notification import VARIABLE
-from flows.sweeps.plan import read_plan
-from tasks.errors import ConfigError
+from trnflow.flows.services.deploy import deploy
+from trnflow.flows.services.deployed_recipes import check_recipes
+from trnflow.flows.services.notification import VARIABLE
+from trnflow.flows.sweeps.plan import read_plan
+from trnflow.tasks.errors import ConfigError
 
 DEPLOYMENTS = """
 name: mine
 deployments:
   - name: retrain
-    entrypoint: flows.deployments.retrain
+    entrypoint: trnflow.flows.deployments.retrain
     parameters: {parameters}
     schedules: [{{cron: "0 3 * * *", parameters: {scheduled}}}]
 """

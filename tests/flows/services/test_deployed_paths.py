@@ -17,7 +17,7 @@ DEPLOYMENTS = """
 name: mine
 deployments:
   - name: finetune
-    entrypoint: flows.deployments.finetune
+    entrypoint: trnflow.flows.deployments.finetune
     parameters: {recipe: recipes/mine.yaml, overrides: [data.source=rows, tracking.enabled=false], until: load_data}
     work_pool: {name: local}
 """

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import uvicorn
 
-from flows.services import server_process
-from flows.services.prefect_server import IDLE, ensure_server, running_server, stop_server
 from tests.flows.prefect_api import Api
 from tests.flows.services.test_task_runners import wait_until
 from tests.helpers.command_line import Shell
+from trnflow.flows.services import server_process
+from trnflow.flows.services.prefect_server import IDLE, ensure_server, running_server, stop_server
 
 IDLE_SECONDS = 6.0
 LONGER = 4 * IDLE_SECONDS

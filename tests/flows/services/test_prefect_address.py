@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.services.prefect_address import configured_url
+from trnflow.flows.services.prefect_address import configured_url
 
 PROFILES = """
 active = "work"

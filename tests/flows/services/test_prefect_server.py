@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.services import prefect_server as server
-from tasks.errors import ProcessFailed
+from trnflow.flows.services import prefect_server as server
+from trnflow.tasks.errors import ProcessFailed
 
 PROJECT = Path(__file__).resolve().parents[3]
 ENSURE = """
 import sys
 from pathlib import Path
-from flows.services.prefect_server import ensure_server
+from trnflow.flows.services.prefect_server import ensure_server
 print(ensure_server(Path(sys.argv[1])))
 """
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from flows.services.recovery import _is_unfinished, recovery_automations
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.prefect_api import PROJECT, Api
+from trnflow.flows.services.recovery import _is_unfinished, recovery_automations
 
 SLOW = ["train.max_steps=300", "train.checkpoint_every=20", "train.learning_rate=1e-4"]
 
@@ -153,7 +153,7 @@ def test_a_running_run_of_the_command_line_is_looked_after_too() -> None:
     assert not _is_unfinished(FlowRun(flow_id=flow, state=Completed()))
 
 
-TEND = "import sys; from flows.services.recovery import tend_runs; print(tend_runs(left=float(sys.argv[1])))"
+TEND = "import sys; from trnflow.flows.services.recovery import tend_runs; print(tend_runs(left=float(sys.argv[1])))"
 
 
 @pytest.mark.slow
@@ -182,9 +182,7 @@ def test_a_crashed_run_that_the_automations_missed_is_scheduled_three_times(depl
     deployed.delete(f"flow_runs/{run}")
 
 
-UNBEGUN = (
-    "import sys; from flows.services.recovery import end_unbegun_runs; print(end_unbegun_runs(float(sys.argv[1])))"
-)
+UNBEGUN = "import sys; from trnflow.flows.services.recovery import end_unbegun_runs; print(end_unbegun_runs(float(sys.argv[1])))"
 
 
 @pytest.mark.slow
@@ -203,7 +201,7 @@ def test_a_run_that_a_worker_took_and_left_is_ended(deployed: Api) -> None:
     deployed.delete(f"flow_runs/{run}")
 
 
-REPORT = "from flows.retraining.crashed import report_crashed; print(report_crashed())"
+REPORT = "from trnflow.flows.retraining.crashed import report_crashed; print(report_crashed())"
 
 
 @pytest.mark.slow
@@ -238,7 +236,7 @@ import asyncio, uuid
 from types import SimpleNamespace
 import anyio
 from prefect.workers.process import ProcessWorker
-from flows.services.recovery import leave_counted_runs
+from trnflow.flows.services.recovery import leave_counted_runs
 
 async def main():
     worker = ProcessWorker(work_pool_name="local", limit=4)

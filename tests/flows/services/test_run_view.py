@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from flows.runner.call import Outcome
-from flows.services.run_view.artifacts import retrain_table
-from flows.services.run_view.plan import PlanPage, plan_rows, plan_summary
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.services.run_view.artifacts import retrain_table
+from trnflow.flows.services.run_view.plan import PlanPage, plan_rows, plan_summary
 
 
 class Shown:

@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, quote, quote_plus, urlsplit
 
 import pytest
 
-from flows.services.prefect_server import stop_server
 from tests.tracking.runs import mlflow_server
+from trnflow.flows.services.prefect_server import stop_server
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 
@@ -34,7 +34,7 @@ ROWS = "text,label\n" + "".join(f"row {n} is {('good', 'bad')[n % 2]},{n % 2}\n"
 TALKATIVE = """
 import os, sys
 from urllib.parse import quote
-if any("tasks.launch" in argument for argument in sys.orig_argv):
+if any("trnflow.tasks.launch" in argument for argument in sys.orig_argv):
     print("starting with", os.environ["API_KEY"], quote(os.environ["API_KEY"], safe=""), flush=True)
     os._exit(3)
 """

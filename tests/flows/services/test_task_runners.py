@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-from flows.recipes.recipe import TaskRunnerConfig
-from flows.runner.parts.part_makers import refuse_task_runners
-from flows.runner.parts.worker_process import make_part_apart
-from tasks.artifact import Meta
-from tasks.errors import CodeError, ConfigError, StoreError
-from tasks.launch.job import JobSpec, name_of
-from tasks.launch.launcher import Local
-from tasks.store import Store
-from tasks.store.layout import SHARD, blob_name
-from tasks.store.verify import verify
 from tests.flows.prefect_api import PROJECT, Api
 from tests.flows.runner.shelf import Shelf, sentences
 from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F401 - fixtures
+from trnflow.flows.recipes.recipe import TaskRunnerConfig
+from trnflow.flows.runner.parts.part_makers import refuse_task_runners
+from trnflow.flows.runner.parts.worker_process import make_part_apart
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import CodeError, ConfigError, StoreError
+from trnflow.tasks.launch.job import JobSpec, name_of
+from trnflow.tasks.launch.launcher import Local
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import SHARD, blob_name
+from trnflow.tasks.store.verify import verify
 
 QUICK = ["data.limit=60", "tokenize.shard_bytes=12000", "task_runner.workers=2", "tracking.enabled=false"]
 
@@ -150,8 +150,8 @@ def wait_until(true: Any, seconds: float) -> None:
 
 LOCAL_RAY = """
 import contextlib, sys
-from flows.recipes.recipe import TaskRunnerConfig
-from flows.services.task_runners import _ray
+from trnflow.flows.recipes.recipe import TaskRunnerConfig
+from trnflow.flows.services.task_runners import _ray
 with contextlib.ExitStack() as stack:
     with _ray(TaskRunnerConfig(kind="ray", workers=1), stack):
         import os, ray
@@ -241,8 +241,8 @@ def test_a_worker_with_another_library_refuses(spec: Meta) -> None:
 
 
 def test_a_worker_with_other_code_refuses(spec: Meta) -> None:
-    code = {**spec["document"]["code"], "tasks.data.tokenization.encoders": f"sha256:{'0' * 64}"}
-    with pytest.raises(CodeError, match="tasks.data.tokenization.encoders"):
+    code = {**spec["document"]["code"], "trnflow.tasks.data.tokenization.encoders": f"sha256:{'0' * 64}"}
+    with pytest.raises(CodeError, match="trnflow.tasks.data.tokenization.encoders"):
         make_part_apart({**spec, "document": {**spec["document"], "code": code}})
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from flows.services.checkouts import DIRECTORY
 from tests.conftest import PROJECT
 from tests.flows.prefect_api import Api, own_server
+from trnflow.flows.services.checkouts import DIRECTORY
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.runner.run import open_store
-from flows.sweeps import pool
-from flows.sweeps.pool import Leases
-from tasks.errors import ConfigError
-from tasks.keys.canonical_json import digest_of
-from tasks.store import lease
 from tests.flows.sweeps.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.leases import write_dead_lease
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.runner.run import open_store
+from trnflow.flows.sweeps import pool
+from trnflow.flows.sweeps.pool import Leases
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.store import lease
 
 RATE = "train.learning_rate=1e-5..1e-2:log"
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.runner.call import Outcome
-from flows.runner.run import Result, open_store
-from flows.sweeps import sweep as sweeps
-from flows.sweeps.files import document, write_best
-from flows.sweeps.plan import Plan, read_plan
-from flows.sweeps.pool import Leases
-from flows.sweeps.study import Tried, open_study
-from flows.sweeps.sweep import Sweep
-from tasks.artifact import Artifact
-from tasks.errors import ConfigError, StoreError
 from tests.flows.sweeps.conftest import write_tiny
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.run import Result, open_store
+from trnflow.flows.sweeps import sweep as sweeps
+from trnflow.flows.sweeps.files import document, write_best
+from trnflow.flows.sweeps.plan import Plan, read_plan
+from trnflow.flows.sweeps.pool import Leases
+from trnflow.flows.sweeps.study import Tried, open_study
+from trnflow.flows.sweeps.sweep import Sweep
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import ConfigError, StoreError
 
 RATE = "train.learning_rate=1e-5..1e-2:log"
 BEST = Tried(0, {"train.learning_rate": 1e-3}, 0.5, "completed", None, None, 0.0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows.sweeps.space import Dimension, combinations, override, parse, separate
-from tasks.errors import ConfigError
+from trnflow.flows.sweeps.space import Dimension, combinations, override, parse, separate
+from trnflow.tasks.errors import ConfigError
 
 
 def of(**written: Any) -> tuple[Dimension, ...]:

@@ -12,13 +12,13 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from flows.recipes.sweep_settings import SweepConfig
-from flows.sweeps.plan import read_plan
-from flows.sweeps.space import parse
-from flows.sweeps.study import SweepStudy, database_errors, open_study
-from tasks.errors import ConfigError, MissingDependency, StoreError
-from tasks.store import Store
 from tests.helpers.postgres import Postgres, postgres  # noqa: F401 - a fixture
+from trnflow.flows.recipes.sweep_settings import SweepConfig
+from trnflow.flows.sweeps.plan import read_plan
+from trnflow.flows.sweeps.space import parse
+from trnflow.flows.sweeps.study import SweepStudy, database_errors, open_study
+from trnflow.tasks.errors import ConfigError, MissingDependency, StoreError
+from trnflow.tasks.store import Store
 
 DEFINITION = {"recipe": {"name": "tiny"}, "metric": "eval_loss"}
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from flows.recipes import recipe as settings
-from tasks.keys.key_document import key_of
 from tests.flows.sweeps.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell, Shell
+from trnflow.flows.recipes import recipe as settings
+from trnflow.tasks.keys.key_document import key_of
 
 pytestmark = pytest.mark.slow
 

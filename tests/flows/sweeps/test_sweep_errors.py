@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 
-from flows.recipes import recipe as settings
-from flows.runner.call import Outcome
-from flows.runner.devices import device_key
-from flows.runner.planning.planner import Planner
-from flows.runner.run import Result, open_store
-from flows.runner.runner import Runner
-from flows.sweeps.plan import read_plan
-from flows.sweeps.study import open_study
-from flows.sweeps.sweep import Sweep
-from flows.sweeps.trial import Watch
-from tasks.artifact import Artifact
-from tasks.errors import ConfigError, Interrupted, MachineError, NonFiniteLoss, StoreError, TrnflowError
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 from tests.flows.sweeps.conftest import write_tiny
 from tests.helpers.leases import AWAY
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.devices import device_key
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.run import Result, open_store
+from trnflow.flows.runner.runner import Runner
+from trnflow.flows.sweeps.plan import read_plan
+from trnflow.flows.sweeps.study import open_study
+from trnflow.flows.sweeps.sweep import Sweep
+from trnflow.flows.sweeps.trial import Watch
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, NonFiniteLoss, StoreError, TrnflowError
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 RATE = "train.learning_rate=1e-5..1e-2:log"
 Fault = Callable[[], TrnflowError | None]

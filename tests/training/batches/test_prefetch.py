@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tasks.training.batches.prefetch import prefetch
+from trnflow.tasks.training.batches.prefetch import prefetch
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])

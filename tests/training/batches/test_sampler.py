@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.errors import DataError
-from tasks.training.batches.sampler import IGNORED, Batch, BatchAddress, Schedule, Split, shift_targets
 from tests.training.toys import packed_classes, packed_lm
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.training.batches.sampler import IGNORED, Batch, BatchAddress, Schedule, Split, shift_targets
 
 ROWS = st.dictionaries(st.sampled_from([16, 32, 64, 128]), st.integers(1, 40), min_size=1)
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.artifact import Input, Source
-from tasks.errors import ModelError
-from tasks.model_folder.published_weights import model_without_values
-from tasks.stage import write_json
-from tasks.train import TrainConfig
-from tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights, base_weights
-from tasks.training.checkpoint.shards import Reader, write
-from tasks.training.model.adapters import adapt, adapter_document
-from tasks.training.model.build import build
-from tasks.training.model.lora import CONFIG
-from tasks.training.shared_types import PARAMETER, Built, TensorSlice
 from tests.training.toys import BERT, DISTILBERT, LLAMA, packed_classes, packed_lm, saved
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.model_folder.published_weights import model_without_values
+from trnflow.tasks.stage import write_json
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights, base_weights
+from trnflow.tasks.training.checkpoint.shards import Reader, write
+from trnflow.tasks.training.model.adapters import adapt, adapter_document
+from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.model.lora import CONFIG
+from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 QWEN2 = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True}

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasks.errors import ModelError
-from tasks.model_folder.published_weights import model_without_values
-from tasks.training.checkpoint.pretrained_weights import PretrainedWeights
-from tasks.training.model.pretrained import auto_class
 from tests.training.toys import BERT, LLAMA, VOCABULARY
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.model_folder.published_weights import model_without_values
+from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
+from trnflow.tasks.training.model.pretrained import auto_class
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("causal_lm", LLAMA),

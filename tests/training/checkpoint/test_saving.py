@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.errors import ProcessFailed, StoreError
-from tasks.stage import Partial, Workdir
-from tasks.store import partial_state
-from tasks.training.checkpoint.rank_files import RankFiles
-from tasks.training.checkpoint.saving import Saver
-from tasks.training.checkpoint.shards import Reader
-from tasks.training.partition_specs import Mesh
-from tasks.training.ranks import ALONE, World
-from tasks.training.shared_types import TensorSlice
 from tests.helpers.small_disk import fill, small_disk
 from tests.training.run_stage import FolderPartial
+from trnflow.tasks.errors import ProcessFailed, StoreError
+from trnflow.tasks.stage import Partial, Workdir
+from trnflow.tasks.store import partial_state
+from trnflow.tasks.training.checkpoint.rank_files import RankFiles
+from trnflow.tasks.training.checkpoint.saving import Saver
+from trnflow.tasks.training.checkpoint.shards import Reader
+from trnflow.tasks.training.partition_specs import Mesh
+from trnflow.tasks.training.ranks import ALONE, World
+from trnflow.tasks.training.shared_types import TensorSlice
 
 MIB = 1 << 20
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from tasks.errors import ModelError
-from tasks.keys.hash_cache import sha256_file
-from tasks.training.checkpoint.shards import Reader, save_tensors, write
-from tasks.training.shared_types import TensorSlice
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.training.checkpoint.shards import Reader, save_tensors, write
+from trnflow.tasks.training.shared_types import TensorSlice
 
 KINDS = [torch.float64, torch.int64, torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.uint8, torch.bool]
 

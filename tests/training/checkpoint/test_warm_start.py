@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.artifact import Input, Source
-from tasks.errors import ModelError
-from tasks.training.checkpoint import shards
-from tasks.training.checkpoint.warm_start import load_start, starting_from
-from tasks.training.model.build import build
-from tasks.training.shared_types import PARAMETER, Built, TensorSlice
 from tests.training.toys import BERT, packed_classes, packed_lm, scratch
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.checkpoint import shards
+from trnflow.tasks.training.checkpoint.warm_start import load_start, starting_from
+from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 
 SOURCE = scratch(**BERT)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from tasks.config import graph_params, keyed_params
-from tasks.precompile import precompile
-from tasks.train import TrainConfig
-from tasks.training.graphs.compile_cache import FILE
 from tests.training.run_stage import run_stage, trained_with
 from tests.training.toys import LLAMA, packed_lm, scratch
+from trnflow.tasks.config import graph_params, keyed_params
+from trnflow.tasks.precompile import precompile
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.graphs.compile_cache import FILE
 
 
 @pytest.mark.nightly

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ModelError
-from tasks.training.layout.rules import RULES, tp_rules
-from tasks.training.model.build import build
-from tasks.training.partition_specs import Mesh, parameter_specs
 from tests.training.toys import BERT, DISTILBERT, LLAMA, packed_classes, scratch
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.layout.rules import RULES, tp_rules
+from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.partition_specs import Mesh, parameter_specs
 
 MODELS = {"bert": BERT, "roberta": {**BERT, "model_type": "roberta"}, "distilbert": DISTILBERT}
 

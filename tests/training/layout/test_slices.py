@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import ModelError
-from tasks.train import TrainConfig
-from tasks.training.layout.slices import layout_of, piece, piece_copies, piece_shape, piece_start, writes_piece
-from tasks.training.model.build import build
-from tasks.training.partition_specs import Mesh
-from tasks.training.ranks import World
 from tests.training.toys import LLAMA, packed_lm, scratch
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.layout.slices import layout_of, piece, piece_copies, piece_shape, piece_start, writes_piece
+from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.partition_specs import Mesh
+from trnflow.tasks.training.ranks import World
 
 MESHES = [Mesh(data, model) for data in (1, 2, 4) for model in (1, 2, 3)]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Input, Meta, Source
-from tasks.stage import Workdir, stage
-from tasks.train import TrainConfig
-from tasks.train import environ as train_environ
 from tests.training.run_stage import run_stage
 from tests.training.toys import BERT, packed_classes, scratch
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.train import environ as train_environ
 
 
 def digest(slices: Iterable[Any]) -> str:
@@ -26,11 +26,11 @@ def digest(slices: Iterable[Any]) -> str:
 
 @stage(kind="checkpoint", environ=train_environ)
 def steps_after_a_copy(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
-    from tasks.training.batches.sampler import Schedule, Split
-    from tasks.training.choose_engine import make_engine
-    from tasks.training.graph_registry import GraphRegistry
-    from tasks.training.model.build import build
-    from tasks.training.optim.optimizer import scalars
+    from trnflow.tasks.training.batches.sampler import Schedule, Split
+    from trnflow.tasks.training.choose_engine import make_engine
+    from trnflow.tasks.training.graph_registry import GraphRegistry
+    from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.optim.optimizer import scalars
 
     engine = make_engine(config, build(model, packed, seed=0, weights=True), GraphRegistry())
     split = Split(packed, "train")

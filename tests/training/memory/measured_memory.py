@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.artifact import Input, Meta, Source
-from tasks.stage import Workdir, stage
-from tasks.training.config import TrainConfig, ranks
-from tasks.training.environment import environ
-from tasks.training.memory.trace_process import trace_in_process
 from tests.training.run_stage import run_stage
 from tests.training.toys import LLAMA_12M, minilm, pretrained, scratch, write_packed
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.training.config import TrainConfig, ranks
+from trnflow.tasks.training.environment import environ
+from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 BERT: dict[str, Any] = {"model_type": "bert", "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
 VOCABULARY = 8192
@@ -81,11 +81,11 @@ def _growth(config: TrainConfig, model: Source, packed: Input) -> Meta:
     """{"growth": bytes} of the largest rank."""
     import torch
 
-    from tasks.training.choose_engine import join_ranks, make_engine
-    from tasks.training.graph_registry import GraphRegistry
-    from tasks.training.graphs.inventory import blank
-    from tasks.training.model.build import build
-    from tasks.training.optim.optimizer import scalars
+    from trnflow.tasks.training.choose_engine import join_ranks, make_engine
+    from trnflow.tasks.training.graph_registry import GraphRegistry
+    from trnflow.tasks.training.graphs.inventory import blank
+    from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.optim.optimizer import scalars
 
     torch.set_num_threads(config.resolved_threads)
     build(model, packed, seed=0, weights=False)

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Artifact, Input, Source
-from tasks.errors import ModelError
-from tasks.keys.hash_cache import Memo
-from tasks.precompile import precompile
-from tasks.stage import Workdir, of, read_json
-from tasks.train import TrainConfig, train
-from tasks.training.memory.device_fit import fit_to_device
-from tasks.training.memory.estimate import GIB, Memory, check_memory
-from tasks.training.memory.micro_batch import candidates, largest_fitting
-from tasks.training.memory.trace_process import trace_in_process, trace_key
-from tasks.training.memory.traced_memory import Untraceable, trace_memory
-from tasks.training.model.build import build
 from tests.training.run_stage import files_of, run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
+from trnflow.tasks.artifact import Artifact, Input, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.precompile import precompile
+from trnflow.tasks.stage import Workdir, of, read_json
+from trnflow.tasks.train import TrainConfig, train
+from trnflow.tasks.training.memory.device_fit import fit_to_device
+from trnflow.tasks.training.memory.estimate import GIB, Memory, check_memory
+from trnflow.tasks.training.memory.micro_batch import candidates, largest_fitting
+from trnflow.tasks.training.memory.trace_process import trace_in_process, trace_key
+from trnflow.tasks.training.memory.traced_memory import Untraceable, trace_memory
+from trnflow.tasks.training.model.build import build
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "num_attention_heads": 4}
 MODELS: dict[str, dict[str, Any]] = {

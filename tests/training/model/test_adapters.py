@@ -8,15 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.artifact import Source
-from tasks.errors import ModelError
-from tasks.train import TrainConfig
-from tasks.training.batches.sampler import Split
-from tasks.training.config import check_model
-from tasks.training.model.adapters import adapt, adapter_document, forward_passes
-from tasks.training.model.build import build, logits_of
-from tasks.training.model.lora import A, B
-from tasks.training.shared_types import Built
 from tests.training.toys import (
     BERT,
     DISTILBERT,
@@ -29,6 +20,15 @@ from tests.training.toys import (
     saved,
     scratch,
 )
+from trnflow.tasks.artifact import Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.batches.sampler import Split
+from trnflow.tasks.training.config import check_model
+from trnflow.tasks.training.model.adapters import adapt, adapter_document, forward_passes
+from trnflow.tasks.training.model.build import build, logits_of
+from trnflow.tasks.training.model.lora import A, B
+from trnflow.tasks.training.shared_types import Built
 
 ALL = {"method": "lora", "lora": {"rank": 4, "targets": "all-linear"}}
 

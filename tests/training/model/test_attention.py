@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.errors import ModelError
-from tasks.training.config import TrainConfig
-from tasks.training.model.attention import attend_documents, attend_rows, document_lengths, with_attention
-from tasks.training.model.build import build, logits_of
 from tests.training.toys import BERT, LLAMA, first_rows, packed_classes, packed_lm, scratch
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.model.attention import attend_documents, attend_rows, document_lengths, with_attention
+from trnflow.tasks.training.model.build import build, logits_of
 
 NATIVE = TrainConfig(engine="native")
 HIDDEN = torch.finfo(torch.float32).min

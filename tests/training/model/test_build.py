@@ -5,12 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tasks.data.chunks import open_chunks
-from tasks.errors import ModelError
-from tasks.evaluation.models import longest_sequence
-from tasks.export_neuron import example
-from tasks.training.model.build import build, checkpointed_layers, logits_of, model_config
-from tasks.training.objective import loss_sum
 from tests.training.toys import (
     BERT,
     DISTILBERT,
@@ -22,6 +16,12 @@ from tests.training.toys import (
     pretrained,
     scratch,
 )
+from trnflow.tasks.data.chunks import open_chunks
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.evaluation.models import longest_sequence
+from trnflow.tasks.export_neuron import example
+from trnflow.tasks.training.model.build import build, checkpointed_layers, logits_of, model_config
+from trnflow.tasks.training.objective import loss_sum
 
 ENCODERS = [BERT, {**BERT, "model_type": "roberta"}, DISTILBERT, LLAMA]
 

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.artifact import Input
-from tasks.training.batches.sampler import IGNORED, Split, shift_targets
-from tasks.training.model.build import build, inputs_of, logits_of
-from tasks.training.objective import loss_sum
-from tasks.training.shared_types import Built
 from tests.helpers.data_stages import new_bench
 from tests.training.toys import BERT, DRY, LLAMA, VOCABULARY, packed_classes, packed_lm, scratch
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.training.batches.sampler import IGNORED, Split, shift_targets
+from trnflow.tasks.training.model.build import build, inputs_of, logits_of
+from trnflow.tasks.training.objective import loss_sum
+from trnflow.tasks.training.shared_types import Built
 
 CHUNK = 24
 FEW = settings(derandomize=True, max_examples=8, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tasks.training.model.dropout import LEVELS, dropout_mask, use_fast_dropout
+from trnflow.tasks.training.model.dropout import LEVELS, dropout_mask, use_fast_dropout
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9, 1 / LEVELS, 1 - 1 / LEVELS, 1.0])

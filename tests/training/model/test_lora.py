@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.errors import ModelError
-from tasks.train import TrainConfig
-from tasks.training.model.lora import (
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.model.lora import (
     BASE,
     STYLES_BELOW,
     A,
@@ -21,8 +21,8 @@ from tasks.training.model.lora import (
     matching_layers,
     target_modules,
 )
-from tasks.training.partition_specs import STYLES, Mesh, parameter_specs
-from tasks.training.settings.lora import LoraConfig
+from trnflow.tasks.training.partition_specs import STYLES, Mesh, parameter_specs
+from trnflow.tasks.training.settings.lora import LoraConfig
 
 LAYERS = [f"model.layers.{n}.{part}" for n in (0, 1) for part in ("attn.q_proj", "attn.o_proj", "mlp.up_proj")]
 RULES = {"model.layers.*.attn.q_proj": "colwise", "model.layers.*.attn.o_proj": "rowwise", "lm_head": "colwise_rep"}

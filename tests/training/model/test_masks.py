@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.artifact import Input
-from tasks.errors import ModelError
-from tasks.evaluation.forward import token_losses
-from tasks.train import TrainConfig
-from tasks.training.batches.sampler import Split
-from tasks.training.model.attention import with_attention
-from tasks.training.model.build import build, logits_of
-from tasks.training.shared_types import Built
 from tests.training.run_stage import run_in_turn
 from tests.training.toys import LLAMA, first_rows, packed_classes, packed_lm, scratch
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.evaluation.forward import token_losses
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.batches.sampler import Split
+from trnflow.tasks.training.model.attention import with_attention
+from trnflow.tasks.training.model.build import build, logits_of
+from trnflow.tasks.training.shared_types import Built
 
 LENGTH, WINDOW, LAYERS = 32, 5, 4
 SMALL: dict[str, Any] = {**LLAMA, "num_hidden_layers": LAYERS, "num_key_value_heads": 2, "sliding_window": WINDOW}

@@ -7,12 +7,12 @@ import pytest
 import torch
 from sklearn.utils.class_weight import compute_class_weight
 
-from tasks.data.chunks import open_chunks
-from tasks.errors import ConfigError
-from tasks.train import TrainConfig
-from tasks.training.batches.sampler import Split
-from tasks.training.objective import class_weights, loss_sum, target_weight
 from tests.training.toys import packed_classes, packed_lm
+from trnflow.tasks.data.chunks import open_chunks
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.batches.sampler import Split
+from trnflow.tasks.training.objective import class_weights, loss_sum, target_weight
 
 
 def test_the_mean_is_pytorch_s() -> None:

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.artifact import Input, Meta, Source
-from tasks.stage import Workdir, stage
-from tasks.train import TrainConfig, environ, ranks
-from tasks.training.checkpoint.shards import Reader
-from tasks.training.choose_engine import make_engine
-from tasks.training.graph_registry import GraphRegistry
-from tasks.training.model.build import build, logits_of
-from tasks.training.objective import loss_sum
-from tasks.training.optim.optimizer import scalars
-from tasks.training.shared_types import FIRST
 from tests.training.run_stage import FolderPartial, Stage, run_stage, traced_and_trained
 from tests.training.toys import LLAMA, first_rows, packed_lm, scratch
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.train import TrainConfig, environ, ranks
+from trnflow.tasks.training.checkpoint.shards import Reader
+from trnflow.tasks.training.choose_engine import make_engine
+from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.model.build import build, logits_of
+from trnflow.tasks.training.objective import loss_sum
+from trnflow.tasks.training.optim.optimizer import scalars
+from trnflow.tasks.training.shared_types import FIRST
 
 BFLOAT16: dict[str, Any] = {
     "engine": "native",
@@ -114,8 +114,8 @@ def test_ranks_sum_as_precisely(layout: dict[str, Any], tmp_path: Path) -> None:
 def growth_between_passes(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """{"growth": bytes that tensors hold before an update's last pass, beyond those before its first, "trained": numbers of a
     rank's part}, of rank 0. Of the second update: by then everything else is there."""
-    from tasks.training.choose_engine import join_ranks
-    from tasks.training.native.engine import NativeEngine
+    from trnflow.tasks.training.choose_engine import join_ranks
+    from trnflow.tasks.training.native.engine import NativeEngine
 
     with join_ranks(config) as world:
         built = build(model, packed, seed=0, weights=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tasks.train import TrainConfig
 from tests.training.run_stage import FolderPartial, Result, Stage, files_of, kill_after, run_stage, traced_and_trained
 from tests.training.toys import LLAMA, packed_lm, scratch
+from trnflow.tasks.train import TrainConfig
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Input, Meta, Source
-from tasks.errors import ModelError
-from tasks.keys.canonical_json import canonical
-from tasks.stage import Workdir, of, stage
-from tasks.train import TrainConfig, environ, train
-from tasks.training.choose_engine import make_engine
-from tasks.training.graph_registry import GraphRegistry
-from tasks.training.model.build import build
-from tasks.training.optim.optimizer import scalars
 from tests.training.run_stage import run_stage
 from tests.training.toys import BERT, first_rows, packed_classes, scratch
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.keys.canonical_json import canonical
+from trnflow.tasks.stage import Workdir, of, stage
+from trnflow.tasks.train import TrainConfig, environ, train
+from trnflow.tasks.training.choose_engine import make_engine
+from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.optim.optimizer import scalars
 
 
 @stage(kind="checkpoint", environ=environ)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Input, Meta, Source
-from tasks.stage import Workdir, stage
-from tasks.train import TrainConfig, environ, ranks
-from tasks.training.choose_engine import make_engine
-from tasks.training.graph_registry import GraphRegistry
-from tasks.training.model.build import build
-from tasks.training.optim.optimizer import scalars
 from tests.training.parity import agree
 from tests.training.run_stage import run_in_turn, run_stage
 from tests.training.toys import BERT, LLAMA, first_rows, packed_classes, packed_lm, scratch
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.train import TrainConfig, environ, ranks
+from trnflow.tasks.training.choose_engine import make_engine
+from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.optim.optimizer import scalars
 
 TP: dict[str, Any] = {"engine": "native", "devices": 2, "tensor_parallel_size": 2, "global_batch": 4, "threads": 1}
 SP: dict[str, Any] = {**TP, "sequence_parallel": True}
@@ -36,7 +36,7 @@ def masks(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Me
     Queries and keys are 0 and values 1, so attention gives, of each head and position, the share of weights that were kept."""
     import torch
 
-    from tasks.training.choose_engine import join_ranks
+    from trnflow.tasks.training.choose_engine import join_ranks
 
     with join_ranks(config) as world:
         built = build(model, packed, seed=0, weights=True)

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from tasks.artifact import Input, Meta, Source
-from tasks.errors import ModelError, ProcessFailed
-from tasks.stage import Workdir, stage
-from tasks.train import TrainConfig, ranks
-from tasks.train import environ as train_environ
-from tasks.training.choose_engine import join_ranks
-from tasks.training.ranks import ALONE, replica_seed
 from tests.launch.processes import gone, marked
 from tests.training.run_stage import FolderPartial, Stage, run_stage, traced_and_trained
 from tests.training.toys import BERT, packed_classes, scratch
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.errors import ModelError, ProcessFailed
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.train import TrainConfig, ranks
+from trnflow.tasks.train import environ as train_environ
+from trnflow.tasks.training.choose_engine import join_ranks
+from trnflow.tasks.training.ranks import ALONE, replica_seed
 
 CONFIG: dict[str, Any] = {"engine": "native", "devices": 2, "global_batch": 8, "epochs": 40, "log_every": 1}
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tasks.train import TrainConfig
-from tasks.training.layout.slices import Layout
-from tasks.training.native.updates import Update, make_update
-from tasks.training.optim.optimizer import scalars
-from tasks.training.optim.rounding import CHUNKS, RandomBits
-from tasks.training.partition_specs import Mesh, Shape
-from tasks.training.ranks import ALONE
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.layout.slices import Layout
+from trnflow.tasks.training.native.updates import Update, make_update
+from trnflow.tasks.training.optim.optimizer import scalars
+from trnflow.tasks.training.optim.rounding import CHUNKS, RandomBits
+from trnflow.tasks.training.partition_specs import Mesh, Shape
+from trnflow.tasks.training.ranks import ALONE
 
 CPU = torch.device("cpu")
 RATE, STEPS = 1e-3, 150

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.errors import ModelError
-from tasks.train import TrainConfig
-from tasks.training.optim.adafactor import adafactor
-from tasks.training.optim.optimizer import (
+from tests.training.run_stage import run_stage, traced_and_trained
+from tests.training.toys import BERT, packed_classes, scratch
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.optim.adafactor import adafactor
+from trnflow.tasks.training.optim.optimizer import (
     adamw,
     check_learning_rates,
     clip_factor,
@@ -19,8 +21,6 @@ from tasks.training.optim.optimizer import (
     scalars,
     state_shapes,
 )
-from tests.training.run_stage import run_stage, traced_and_trained
-from tests.training.toys import BERT, packed_classes, scratch
 
 
 def test_adamw_is_pytorch_s() -> None:

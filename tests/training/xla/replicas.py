@@ -13,20 +13,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Input, Meta, Source
-from tasks.config import StageConfig
-from tasks.stage import Workdir, stage
-from tasks.train import TrainConfig
-from tasks.train import environ as train_environ
-from tasks.training.batches.sampler import Batch, Split
-from tasks.training.checkpoint import shards
-from tasks.training.choose_engine import join_ranks
-from tasks.training.fit import make_schedule
-from tasks.training.graph_registry import GraphRegistry
-from tasks.training.optim.optimizer import Scalars, scalars
-from tasks.training.partition_specs import Mesh
-from tasks.training.ranks import World
 from tests.training.run_stage import run_stage
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.train import environ as train_environ
+from trnflow.tasks.training.batches.sampler import Batch, Split
+from trnflow.tasks.training.checkpoint import shards
+from trnflow.tasks.training.choose_engine import join_ranks
+from trnflow.tasks.training.fit import make_schedule
+from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.optim.optimizer import Scalars, scalars
+from trnflow.tasks.training.partition_specs import Mesh
+from trnflow.tasks.training.ranks import World
 
 EXPECTED = ("all-reduce", "reduce-scatter", "all-gather")
 QUICKLY_COMPILED = "--xla_backend_optimization_level=0"  # such small graphs take longer to compile than to run
@@ -69,8 +69,8 @@ def joining(config: ReplicasConfig, out: Workdir) -> Meta:
 @stage(kind="checkpoint", environ=lambda _: train_environ(TrainConfig()))
 def met_alone(config: TrainConfig, out: Workdir) -> Meta:
     """What hosts tell each other beside XLA's group, of a single one."""
-    from tasks.launch.ranks import environ
-    from tasks.training.xla.replicas import join_processes
+    from trnflow.tasks.launch.ranks import environ
+    from trnflow.tasks.training.xla.replicas import join_processes
 
     os.environ.update(environ(0, 1, out.scratch, 29_000 + os.getpid() % 1000))
     host = join_processes(config)
@@ -125,8 +125,8 @@ class All:
     """The replicas of one training."""
 
     def __init__(self, config: TrainConfig, model: Source, packed: Input, stored: shards.Reader | None) -> None:
-        from tasks.training.model.adapters import prepared
-        from tasks.training.model.build import build
+        from trnflow.tasks.training.model.adapters import prepared
+        from trnflow.tasks.training.model.build import build
 
         self.config, self.engines, self.registries = config, [], []
         for rank in range(config.devices):
@@ -175,7 +175,7 @@ class All:
         """The engine, which also keeps the collectives of its graphs."""
         import torch_xla
 
-        from tasks.training.xla.engine import XlaEngine
+        from trnflow.tasks.training.xla.engine import XlaEngine
 
         class Listed(XlaEngine):
             collectives: dict[str, list[str]]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.training.xla.gradient_leaves import GradientLeaves
-from tasks.training.xla.gspmd import use_einsum, write_out_norms
+from trnflow.tasks.training.xla.gradient_leaves import GradientLeaves
+from trnflow.tasks.training.xla.gspmd import use_einsum, write_out_norms
 
 WIDTH, WORDS, SHARES = 8, 12, 2
 

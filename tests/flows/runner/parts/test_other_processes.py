@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.parts.worker_process import make_part_apart
-from tasks.artifact import Meta
-from tasks.keys.hash_cache import sha256_file
-from tasks.store import Store
-from tasks.store.layout import blob_name
 from tests.flows.runner.parts.test_shards import counts, digest
 from tests.flows.runner.shelf import Shelf, sentences
 from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F401 - fixtures
+from trnflow.flows.runner.parts.worker_process import make_part_apart
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import blob_name
 
 pytestmark = pytest.mark.slow
 

@@ -15,19 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.runner.call import Outcome
-from flows.runner.parts import shards
-from tasks.artifact import Meta
-from tasks.errors import BlobLost, DataError
-from tasks.keys.key_document import key_of
-from tasks.store import Store
-from tasks.store.garbage.collect import collect
-from tasks.store.garbage.pins import add_pin
-from tasks.store.garbage.roots import Policy
-from tasks.store.layout import blob_name
-from tasks.store.verify import verify
 from tests.flows.runner.shelf import Shelf, sentences
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.parts import shards
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import BlobLost, DataError
+from trnflow.tasks.keys.key_document import key_of
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.collect import collect
+from trnflow.tasks.store.garbage.pins import add_pin
+from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.layout import blob_name
+from trnflow.tasks.store.verify import verify
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 
@@ -169,7 +169,7 @@ def test_what_changes_tokens_changes_every_shard_and_nothing_else_does(shelf: Sh
     documents = [record["document"] for record in shelf.shards()]
     assert {*documents[0]["params"]} == {"task", "framed", "max_length", "overlong", "add_eos"}
     assert {*documents[0]["inputs"]} == {"tokenizer", "rows"}
-    assert "tasks.data.tokenization.encoders" in documents[0]["code"]
+    assert "trnflow.tasks.data.tokenization.encoders" in documents[0]["code"]
     assert all(record["key"] == key_of(record["document"]) for record in shelf.shards())
 
 
@@ -328,7 +328,7 @@ def test_shards_collected_while_they_are_used_cost_work_and_no_result(shelf: She
 
 
 def healed(shelf: Shelf, count: int) -> Outcome:
-    """As `flows.runner.run` does: what was lost is made anew."""
+    """As `trnflow.flows.runner.run` does: what was lost is made anew."""
     for _ in range(20):
         try:
             return shelf.run(sentences(count))

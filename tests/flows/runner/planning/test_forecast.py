@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from flows.display import report
-from flows.runner.call import Outcome
-from flows.runner.planning.forecast import total
-from flows.runner.planning.planner import Planner
-from flows.runner.runner import Runner
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
 from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from trnflow.flows.display import report
+from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.planning.forecast import total
+from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 
 class House:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from flows.finetune import FINETUNE
-from flows.recipes import recipe as settings
-from flows.runner.planning.memory_check import UNTRACED, report_memory
-from flows.runner.run import look, open_store
-from tasks.training.memory.trace_process import trace_in_process
 from tests.helpers.command_line import Shell
+from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.runner.planning.memory_check import UNTRACED, report_memory
+from trnflow.flows.runner.run import look, open_store
+from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 RECIPE = """
 data: {source: rows.jsonl, text: text, label: label, labels: [pos, neg], split: {validation: 0.2, test: 0.2}}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from flows.runner.runner import Runner
-from tasks.config import StageConfig
-from tasks.sources.resolver import Resolver
-from tasks.store import Store
 from tests.flows.runner.toy import learn
+from trnflow.flows.runner.runner import Runner
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
 
 
 def lines(folder: Path, price: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
