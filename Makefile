@@ -14,7 +14,7 @@ help:       ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 setup: .venv/installed ## virtual environment with the locked dependencies, and bytecode, without which a command takes 0.15 s more
-	@$(BIN)/python -m compileall -q flows tasks
+	@$(BIN)/python -m compileall -q trnflow flows tasks
 
 .venv/installed: requirements.lock pyproject.toml
 	python3 -c 'import sys; sys.exit("trnflow needs Python 3.11 or 3.12, this is " + sys.version) if not (3, 11) <= sys.version_info[:2] <= (3, 12) else None'

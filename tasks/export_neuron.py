@@ -78,7 +78,7 @@ to install."""
     kind="exported",
     accel=accelerator,
     environ=environ,
-    assets=tuple(f"tasks/export/loaders/{name}" for name in LOADERS),
+    assets=tuple(f"trnflow/tasks/export/loaders/{name}" for name in LOADERS),
 )
 def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
     """Export the model of a Hugging Face folder as graphs (programs) from (input_ids, attention_mask) to logits, one

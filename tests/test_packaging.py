@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import site
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -16,14 +19,15 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 
 
+def build(target: str, source: Path, folder: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    return next(folder.glob("*.whl" if target == "wheel" else "*.tar.gz"))
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=PROJECT, check=True, capture_output=True,
-    )  # fmt: skip
-    return next(folder.glob("*.whl"))
+    return build("wheel", PROJECT, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +48,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_packages_the_recipes_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"flows", "tasks"}
-    assert "flows/conf/demo.yaml" in names
-    assert "flows/conf/base/hardware/trn1.2xlarge.yaml" in names
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"trnflow"}
+    assert "trnflow/flows/conf/demo.yaml" in names
+    assert "trnflow/flows/conf/base/hardware/trn1.2xlarge.yaml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -58,10 +62,63 @@ def test_the_console_script_works_outside_the_checkout(installed: Path, tmp_path
     )
     assert json.loads(done.stdout)["stages"][0]["action"] == "run"
     where = subprocess.run(
-        [installed.with_name("python"), "-c", "import flows; print(flows.__file__)"],
+        [installed.with_name("python"), "-c", "import trnflow; print(trnflow.__file__)"],
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert str(PROJECT / "flows") not in where.stdout
+    assert str(PROJECT) not in where.stdout
+
+
+def test_a_wheel_made_through_the_source_archive_is_the_same(wheel: Path, tmp_path: Path) -> None:
+    """An archive has no links, so that it holds the package's parts where the links are."""
+    with tarfile.open(build("sdist", PROJECT, tmp_path)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    through = build("wheel", next(folder for folder in tmp_path.iterdir() if folder.is_dir()), tmp_path / "through")
+    assert sorted(zipfile.ZipFile(through).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+def test_own_folders_flows_and_tasks_are_importable_beside_the_wheel(installed: Path, tmp_path: Path) -> None:
+    for name in ("flows", "tasks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"MINE = '{name}'\n")
+    program = "import flows, tasks, trnflow.flows.finetune; print(flows.MINE, tasks.MINE)"
+    command = [installed.with_name("python"), "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["flows", "tasks"]
+
+
+def test_keys_from_a_wheel_equal_those_from_the_checkout(installed: Path, tmp_path: Path) -> None:
+    def first_key(*command: str | Path) -> str:
+        environ = os.environ | {"TRNFLOW_HOME": str(tmp_path / "home")}
+        done = subprocess.run(
+            [*command, "plan", "demo", "--json"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+        )
+        return str(json.loads(done.stdout)["stages"][0]["key"])
+
+    theirs = first_key(installed)
+    assert len(theirs) == 64
+    assert first_key(sys.executable, "-m", "trnflow") == theirs
+
+
+def test_a_run_loads_no_module_under_two_names(tmp_path: Path) -> None:
+    program = (
+        "import sys; from trnflow.flows.cli.main import main; main(['plan', 'demo']);"
+        "print([name for name in sys.modules if name.split('.')[0] in ('flows', 'tasks')], file=sys.stderr)"
+    )
+    environ = os.environ | {"TRNFLOW_HOME": str(tmp_path)}
+    # in the checkout's own folder `import tasks` would work too
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROJECT, env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_copy_without_its_links_says_so(tmp_path: Path) -> None:
+    (tmp_path / "trnflow").mkdir()
+    shutil.copy(PROJECT / "trnflow/__init__.py", tmp_path / "trnflow")
+    command = [sys.executable, "-c", "import trnflow"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"{tmp_path}/trnflow has lost its symbolic link flows -> ../flows: clone the repository" in done.stderr
 
 
 def test_the_lock_is_exact_complete_and_without_addresses() -> None:

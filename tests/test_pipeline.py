@@ -24,13 +24,13 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("flows", "tasks", "conf"):
-            shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("trnflow", "flows", "tasks", "conf"):
+            shutil.copytree(PROJECT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))}
         done = subprocess.run(
-            [sys.executable, "-m", "flows", *arguments], cwd=self.folder, env=environ, capture_output=True, text=True
+            [sys.executable, "-m", "trnflow", *arguments], cwd=self.folder, env=environ, capture_output=True, text=True
         )
         assert not check or done.returncode == 0, done.stderr
         return done

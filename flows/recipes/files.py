@@ -48,10 +48,10 @@ OWN = ("name", "description")
 
 @cache
 def conf_folder() -> Path:
-    """Return the folder `conf` of the shipped recipes. An installed wheel has it inside the package `flows`, a checkout
+    """Return the folder `conf` of the shipped recipes. An installed wheel has it inside the package, a checkout
     at its top."""
     inside = Path(__file__).parents[1] / "conf"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "conf"
+    return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "conf"
 
 
 def recipe_names() -> list[str]:

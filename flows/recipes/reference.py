@@ -59,7 +59,7 @@ def meanings(kind: type[BaseModel]) -> dict[str, str]:
     included. Fields without a docstring are left out. Parses the source code of the class."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if issubclass(base, BaseModel) and base.__module__.startswith(("flows.", "tasks.")):
+        if issubclass(base, BaseModel) and base.__module__.startswith("trnflow."):
             body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
             for field, text in pairwise(body):
                 if (

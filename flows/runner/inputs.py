@@ -1,7 +1,7 @@
 """Find the inputs of a pipeline that none of its stages makes: sources (the data and the pretrained model, outside the
 store) and the model in the store that training starts from (`train.warm_start_from`).
 
-`trnflow.flows.runner.runner.Runner` and `trnflow.flows.runner.planning.planner.Planner` share this code, so that a plan computes the same
+`Runner` and `Planner` share this code, so that a plan computes the same
 keys as a run.
 """
 

@@ -1,7 +1,7 @@
 """Run the stages of a pipeline in order: take a stage's artifact from the store if it is there (a hit), else run the
 stage.
 
-`trnflow.flows.runner.executor` runs each stage. `trnflow.flows.services.run_view.stage_tasks.PrefectRunner` overrides `run_or_reuse` to
+`trnflow.flows.runner.executor` runs each stage. `PrefectRunner` overrides `run_or_reuse` to
 show each stage as a Prefect task.
 """
 

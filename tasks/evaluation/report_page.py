@@ -15,7 +15,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.lost_rows import COLUMNS
 from trnflow.tasks.stage import read_json
 
-TEMPLATE = "tasks/evaluation/report.html.jinja"
+TEMPLATE = "trnflow/tasks/evaluation/report.html.jinja"
 
 PLOTS = {"confusion_matrix.png": "confusion matrix", "calibration.png": "calibration curve"}
 

@@ -2,11 +2,10 @@
 everything that decides the stage's result. While the stage runs, `trnflow.tasks.keys.file_audit` checks each file that the
 stage opens against this list.
 
-The project is the folder that contains the package `tasks`, or the stage's own package, if that folder has a
+The project is the folder that contains the package `trnflow`, or the stage's own package, if that folder has a
 `pyproject.toml` or `.git`; otherwise (installed packages) only the packages of this project and of the stage. A stage
 may also read two groups of modules whose code its key does not hash: PLUMBING, of which the key has version numbers
-(schema numbers) instead, and CARRIERS (`trnflow.tasks.launch`, `trnflow.tasks.store` and others), which only move data and are not in
-the key.
+(schema numbers) instead, and CARRIERS (`trnflow.tasks.launch` and others), which only move data and are not in the key.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from trnflow.tasks.keys.file_audit import Permit, edited
 from trnflow.tasks.keys.hash_cache import Memo, stamp
 from trnflow.tasks.stage import Stage
 
-CARRIERS = ("tasks/launch", "tasks/store", "tasks/system", "tasks/keys/file_audit.py")
+CARRIERS = ("trnflow/tasks/launch", "trnflow/tasks/store", "trnflow/tasks/system", "trnflow/tasks/keys/file_audit.py")
 """Code of the runner that a stage's process uses. Paths relative to the folder that holds the packages."""
 
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TMPDIR")
@@ -49,7 +48,7 @@ def permit_for(
         CodeError: A module has changed since the key was computed.
     """
     top = stage.function.__module__.split(".")[0]
-    bases = sorted({str(form) for name in (top, "tasks") for form in _forms(project_folder(name))})
+    bases = sorted({str(form) for name in (top, "trnflow") for form in _forms(project_folder(name))})
     roots = tuple((root, f"{base}{os.sep}") for base in bases for root in _roots(base, top))
     beside = [sys.prefix, sys.base_prefix, *places, *_locations(inputs), *filter(None, map(os.environ.get, CACHES))]
     carriers = [Path(base, name) for base in bases for name in CARRIERS]
@@ -62,7 +61,7 @@ def permit_for(
 
 def _known(stage: Stage, code: Meta, top: str) -> Iterator[tuple[str, Path]]:
     """Yield (module or package, file) of all modules in the code part of the stage's key, and of PLUMBING."""
-    locate = locator({top, "tasks"})
+    locate = locator({top, "trnflow"})
     for name in (*code, *PLUMBING):
         path = locate(name)
         if path is not None:
@@ -88,7 +87,9 @@ def _roots(base: str, top: str) -> list[str]:
     folder = Path(base)
     if any((folder / mark).exists() for mark in ("pyproject.toml", ".git")):
         return [f"{base}{os.sep}"]
-    return [f"{folder / name}{os.sep}" for name in ("tasks", "flows", "conf", top) if (folder / name).is_dir()]
+    # in a checkout the parts of the package are links, and a file below one may be opened under either name
+    packages = [folder / name for name in ("trnflow", "trnflow/flows", "trnflow/tasks", "conf", top)]
+    return [f"{form}{os.sep}" for package in packages if package.is_dir() for form in _forms(package)]
 
 
 def _sorted_out(paths: list[Path], roots: tuple[tuple[str, str], ...]) -> tuple[set[str], set[str]]:

@@ -1,5 +1,5 @@
 """Compute the code part of a stage key (the hash by which a stage's earlier result is found): a hash of each
-first-party module that the stage's module imports, at any depth. First-party modules are those of the package `tasks`
+first-party module that the stage's module imports, at any depth. First-party modules are those of the package `trnflow`
 and of the stage's own top-level package.
 
 A module's hash is that of its AST (syntax tree) without docstrings, comments and positions. PLUMBING is a set of
@@ -28,10 +28,13 @@ ATTEMPTS = 5
 
 PLUMBING = frozenset(
     {
-        "tasks", "trnflow.tasks.artifact", "trnflow.tasks.config", "trnflow.tasks.errors", "trnflow.tasks.stage",
-        "trnflow.tasks.keys", "trnflow.tasks.keys.canonical_json", "trnflow.tasks.keys.code_closure", "trnflow.tasks.keys.hash_cache", "trnflow.tasks.keys.key_document",
+        "trnflow", "trnflow.tasks", "trnflow.tasks.artifact",
+        "trnflow.tasks.config", "trnflow.tasks.errors", "trnflow.tasks.stage",
+        "trnflow.tasks.keys", "trnflow.tasks.keys.canonical_json", "trnflow.tasks.keys.code_closure",
+        "trnflow.tasks.keys.hash_cache", "trnflow.tasks.keys.key_document",
         "trnflow.tasks.sources", "trnflow.tasks.system",
-        "trnflow.tasks.sources.download_cache", "trnflow.tasks.sources.hub_errors", "trnflow.tasks.sources.model_source", "trnflow.tasks.sources.paths",
+        "trnflow.tasks.sources.download_cache", "trnflow.tasks.sources.hub_errors",
+        "trnflow.tasks.sources.model_source", "trnflow.tasks.sources.paths",
         "trnflow.tasks.sources.remote_errors", "trnflow.tasks.sources.resolver",
         "trnflow.tasks.system.private_files", "trnflow.tasks.system.redaction", "trnflow.tasks.system.threads",
     }
@@ -59,7 +62,7 @@ BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 def project_folder(package: str) -> Path:
-    """Return the folder that contains a top-level package, such as `tasks`: a checkout or site-packages. Imports the
+    """Return the folder that contains a top-level package, such as `trnflow`: a checkout or site-packages. Imports the
     package."""
     return Path(next(iter(import_module(package).__path__))).parent
 
@@ -68,7 +71,7 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
     """Find the code that a stage's module consists of: the module itself, everything that it imports, at any depth, and
     the packages that contain these modules. Return this code as two tables of the stage's key document, (code, env).
 
-    code: {first-party module (of `tasks` or of the stage's own top-level package): `sha256:<hex>` of its code}. For a
+    code: {first-party module (of `trnflow` or of the stage's own top-level package): `sha256:<hex>` of its code}. For a
     module of PLUMBING the value is `schema:<number>` instead: the module's code is not hashed, and the number is raised
     when a change of the module changes results. env: {third-party distribution: its version}, and under `python` the
     interpreter's version, such as `3.12`.
@@ -76,7 +79,7 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
     module: the dotted name of the stage's module; memo: the hash cache, which remembers the code hashes of files that
     have not changed."""
     top = module.split(".")[0]
-    locate = locator({top, "tasks"})
+    locate = locator({top, "trnflow"})
     code: dict[str, str] = {}
     foreign: set[str] = set()
     seen = {module}
@@ -205,7 +208,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 def _environment(foreign: set[str], memo: Memo) -> dict[str, str]:
     names = {DISTRIBUTIONS.get(name, name) for name in foreign}
     names.update(friend for name in list(names) for friend in FRIENDS.get(name, ()))
-    versions = installed_versions(names - TRANSPORT - {"tasks", "flows"}, memo)
+    versions = installed_versions(names - TRANSPORT - {"trnflow"}, memo)
     found = {name: version for name, version in sorted(versions.items()) if version is not None}
     return {"python": f"{sys.version_info.major}.{sys.version_info.minor}", **found}
 

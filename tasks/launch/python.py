@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import trnflow.tasks
+import trnflow
 
 _BOOT = (
     "import sys, importlib; root, entry = sys.argv[1:3]; root in sys.path or sys.path.insert(0, root); "
@@ -22,5 +22,5 @@ def python(entry: str, *arguments: str) -> list[str]:
         entry: The function as "module:function".
         arguments: The arguments of the function.
     """
-    assert tasks.__file__
-    return [sys.executable, "-P", "-c", _BOOT, str(Path(tasks.__file__).resolve().parents[1]), entry, *arguments]
+    assert trnflow.__file__
+    return [sys.executable, "-P", "-c", _BOOT, str(Path(trnflow.__file__).parents[1]), entry, *arguments]

@@ -78,7 +78,7 @@ sys.meta_path.insert(0, Finder())
 def start(folder: Path, *more: str, command: tuple[str, ...] = RUN) -> subprocess.Popen[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))}
     return subprocess.Popen(
-        [sys.executable, "-m", "flows", *command, *more],
+        [sys.executable, "-m", "trnflow", *command, *more],
         cwd=folder,
         env=environ | {"TRNFLOW_HOME": str(folder / "home")},
         stdout=subprocess.PIPE,

@@ -53,7 +53,7 @@ class House:
         return Api(self.home, json.loads((self.home / "prefect/server.json").read_text())["url"])
 
     def trnflow(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flows", *arguments]
+        command = [sys.executable, "-m", "trnflow", *arguments]
         return subprocess.run(
             command, cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=900
         )  # fmt: skip
@@ -83,7 +83,7 @@ class House:
     def start_worker(self) -> None:
         with (self.folder / "worker.log").open("ab") as log:
             self.worker = subprocess.Popen(
-                [sys.executable, "-m", "flows", "worker"], cwd=self.folder, env=self.environ, stdout=log, stderr=log,
+                [sys.executable, "-m", "trnflow", "worker"], cwd=self.folder, env=self.environ, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
 

@@ -31,7 +31,7 @@ RUN = """
 import importlib.util, json, sys
 import numpy as np
 folder, library, length, given, found = sys.argv[1:]
-assert not [name for name in ("torch", "tasks", "flows") if importlib.util.find_spec(name)]
+assert not [name for name in ("torch", "trnflow") if importlib.util.find_spec(name)]
 sys.path.insert(0, folder)
 rows = np.load(given)
 loader = __import__("load_" + library)
@@ -111,7 +111,7 @@ README = """
 import importlib.util, json, os, re, sys
 from pathlib import Path
 folder, library = sys.argv[1:]
-assert not [name for name in ("torch", "tasks", "flows") if importlib.util.find_spec(name)]
+assert not [name for name in ("torch", "trnflow") if importlib.util.find_spec(name)]
 os.chdir(folder)
 sys.path.insert(0, folder)
 (script,) = re.findall("```python\\n(.*?)```", Path("README.md").read_text(), re.DOTALL)

@@ -132,7 +132,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> InProcessShell:
 
 @pytest.fixture(scope="module")
 def classifier(shell: InProcessShell) -> Iterator[Served]:
-    yield from served(shell.folder, "-m", "flows", "predict", "last", "--serve", "--json")
+    yield from served(shell.folder, "-m", "trnflow", "predict", "last", "--serve", "--json")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ QUICK = ["tracking.enabled=false", "data.limit=50"]
 
 
 def test_the_command_line_shows_its_stages_to_prefect(api: Api, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flows", "run", "demo", "--json", "--until", "format_prompts", *QUICK]
+    command = [sys.executable, "-m", "trnflow", "run", "demo", "--json", "--until", "format_prompts", *QUICK]
     done = subprocess.run(command, cwd=tmp_path, env=api.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [stage["action"] for stage in json.loads(done.stdout)["stages"]] == ["ran", "ran"]
@@ -134,7 +134,7 @@ def test_a_failing_stage_fails_its_task_and_the_flow_with_the_reason(api: Api, t
     (tmp_path / "mine.yaml").write_text(
         "extends: demo\nname: broken\ndata: {source: rows.csv, name: null, text: text, label: label, labels: [x, z]}\n"
     )
-    command = [sys.executable, "-m", "flows", "run", "mine.yaml", "--json", "tracking.enabled=false"]
+    command = [sys.executable, "-m", "trnflow", "run", "mine.yaml", "--json", "tracking.enabled=false"]
     done = subprocess.run(command, cwd=tmp_path, env=api.environ, capture_output=True, text=True)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

@@ -34,7 +34,7 @@ class Shell:
 
     def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "flows", *arguments],
+            [sys.executable, "-m", "trnflow", *arguments],
             cwd=self.folder,
             env=self.environ | environ,
             capture_output=True,

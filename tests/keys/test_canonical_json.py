@@ -65,7 +65,8 @@ def test_a_value_that_nothing_could_read_again_is_an_error() -> None:
 
 
 def test_keys_do_not_depend_on_process_hash_seed_or_order() -> None:
-    program = "from trnflow.tasks.keys.canonical_json import digest_of; print(digest_of({'b': [1, 2.5], 'a': {'y': None, 'x': 'ü'}}))"
+    program = "from trnflow.tasks.keys.canonical_json import digest_of;"
+    program += " print(digest_of({'b': [1, 2.5], 'a': {'y': None, 'x': 'ü'}}))"
     seen = set()
     for seed in ("0", "1", "random"):
         done = subprocess.run(

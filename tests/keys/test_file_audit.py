@@ -167,8 +167,8 @@ print(json.dumps([{outcome.stage: outcome.action for outcome in result.outcomes}
 
 def test_a_stage_whose_code_is_edited_while_another_runs_runs_the_new_code_under_its_key(tmp_path: Path) -> None:
     """The flow has loaded pack_chunks when the run begins; its helper is edited while load_data runs."""
-    for name in ("flows", "tasks", "conf"):
-        shutil.copytree(PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("trnflow", "flows", "tasks", "conf"):
+        shutil.copytree(PROJECT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
 
     def run(edit_after: str) -> Any:
         environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -28,7 +28,7 @@ def with_own_code(folder: Path, **config: object) -> None:
 @pytest.mark.parametrize("value", ["true", "false"])
 def test_the_setting_is_gone_and_the_error_says_why(tmp_path: Path, value: str) -> None:
     (tmp_path / "old.yaml").write_text(f"extends: demo\nmodel:\n  trust_remote_code: {value}\n")
-    command = [sys.executable, "-m", "flows", "plan", "old.yaml"]
+    command = [sys.executable, "-m", "trnflow", "plan", "old.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert (

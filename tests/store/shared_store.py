@@ -3,7 +3,7 @@
     python -m tests.store.shared_store write ROOT FOLDER PROJECT SECONDS
     python -m tests.store.shared_store collect ROOT FOLDER GRACE SECONDS
 
-A writer runs the toy pipeline with ever changing settings, as `trnflow.flows.runner.run.execute` does, and says how many runs it made.
+A writer runs the toy pipeline with ever changing settings, as `execute` does, and says how many runs it made.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _retrain(options: Namespace) -> None:
     process is waited for: training saves its state first.
     """
     more = ["--offline"] if options.offline else []
-    command = [sys.executable, "-m", "flows", "retrain", options.recipe, *more, *options.overrides]
+    command = [sys.executable, "-m", "trnflow", "retrain", options.recipe, *more, *options.overrides]
     is_stopped = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None

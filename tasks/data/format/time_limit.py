@@ -92,7 +92,7 @@ def serve(function: str, place: str) -> None:
     answer["modules"] = sorted(
         str(module.__file__)
         for name, module in list(sys.modules.items())
-        if name.split(".")[0] == "tasks" and module.__file__
+        if name.split(".")[0] == "trnflow" and module.__file__
     )
     sys.stdout.write(json.dumps(answer))
 

@@ -148,7 +148,7 @@ def test_who_loses_the_race_is_compared_with_the_new_champion(
 
 def test_of_two_processes_one_makes_its_model_champion_and_the_other_compares_again(tiny: InProcessShell) -> None:
     """Both challengers are better than the champion, and neither is better than the other."""
-    command = [sys.executable, "-m", "flows", "promote", "tiny.yaml"]
+    command = [sys.executable, "-m", "trnflow", "promote", "tiny.yaml"]
     for _ in range(2):
         before = tiny.json("rollback", "tiny.yaml")["number"]
         both = [

@@ -259,7 +259,17 @@ def test_after_a_kill_only_what_is_missing_is_uploaded(store: Store, tmp_path: P
     with serve_uploads("me/tiny") as hub:
         hub.refuse = hold  # type: ignore[assignment]
         environ = os.environ | {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
-        command = [sys.executable, "-m", "flows", "publish", artifact.digest[7:19], TO, "--store", store.root, "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "trnflow",
+            "publish",
+            artifact.digest[7:19],
+            TO,
+            "--store",
+            store.root,
+            "--json",
+        ]
         killed = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         assert held.wait(60)
         killed.send_signal(signal.SIGKILL)

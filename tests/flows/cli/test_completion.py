@@ -14,7 +14,7 @@ from tests.conftest import PROJECT
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
-        [sys.executable, "-m", "flows", "completion", "bash"], cwd=PROJECT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "trnflow", "completion", "bash"], cwd=PROJECT, capture_output=True, text=True, check=True
     )
     file = tmp_path_factory.mktemp("completion") / "trnflow.bash"
     file.write_text(done.stdout)
@@ -56,7 +56,7 @@ def test_bash_completes(script: Path, line: str, words: list[str]) -> None:
 
 def test_zsh_runs_the_same_script_and_the_version_is_printed() -> None:
     def said(*arguments: str) -> str:
-        command = [sys.executable, "-m", "flows", *arguments]
+        command = [sys.executable, "-m", "trnflow", *arguments]
         return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
 
     assert said("completion", "zsh").startswith("autoload -Uz compinit bashcompinit")

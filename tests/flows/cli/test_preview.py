@@ -50,7 +50,7 @@ def test_the_spans_are_the_whole_text_cut_where_the_mask_changes(text: str, data
 def trnflow(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TRNFLOW")}
     return subprocess.run(
-        [sys.executable, "-m", "flows", *arguments], cwd=folder, env=environ, capture_output=True, text=True
+        [sys.executable, "-m", "trnflow", *arguments], cwd=folder, env=environ, capture_output=True, text=True
     )
 
 

@@ -162,8 +162,8 @@ class Refactored:
     """The program in a folder of its own, so that a stage's code can be changed."""
 
     def __init__(self, shell: Shell, folder: Path) -> None:
-        for part in ("flows", "tasks", "conf"):
-            shutil.copytree(PROJECT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        for part in ("trnflow", "flows", "tasks", "conf"):
+            shutil.copytree(PROJECT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         shell.environ["PYTHONPATH"] = str(folder)
         self.stage = folder / "tasks/tokenize_text.py"
 
@@ -202,7 +202,7 @@ def rewritten(shell: Shell, stage: str, **changed: Any) -> dict[str, Any]:
 
 def test_accept_adopts_what_a_release_with_other_module_names_made(own_past: Shell) -> None:
     old_code = {
-        "tasks": "schema:1",
+        "trnflow.tasks": "schema:1",
         "trnflow.tasks.load_data": f"sha256:{'0' * 64}",
         "tasks.text.sources": f"sha256:{'1' * 64}",
     }

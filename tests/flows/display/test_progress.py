@@ -148,7 +148,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 @contextmanager
 def started(shell: Shell, stderr: int, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
     """A real training that would take hours, ended by Ctrl-C."""
-    command = [sys.executable, "-m", "flows", *TRAINING]
+    command = [sys.executable, "-m", "trnflow", *TRAINING]
     run = subprocess.Popen(
         command, cwd=shell.folder, env=shell.environ | environ, stdin=stderr, stdout=subprocess.DEVNULL, stderr=stderr
     )

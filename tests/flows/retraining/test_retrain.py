@@ -236,7 +236,7 @@ def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny
     dry = retrain(tiny, "--dry-run", STRONG)
     assert dry["changed"] and dry["why"].startswith("the data changed")
 
-    command = [sys.executable, "-m", "flows", "retrain", "tiny.yaml", "--direct", "--json", *warm]
+    command = [sys.executable, "-m", "trnflow", "retrain", "tiny.yaml", "--direct", "--json", *warm]
     first = subprocess.Popen(
         command,
         cwd=tiny.folder,

@@ -216,7 +216,7 @@ print(watch("none.yaml", return_state=True).name)
 def test_the_server_gets_the_events_of_the_command_and_of_the_flow(watched: Watched, api: Api) -> None:
     """The command goes on looking while the data can't be reached."""
     environ = api.environ | {"TRNFLOW_HOME": str(watched.folder / ".trnflow"), "PYTHONPATH": str(PROJECT)}
-    command = [sys.executable, "-m", "flows", "watch", "tiny.yaml", "--every", "1", "--offline", "--json"]
+    command = [sys.executable, "-m", "trnflow", "watch", "tiny.yaml", "--every", "1", "--offline", "--json"]
     with subprocess.Popen(command, cwd=watched.folder, env=environ, stdout=subprocess.PIPE, text=True) as process:
         assert [next_line(process)["outcome"] for _ in range(2)] == ["new", "changed"]
         rows = watched.folder / "rows"

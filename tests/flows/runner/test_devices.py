@@ -129,7 +129,7 @@ class Trainings:
         self.shell = Shell(folder)
 
     def begin(self, command: str, recipe: str, *arguments: str) -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "flows", command, f"{recipe}.yaml", *arguments]
+        line = [sys.executable, "-m", "trnflow", command, f"{recipe}.yaml", *arguments]
         with (self.folder / f"{recipe}.log").open("w") as log:
             environ = self.shell.environ | {"TEST_MARK": str(self.folder)}
             return subprocess.Popen(line, cwd=self.folder, env=environ, stderr=log, stdout=log, text=True)

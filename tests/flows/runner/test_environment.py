@@ -34,7 +34,7 @@ def test_each_stage_names_the_distributions_that_it_imports_and_no_others(tmp_pa
     for stage, expected in ENVIRONMENT.items():
         code, env = closure(f"tasks.{stage}", Memo(tmp_path / "memo.db"))
         assert set(env) == {"python", *expected}, stage
-        assert not {name for name in code if name.startswith("flows")}
+        assert not {name for name in code if name.startswith("trnflow.flows")}
 
 
 def test_the_loop_is_not_what_is_compiled_nor_the_engines_what_is_consolidated(tmp_path: Path) -> None:

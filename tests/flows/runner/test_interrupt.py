@@ -36,7 +36,7 @@ def started(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A run in a process group of its own, as a terminal has it; its error output in the file `said`."""
     with (shell.folder / "said").open("wb") as said:
         run = subprocess.Popen(
-            [sys.executable, "-m", "flows", *RUN, *TRAINED, *arguments],
+            [sys.executable, "-m", "trnflow", *RUN, *TRAINED, *arguments],
             cwd=shell.folder, env=shell.environ, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
         )  # fmt: skip
     try:

@@ -29,7 +29,7 @@ def api(own_api: Api) -> Api:
 
 
 def start(api: Api, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "flows", "run", "demo", "--json", *arguments]
+    command = [sys.executable, "-m", "trnflow", "run", "demo", "--json", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     environ = {name: value for name, value in api.environ.items() if name != "MLFLOW_TRACKING_URI"}
     return subprocess.Popen(command, cwd=api.home.parent, env=environ, text=True, **pipes)
@@ -102,7 +102,7 @@ def test_a_run_whose_server_goes_away_for_good_completes_with_a_note(api: Api) -
 
 def test_a_server_that_is_not_there_is_one_clear_error(api: Api) -> None:
     environ = api.environ | {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
-    command = [sys.executable, "-m", "flows", "run", "demo", "data.limit=50", "data.shuffle_seed=4"]
+    command = [sys.executable, "-m", "trnflow", "run", "demo", "data.limit=50", "data.shuffle_seed=4"]
     done = subprocess.run(command, cwd=api.home.parent, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "Prefect's server at http://127.0.0.1:9/api can't be reached" in done.stderr

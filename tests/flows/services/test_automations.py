@@ -88,7 +88,7 @@ class Project:
 
     def deploy(self, schedule: str, **environ: str) -> Any:
         (self.folder / "prefect.yaml").write_text(DEPLOYMENTS.format(schedule=schedule))
-        return json.loads(self.run("-m", "flows", "deploy", "--json", **environ))
+        return json.loads(self.run("-m", "trnflow", "deploy", "--json", **environ))
 
     def run(self, *arguments: str, code: int = 0, **environ: str) -> str:
         done = subprocess.run(
@@ -203,7 +203,7 @@ def test_changed_data_are_retrained_and_told_by_a_worker(project: Project) -> No
     create = f"deployments/{deployment['id']}/create_flow_run"
     mistaken = api.post(create, parameters={"recipe": "tiny.yaml", "overrides": ["train.learing_rate=1"]})["id"]
     worker = subprocess.Popen(
-        [sys.executable, "-m", "flows", "worker"], cwd=project.folder, env=api.environ, start_new_session=True
+        [sys.executable, "-m", "trnflow", "worker"], cwd=project.folder, env=api.environ, start_new_session=True
     )
     try:
         done = ended(api, run["id"])

@@ -41,7 +41,7 @@ def test_a_deployed_run_reads_from_the_folder_it_was_deployed_from(api: Api, tmp
     (project / "recipes/mine.yaml").write_text(
         "extends: demo\ndata: {name: null, text: text, label: label, splits: {train: train, validation: held/validation.csv}}\n"
     )
-    run(api, project, "-m", "flows", "deploy")
+    run(api, project, "-m", "trnflow", "deploy")
     deployment = api.get("deployments/name/finetune/finetune")["id"]
     made = api.post(f"deployments/{deployment}/create_flow_run")["id"]
     run(api, elsewhere, "-m", "prefect", "worker", "start", "--pool", "local", "--run-once")

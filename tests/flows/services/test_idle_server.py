@@ -80,7 +80,7 @@ def test_a_run_keeps_the_server(home: Path) -> None:
     api, said = Api(home, ensure_server(home)), home.parent / "said"
     server = running_server(home)
     with said.open("w") as file:
-        command = [sys.executable, "-m", "flows", *TRAINING]
+        command = [sys.executable, "-m", "trnflow", *TRAINING]
         run = subprocess.Popen(command, cwd=home.parent, env=Shell(home.parent).environ, stdout=file, stderr=file)
     try:
         wait_until(lambda: api.get("health") and (run.poll() is not None or "steps, loss" in said.read_text()), 300)

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow  # servers
 NEVER = 30 * 86400
 PREFECT_3_1 = "5952a5498b51"
 """The schema of November 2024."""
-IMPATIENT = "from pathlib import Path; from trnflow.flows.services.deploy import deploy; deploy(Path.cwd() / '.trnflow', Path.cwd(), 2.0)"
+IMPATIENT = "from pathlib import Path; from trnflow.flows.services.deploy import deploy;"
+IMPATIENT += " deploy(Path.cwd() / '.trnflow', Path.cwd(), 2.0)"
 """`trnflow deploy`, which waits 2 seconds for the schedule."""
 DIRECT = ("retrain", NAMES.recipe, "--direct", "--json", "tracking.enabled=false")
 

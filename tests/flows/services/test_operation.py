@@ -36,7 +36,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "TRNFLOW_", "MAKE"))}
     environ = kept | {"HOME": str(empty), "TRNFLOW_HOME": str(empty / "home"), "DO_NOT_TRACK": "1"}
     with contextlib.ExitStack() as stack:
-        stack.callback(subprocess.run, [sys.executable, "-m", "flows", "down"], cwd=PROJECT, env=environ, timeout=60)
+        stack.callback(subprocess.run, [sys.executable, "-m", "trnflow", "down"], cwd=PROJECT, env=environ, timeout=60)
         printed = ""
         for command in documented_commands():
             if command == "make worker":

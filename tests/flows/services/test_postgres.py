@@ -186,7 +186,7 @@ def test_mlflow_and_a_sweep_take_a_database_whose_password_is_a_variable(house: 
 
 def test_a_run_ends_though_postgresql_went_away_and_says_so(house: Operated) -> None:
     before, runs = house.trainings(), house.completed()
-    command = [sys.executable, "-m", "flows", "run", NAMES.recipe, LONG]
+    command = [sys.executable, "-m", "trnflow", "run", NAMES.recipe, LONG]
     run = subprocess.Popen(
         command, cwd=house.folder, env=house.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

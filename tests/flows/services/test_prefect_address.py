@@ -98,7 +98,7 @@ def test_the_address_is_prefects_own(
 def test_commands_show_the_server_of_the_users_profile(command: str, said: str, base: Path, tmp_path: Path) -> None:
     environ = without_prefect(base / "active profile") | {"TRNFLOW_HOME": str(tmp_path / "home")}
     done = subprocess.run(
-        [sys.executable, "-m", "flows", command],
+        [sys.executable, "-m", "trnflow", command],
         cwd=base / "active profile",
         env=environ,
         capture_output=True,

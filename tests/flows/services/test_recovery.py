@@ -39,7 +39,7 @@ def deployed(own_api: Api, tmp_path_factory: pytest.TempPathFactory) -> Api:
 
 @contextlib.contextmanager
 def worker(api: Api) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "flows", "worker"]
+    command = [sys.executable, "-m", "trnflow", "worker"]
     process = subprocess.Popen(command, cwd=PROJECT, env=api.environ, start_new_session=True)
     try:
         yield process

@@ -93,7 +93,7 @@ class House:
     def __call__(self, *arguments: str, code: int = 0, **environ: str) -> str:
         """stdout of a command."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))}
-        command = [sys.executable, "-m", "flows", *arguments]
+        command = [sys.executable, "-m", "trnflow", *arguments]
         done = subprocess.run(
             command, cwd=self.folder, env=inherited | environ, capture_output=True, text=True, timeout=300
         )

@@ -54,7 +54,7 @@ def test_everything_listens_on_this_machine_alone(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "TRNFLOW_"))}
     environ = kept | {"HOME": str(tmp_path), "TRNFLOW_HOME": str(tmp_path / "home"), "TEST_MARK": mark}
-    trnflow = [sys.executable, "-m", "flows"]
+    trnflow = [sys.executable, "-m", "trnflow"]
     quiet = {"cwd": PROJECT, "env": environ, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     found: set[tuple[str, str]] = set()
     worker = subprocess.Popen([*trnflow, "worker"], start_new_session=True, **quiet)

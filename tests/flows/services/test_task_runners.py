@@ -37,7 +37,7 @@ QUICK = ["data.limit=60", "tokenize.shard_bytes=12000", "task_runner.workers=2",
 def prepare(house: Api, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     environ = house.environ | {"TRNFLOW_HOME": str(folder / "home")}
-    command = [sys.executable, "-m", "flows", "prepare", "demo", "--json", *QUICK, *arguments]
+    command = [sys.executable, "-m", "trnflow", "prepare", "demo", "--json", *QUICK, *arguments]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=1500)
 
 
@@ -111,7 +111,7 @@ def test_a_flow_that_is_killed_leaves_no_worker(api: Api, tmp_path: Path) -> Non
     command = [
         sys.executable,
         "-m",
-        "flows",
+        "trnflow",
         "prepare",
         "demo",
         "task_runner.kind=processes",

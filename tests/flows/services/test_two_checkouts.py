@@ -29,8 +29,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 def checkout(folder: Path) -> Path:
-    for name in ("conf", "flows", "tasks"):
-        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("conf", "trnflow", "flows", "tasks"):
+        shutil.copytree(PROJECT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("prefect.yaml", "pyproject.toml"):
         shutil.copy(PROJECT / name, folder / name)
     return folder
@@ -45,7 +45,7 @@ def deploy_theirs(api: Api) -> dict[str, Any]:
 
 
 def deploy(api: Api, folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows", "deploy", "--json", *arguments]
+    command = [sys.executable, "-m", "trnflow", "deploy", "--json", *arguments]
     return subprocess.run(command, cwd=folder, env=api.environ | environ, capture_output=True, text=True, timeout=400)
 
 

@@ -28,7 +28,11 @@ PATIENCE = 900.0
 def begun(shell: Shell, ended: int) -> subprocess.Popen[str]:
     """A sweep as a process of its own, in which at least `ended` trials have ended and the next one trains."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows", *SWEEP], cwd=shell.folder, env=shell.environ, text=True, stderr=subprocess.PIPE
+        [sys.executable, "-m", "trnflow", *SWEEP],
+        cwd=shell.folder,
+        env=shell.environ,
+        text=True,
+        stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + PATIENCE
     work = shell.folder / ".trnflow/work"

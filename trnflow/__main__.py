@@ -1,4 +1,4 @@
-"""Run the command line: `python -m flows run demo` is `trnflow run demo`."""
+"""Run the command line: `python -m trnflow run demo` is `trnflow run demo`."""
 
 import sys
 
