@@ -110,6 +110,17 @@ class Memo:
         known = self._of(kind).get(str(path))
         return _decoded(known[1]) if known and known[0] == now else None
 
+    def one(self, kind: str, path: str, now: Stamp) -> Json | None:
+        """Return what `get` returns, but read no other value of this kind from disk."""
+        fresh = self._fresh.get((kind, path))
+        if fresh is not None or kind in self._known or not self._path.exists():
+            return self.get(kind, path, now)
+        with contextlib.suppress(sqlite3.Error, OSError), self._connect() as connection:
+            question = "select value from known where kind = ? and path = ? and stamp = ?"
+            row = connection.execute(question, (kind, path, now)).fetchone()
+            return _decoded(row[0]) if row else None
+        return None
+
     def last(self, kind: str, path: str | Path) -> Stamp | None:
         """Return the stamp (inode, size and times) that the file at `path` had when the newest value of this kind was
         cached for it; None if there is no such value. kind: what the value is, such as `digest` or `code`. The file
