@@ -1,9 +1,8 @@
-"""Read recipe files: YAML files that extend other files, with overrides from the command line merged last.
+"""Read recipe files: YAML files that extend others, with overrides from the command line merged last.
 
-A recipe is named by the name of a file in `conf/` or by the path of a YAML file. Its `extends` lists other recipes in the
-same way. Values of a later file in that list replace those of an earlier one, and values of the recipe itself replace both.
-Mappings are merged, any other value is replaced (`trnflow.flows.recipes.schema` has the rules). `name` and `description` are not
-inherited. The file and line of every value, its *origin*, are recorded for error messages.
+A recipe is a name in `conf/` or the path of a YAML file. Values of a later file in `extends` replace those of an
+earlier one, the recipe's own replace both; `name` and `description` are not inherited. The origin of every value, its
+file and line, is kept for errors.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from trnflow.tasks.system.redaction import hide_override
 
 
 class Origin(str):
-    """The place where a setting was written: the text `file:line`, or `override section.setting` for the command line.
+    """Where a setting was written: `file:line`, or `override section.setting`.
 
-    folder: the folder of that file, to which relative paths in the setting's value are joined. None stands for the
-    working directory, which overrides and shipped recipes use.
+    folder: what relative paths in its value are joined to; None for the working directory (overrides, shipped recipes).
     """
 
     folder: Path | None = None
@@ -41,46 +39,43 @@ class Origin(str):
 Origins = dict[tuple[str, ...], Origin]
 HARDWARE = "base/hardware"
 ON = ("on",)
-"""The path of the setting `on`: the option `--on NAME` is passed on as the override `on=NAME`."""
+"""The path of the setting `on`, by which `--on NAME` is passed on."""
 OWN = ("name", "description")
 """Settings that a recipe does not take over from the recipes that it extends."""
 
 
 @cache
 def conf_folder() -> Path:
-    """Return the folder `conf` of the shipped recipes. An installed wheel has it inside the package, a checkout
-    at its top."""
+    """Return the folder of the shipped recipes: inside a wheel's package, at the top of a checkout."""
     inside = Path(__file__).parents[1] / "conf"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "conf"
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the shipped recipes, sorted. Files in `conf/base`, which only serve to be extended, are left
-    out."""
+    """Return the names of the shipped recipes, sorted, without those in `conf/base`."""
     return sorted(path.stem for path in conf_folder().glob("*.yaml"))
 
 
 def hardware_names() -> list[str]:
-    """Return the names of hardware that the option `--on` takes, sorted: those of the files in `conf/base/hardware`."""
+    """Return the names that `--on` takes, sorted."""
     return sorted(path.stem for path in (conf_folder() / HARDWARE).glob("*.yaml"))
 
 
 def read_recipe(
     name: str, overrides: Iterable[str] = (), root: type[BaseModel] = BaseModel
 ) -> tuple[dict[str, Any], Origins]:
-    """Read a recipe (a YAML file that describes a run), merge the recipes that it extends, and apply the overrides.
+    """Read a recipe, merge the recipes that it extends, and apply the overrides.
 
     Args:
-        name: the name of a recipe in `conf/`, or the path of a YAML file.
-        overrides: `section.setting=value` texts. `on=NAME` (the option `--on`) fits the recipe to the hardware NAME,
-            before the other overrides are applied.
-        root: the config class of recipes; its annotations decide what null and `{}` mean.
+        overrides: `section.setting=value` texts; `on=NAME` is applied before the others.
+        root: The config class, whose annotations decide what null and `{}` mean.
 
-    Returns: the merged mapping {section: {setting: value}}, not validated, and {path of a setting: its origin}.
+    Returns:
+        {section: {setting: value}}, not validated, and {path of a setting: its origin}.
 
     Raises:
-        ConfigError: the recipe or hardware is unknown, a file or an override is malformed, recipes extend each other in
-            a circle, or a section is empty.
+        ConfigError: The recipe or hardware is unknown, a file or override is malformed, recipes extend each other
+        in a circle, or a section is empty.
     """
     path = _find(name, Path.cwd())
     tree, origins = _read(path, [], root)
@@ -102,12 +97,8 @@ def read_recipe(
 
 
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:
-    """Return the place where a setting was written, for an error message: `file:line`, or the name of the override.
-
-    path: the parts of the setting's name. If the setting itself was not written, the origin of a setting below it is
-    returned, else that of the nearest section around it, else the text `recipe`. origins: {path of a setting: place},
-    from `read_recipe`.
-    """
+    """Return where a setting was written. If it was not, the origin of a setting below it counts, else of the nearest
+    section around it, else the text `recipe`."""
     inside = [where for setting, where in origins.items() if setting[: len(path)] == path]
     if inside:
         return origins.get(path, inside[-1])
@@ -118,10 +109,7 @@ def origin_of(path: tuple[str, ...], origins: Origins) -> str:
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return the one of `words` whose spelling is most similar to `word`, or an empty string when none is similar
-    enough.
-
-    cutoff: the lowest accepted similarity, from 0 (no common letters) to 1 (equal), as difflib measures it."""
+    """Return the most similar of `words`, or "" below the similarity `cutoff` (difflib's: 0 to 1)."""
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), "")
 
 
@@ -171,8 +159,7 @@ def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[dict[st
 
 
 def _refuse_empty(tree: dict[str, Any], origins: Origins, root: type[BaseModel], fix: str) -> None:
-    """Raise ConfigError for a section without settings: the user may mean to inherit the section or to remove its
-    settings."""
+    """Raise ConfigError for a section without settings: to inherit or to remove them may be meant."""
     for name in tree.keys() & sections(root):
         if tree[name] is None or tree[name] == {}:
             raise ConfigError(
@@ -193,8 +180,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Origins]:
 
 
 def _bases(found: Any, where: str) -> list[str]:
-    """Return the recipes that `extends` names, as a list. ConfigError when its value is not a name or a list of
-    names."""
+    """Return the recipes that `extends` names. Raises ConfigError for another value."""
     bases = found if isinstance(found, list) else [found]
     for base in bases:
         if not isinstance(base, str) or not base:
@@ -221,8 +207,7 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: type[BaseModel]) -> None:
-    """Merge the settings of the file NAME of `conf/base/hardware` into a recipe's tree. ConfigError when there is no
-    such file."""
+    """Merge `conf/base/hardware/NAME` into a recipe's tree. Raises ConfigError when there is no such file."""
     path = _file(conf_folder() / HARDWARE, f"{name}.yaml")
     if path is None or path.parent != (conf_folder() / HARDWARE).resolve():
         close = nearest(str(name), hardware_names())
@@ -237,7 +222,7 @@ def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: t
 
 
 def _settings_in(value: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the path of a value and the paths of all entries below it. above: the path of the value."""
+    """Yield the path of a value and of all entries below it."""
     yield above
     for name, inner in value.items() if isinstance(value, dict) else ():
         yield from _settings_in(inner, (*above, name))

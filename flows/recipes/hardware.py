@@ -1,8 +1,7 @@
 """Fit a recipe to other hardware (`--on NAME`).
 
-The settings that spread training over devices (tensor parallelism, micro batch) are fitted to the new devices, because
-they change results only by rounding. Global batch, steps and learning rate are kept, because they change results. If a
-kept value does not fit the devices, the validation of the recipe raises its usual error.
+What changes results only by rounding (tensor parallelism, micro-batch) is fitted; global batch, steps and learning rate
+are kept. If a kept value does not fit the devices, the recipe's validation says so.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ ENGINE_SETTINGS = ("xla_processes", "compiler_flags", "compile", "compile_cache"
 
 
 def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
-    """Remove the settings of the old hardware (its price, its memory, and options that belong to its engine or device)
-    from a recipe, in place, and fit its parallelism and micro batch to the new devices. `train.tensor_parallel_size`
-    becomes the greatest common divisor of its old value and the number of devices (on Neuron 1, unless
-    `train.xla_processes` is `one`); `train.micro_batch` becomes the greatest common divisor of its old value and the
-    rows of the global batch that each replica (one copy of the model, on `tensor_parallel_size` devices) gets.
+    """Remove the old hardware's settings from a recipe's tree, in place, and fit parallelism and micro-batch to the new
+    devices.
 
-    tree: the recipe's settings, not validated yet; hardware: the settings of a file in `conf/base/hardware`, which the
-    caller merges into the recipe after this call.
+    `train.tensor_parallel_size` becomes the greatest common divisor of its value and the devices (1 on Neuron, unless
+    `train.xla_processes` is `one`), `train.micro_batch` that of its value and each replica's rows of the global batch.
+    hardware: the settings that the caller merges afterwards.
     """
     tree.pop("hardware", None)
     train, new = tree.get("train"), hardware["train"]

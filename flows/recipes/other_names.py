@@ -74,18 +74,12 @@ NOTES = {
     "per_device_train_batch_size": "global_batch counts all devices together",
     "warmup_steps": "a fraction of all steps",
 }
-"""Name of a setting in another tool -> note for the hint, where the setting here takes another kind of value."""
+"""Another tool's setting -> a note for the hint, where ours takes another kind of value."""
 
 
 def suggested(path: tuple[str, ...], root: Any) -> str:
-    """Return the setting that the user probably means by an unknown name, for the hint of an error.
-
-    The unknown name may be that of another tool, such as `lr`, or a setting in the wrong section. path: the parts of
-    the unknown name; root: the config class of recipes.
-
-    Returns: the setting's dotted name, such as `train.learning_rate`, followed by a note in brackets if its values
-    differ from the other tool's; several candidates are joined by `or`; an empty string when nothing fits.
-    """
+    """Return the setting that an unknown name probably means, such as `train.learning_rate`, with a note if its values
+    differ; several are joined by `or`; "" when nothing fits."""
     name = path[-1]
     wanted = OTHER_NAMES.get(name, name)
     found = [known for known in _names(root) if known == wanted or known.endswith(f".{wanted}")]

@@ -1,9 +1,4 @@
-"""`Recipe`, the config class of a recipe (the YAML file that describes a run): the configs of all stages, and the
-settings of hardware, store, launch, task runner, tracking and others.
-
-`load(name, overrides)` returns a validated Recipe, or raises a ConfigError that names the file, the line, the setting and
-the fix.
-"""
+"""`Recipe`, the config class of a recipe; `load(name, overrides)` reads and validates one."""
 
 from __future__ import annotations
 
@@ -122,8 +117,7 @@ class TaskRunnerConfig(StageConfig):
 
     @property
     def count(self) -> int:
-        """The number of workers: the setting `workers`, or if it is None the number of CPU cores that this process may
-        use."""
+        """The number of workers: the setting `workers`, else the number of usable CPU cores."""
         return self.workers or len(os.sched_getaffinity(0))
 
 
@@ -186,28 +180,22 @@ class Recipe(StageConfig):
 
     @property
     def folders(self) -> Folders:
-        """Return {dotted name of a setting: the folder to which a relative path in its value is joined}.
-
-        The folder is that of the recipe file in which the setting was written. For a setting without an entry, it is
-        the working directory. The recipe's values and the run records (the store's documents about runs) contain the
-        relative path as the user wrote it.
-        """
+        """{setting: folder that a relative path in its value is joined to}; without an entry the working directory. Run
+        records keep paths as written."""
         return self._folders
 
     def folder(self, setting: str) -> Path:
-        """Return the folder to which a relative path in a setting's value is joined: that of the recipe file in which
-        the setting was written, else the working directory. setting: the dotted name, such as `data.source`."""
+        """Return the folder that a relative path in a setting's value is joined to."""
         return self._folders.get(setting) or Path.cwd()
 
     @property
     def price_per_hour(self) -> float:
-        """The price of the hardware in USD per hour; 0 when no price is set or `train.device` is not the hardware's kind of
-        device."""
+        """USD per hour; 0 when no price is set or `train.device` is not the hardware's kind of device."""
         return self.hardware.price_per_hour if self._runs_on_hardware else 0.0
 
     @property
     def training(self) -> TrainConfig:
-        """The section `train`, with `device_memory_gib` taken from `hardware.memory_gib` if `train` does not set it."""
+        """The section `train`, with `device_memory_gib` taken from `hardware.memory_gib` if unset."""
         if self.train.device_memory_gib is not None or not self._runs_on_hardware:
             return self.train
         return self.train.model_copy(update={"device_memory_gib": self.hardware.memory_gib})
@@ -217,36 +205,28 @@ class Recipe(StageConfig):
         return self.hardware.device in (None, self.train.device)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all settings as nested JSON objects, defaults included and secrets replaced by `***`, for run records,
-        MLflow and `trnflow config`."""
+        """Return all settings with defaults, secrets replaced by `***`."""
         document: dict[str, Any] = hide(self.model_dump(mode="json"))
         return document
 
 
 def store_root(recipe: Recipe) -> str:
-    """Return the root of the recipe's store, a folder or URL: `store.root` with its `${NAME}` environment variables
-    filled in, else the environment variable TRNFLOW_STORE, else `<home>/store`, where home is the folder of local state
-    (TRNFLOW_HOME).
-
-    Raises:
-        ConfigError: A variable in `store.root` is not set.
-    """
+    """Return the store's root: `store.root` with its variables filled in, else TRNFLOW_STORE, else `<home>/store`.
+    Raises ConfigError if a variable is not set."""
     if recipe.store.root:
         return located(fill(recipe.store.root, "store.root"), recipe.folder("store.root"))
     return default_root(home_folder())
 
 
 def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe, merge the recipes that it extends and the overrides, and return it validated.
+    """Read a recipe and the recipes that it extends, apply the overrides, and validate.
 
     Args:
-        name: the name of a file in `conf/`, such as `demo`, or the path of a YAML file.
-        overrides: `section.setting=value` texts, which replace the recipe's values; `on=NAME` fits it to other
-            hardware.
+        name: A name in `conf/`, such as `demo`, or the path of a YAML file.
+        overrides: `section.setting=value` texts; `on=NAME` fits the recipe to other hardware.
 
     Raises:
-        ConfigError: the recipe can't be read, or a setting is unknown or wrong. The message names file, line and
-            setting.
+        ConfigError: The recipe can't be read, or a setting is unknown or wrong; names file, line and setting.
     """
     tree, origins = read_recipe(name, overrides, Recipe)
     learn(tree)

@@ -1,8 +1,8 @@
-"""Descriptions of all settings, read from the config classes, for `trnflow settings`, docs/settings.md and the JSON schema
-for editors.
+"""Descriptions of all settings, read from the config classes, for `trnflow settings`, docs/settings.md and the JSON
+schema.
 
-The meaning of a setting is the docstring under its field. Docstrings are parsed from the source only when a description is
-needed: pydantic's own way (`use_attribute_docstrings`) would add 30 ms to the start of every command.
+A setting's meaning is the docstring under its field, parsed when it is needed: `use_attribute_docstrings` would add 30
+ms to every command.
 """
 
 from __future__ import annotations
@@ -34,16 +34,14 @@ NUMBER = "N"
 
 
 class Setting(NamedTuple):
-    """The description of one setting or section of a recipe.
+    """One setting or section of a recipe.
 
     Attributes:
-        name: the dotted name.
-        meaning: the docstring under the setting's field in the config class.
-        takes: the allowed values in words; empty for a section.
-        default: the default as YAML, or `required`; empty for a section, and where `meaning` names the default.
-        keyed: whether the value is part of a stage's key (the hash of everything that decides its result), so that
-            another value makes the stage run again.
-        group: the heading under which the setting stands in its section, if the section has groups.
+        meaning: The docstring under the setting's field.
+        takes: The allowed values in words; empty for a section.
+        default: As YAML, or `required`; empty for a section, and where `meaning` names it.
+        keyed: Whether the value is part of a stage's key.
+        group: The heading under which the setting stands in its section, if it has groups.
     """
 
     name: str
@@ -55,8 +53,7 @@ class Setting(NamedTuple):
 
 
 def meanings(kind: type[BaseModel]) -> dict[str, str]:
-    """Return {name of a field: the docstring under the field, as one line} of a config class, inherited fields
-    included. Fields without a docstring are left out. Parses the source code of the class."""
+    """Return {field: its docstring on one line} of a config class, inherited fields included."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, BaseModel) and base.__module__.startswith("trnflow."):
@@ -72,12 +69,10 @@ def meanings(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def settings_of(kind: type[BaseModel], above: str = "", without: frozenset[str] = frozenset()) -> Iterator[Setting]:
-    """Yield a `Setting` for each setting and section of a config class, in the order of its fields, each section before
-    the settings in it.
+    """Yield a `Setting` for each section and setting of a config class, in order. In names `NAME` stands for the user's
+    choice, `N` for a place in a list.
 
-    In the names, `NAME` stands for a name that the user chooses, and `N` for a place in a list.
-
-    above: the prefix of the names, such as `train.`, empty for a whole recipe; without: names of fields to leave out.
+    above: the prefix of the names, such as `train.`; without: names of fields to leave out.
     """
     texts = meanings(kind)
     for name, field in kind.model_fields.items():
@@ -97,11 +92,8 @@ def settings_of(kind: type[BaseModel], above: str = "", without: frozenset[str] 
 
 
 def groups_of(kind: type[BaseModel]) -> list[tuple[str, set[str]]]:
-    """Return (heading, names of fields) of each group of settings of a config class, for docs/settings.md.
-
-    A class that inherits from several config classes, such as `TrainConfig`, has one group for each of them, with the first
-    sentence of its docstring as heading. Any other class has one group with an empty heading.
-    """
+    """Return (heading, fields) of each group of settings: of each base class with its docstring's first sentence, or
+    one without heading."""
     groups = [base for base in reversed(kind.__bases__) if issubclass(base, BaseModel)]
     if len(groups) == 1:
         return [("", set(kind.model_fields))]
@@ -109,8 +101,7 @@ def groups_of(kind: type[BaseModel]) -> list[tuple[str, set[str]]]:
 
 
 def markdown(kind: type[BaseModel]) -> str:
-    """Return the text of the page docs/settings.md, with one table for each section of the recipe. kind: the config
-    class of recipes."""
+    """Return the text of docs/settings.md."""
     lines = [
         "# Settings",
         "",
@@ -133,12 +124,8 @@ def markdown(kind: type[BaseModel]) -> str:
 
 
 def json_schema(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of recipe files, for editors and validators. kind: the config class of recipes.
-
-    A file may leave out any setting, since it may extend other files, and may set any setting to null, which means the
-    default or removes an entry of a mapping. Therefore the schema requires nothing, and allows null everywhere but for
-    whole sections.
-    """
+    """Return the JSON schema of recipe files. It requires nothing, since a file may extend others, and allows null
+    except for sections."""
     schema = kind.model_json_schema()
     for config in (kind, *_configs_below(kind)):
         place = schema if config is kind else schema["$defs"].get(config.__name__, {})
@@ -162,7 +149,7 @@ def _configs_below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _allow_null(schema: Any) -> None:
-    """Change a JSON schema in place: allow null for each property and each entry of a mapping, at any depth."""
+    """Allow null for each property and each entry of a mapping, at any depth, in place."""
     for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
         _allow_null(inner)
     if not isinstance(schema, dict):
@@ -177,8 +164,7 @@ def _allow_null(schema: Any) -> None:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON schema that also allows null. The schema of a section is returned unchanged, because a section
-    can't be null."""
+    """Return a JSON schema that also allows null, except for a section."""
     if "const" in schema:
         schema = {name: value for name, value in schema.items() if name != "const"} | {"enum": [schema["const"]]}
     if "enum" in schema:
@@ -191,14 +177,13 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _group(kind: type[BaseModel], name: str) -> str:
-    """Return the first sentence of the docstring of the base class that declares the field; empty when the class itself
-    declares the field."""
+    """Return the first sentence of the docstring of the base class that declares the field, or ""."""
     base = next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
     return "" if base is kind else inspect.cleandoc(base.__doc__ or "").split(". ")[0].rstrip(".")
 
 
 def _default(field: FieldInfo, meaning: str) -> str:
-    """Return a field's default as YAML, or `required`; empty for a section, and where the meaning itself names the default."""
+    """Return a field's default as YAML, or `required`; "" for a section, and where the meaning names it."""
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "" if config_in(field.annotation) is not None or "Default: " in meaning else "required"
@@ -211,7 +196,7 @@ def _default(field: FieldInfo, meaning: str) -> str:
 
 
 def _takes(field: FieldInfo) -> str:
-    """Return the allowed values in words, without bounds that only serve to find typing errors; empty for a section."""
+    """Return the allowed values in words, without bounds that only find typing errors."""
     if config_in(field.annotation) is not None and not takes_null(field.annotation):
         return ""
     return _SLIPS.sub("", allowed(field.annotation, tuple(field.metadata)))

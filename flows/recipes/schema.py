@@ -1,8 +1,7 @@
-"""Find out from the config classes of a recipe which settings exist, which values each one takes and what null means.
+"""Find out from the config classes which settings exist, which values each takes and what null means.
 
-Each section and setting of a recipe is a field of a config class, and the field's type annotation tells what it is. The
-annotation of a section is another config class. The annotation of a *table*, a mapping with names that the user chooses
-(such as `data.split`, `data.mix`, `model.config`), is a `dict[...]`. Any other annotation is that of a single value.
+A field annotated with a config class is a section, one with `dict[...]` a *table* (a mapping with names that the user
+chooses, such as `data.mix`), any other a single value.
 """
 
 from __future__ import annotations
@@ -22,29 +21,21 @@ LONGEST = 60
 
 
 def known_settings(root: type[BaseModel], path: Iterable[str]) -> list[str]:
-    """Return the names of the settings in a section; empty when `path` leads to a single value or to a table (a mapping
-    whose names the user chooses).
-
-    root: the config class of recipes; path: the parts of the section's name, empty for the recipe itself."""
+    """Return the settings of the section at `path` (empty: the recipe itself); empty for a value or table."""
     kind = config_in(annotation_at(root, path))
     return list(kind.model_fields) if kind is not None else []
 
 
 def annotation_at(root: Any, path: Iterable[str]) -> Any:
-    """Return the type annotation of a setting, such as `int | None`; None when there is no such setting. root: the
-    config class of recipes; path: the parts of the setting's name, such as ("train", "epochs")."""
+    """Return a setting's type annotation, such as `int | None`; None when there is no such setting."""
     for name in path:
         root = below(root, name)
     return root
 
 
 def below(annotation: Any, name: str) -> Any:
-    """Return the type annotation of one entry of a section, of a table (a mapping whose names the user chooses) or of a
-    list; None when there can't be such an entry.
-
-    annotation: the section's, table's or list's type annotation; name: the name of a field or of a table's entry, or an
-    index into a list, as text.
-    """
+    """Return the annotation of one entry of a section, table or list (`name` is then an index as text); None if there
+    can't be one."""
     if annotation is Any:
         return Any
     table = table_in(annotation)
@@ -61,27 +52,25 @@ def below(annotation: Any, name: str) -> Any:
 
 
 def table_in(annotation: Any) -> Any:
-    """Return the `dict[...]` inside an annotation such as `dict[str, int] | None`; None when the annotation has
-    none."""
+    """Return the `dict[...]` inside an annotation such as `dict[str, int] | None`, or None."""
     return next((kind for kind in kinds_of(annotation) if get_origin(kind) is dict), None)
 
 
 def config_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the config class inside an annotation such as `TrainTokenizer | None`; None when the annotation has none.
-    The config class inside a `dict[...]` is not returned."""
+    """Return the config class inside an annotation such as `TrainTokenizer | None`, or None; not that inside a
+    `dict[...]`."""
     kinds = (kind for kind in kinds_of(annotation) if isinstance(kind, type))
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
 
 def config_listed(annotation: Any) -> type[BaseModel] | None:
-    """Return the config class of the entries of a list, such as `tuple[CheckConfig, ...]`; None for another annotation."""
+    """Return the config class of a list's entries, such as `tuple[CheckConfig, ...]`, or None."""
     lists = [kind for kind in kinds_of(annotation) if get_origin(kind) in (tuple, list)]
     return config_in(get_args(lists[0])[0]) if lists else None
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """Return the alternatives of a type annotation: `int | str | None` gives [int, str, NoneType]. Metadata such as the
-    bounds of numbers is left out."""
+    """Return the alternatives of an annotation: `int | str | None` gives [int, str, NoneType]; bounds are left out."""
     if get_origin(annotation) is Annotated:
         return kinds_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -90,22 +79,17 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 
 def takes_null(annotation: Any) -> bool:
-    """Return whether null (None) is an allowed value of a setting with this annotation."""
+    """Return whether null is an allowed value."""
     return annotation is None or not {Any, NoneType}.isdisjoint(
         kind for kind in kinds_of(annotation) if kind in (Any, NoneType)
     )
 
 
 def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
-    """Merge the settings `other` into the settings `into`, which are changed in place. Values of `other` win. Used to
-    merge a recipe (`other`) into the recipes that it extends (`into`).
+    """Merge the settings `other` into `into`, in place; values of `other` win.
 
-    Mappings are merged entry by entry. Any other value, and the empty mapping `{}`, replaces the earlier value. In a
-    table (a mapping with names that the user chooses), null removes the entry; if there is no such entry and the
-    table's values may be null (`model.overrides`), null is stored.
-
-    annotation: the type annotation of the section or table that `into` and `other` are values of; for whole recipes the
-    config class.
+    Mappings are merged entry by entry; any other value, and `{}`, replaces. In a table, null removes the entry, or is
+    stored if there is none and the table's values may be null.
     """
     table = annotation is Any or table_in(annotation) is not None
     for name, value in other.items():
@@ -121,11 +105,7 @@ def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
 
 
 def without_null(tree: dict[str, Any], annotation: Any) -> dict[str, Any]:
-    """Return a copy of the settings `tree` without the settings that are null where null is not an allowed value. A
-    setting that is left out takes its default, so such a null means the default.
-
-    tree: the settings of a whole recipe or of one section; annotation: the config class of recipes or of that
-    section."""
+    """Return a copy without settings that are null where null is no allowed value: null means the default there."""
     kept = {}
     for name, value in tree.items():
         inner = below(annotation, name)
@@ -137,14 +117,12 @@ def without_null(tree: dict[str, Any], annotation: Any) -> dict[str, Any]:
 
 
 def sections(root: type[BaseModel]) -> set[str]:
-    """Return the names of the sections of a recipe: the fields of the config class `root` whose value is a config
-    itself."""
+    """Return the names of a recipe's sections."""
     return {name for name, field in root.model_fields.items() if config_in(field.annotation) is not None}
 
 
 def allowed(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
-    """Return a description in words of the values that a type annotation allows, such as `a whole number from 1`, for
-    error messages and docs/settings.md. bounds: pydantic's limits of a number, such as `Gt(0)`."""
+    """Return the allowed values in words, such as `a whole number from 1`. bounds: pydantic's, such as `Gt(0)`."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return allowed(parts[0], (*bounds, *parts[1:]))
@@ -165,13 +143,13 @@ def allowed(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
 
 
 def choices(annotation: Any) -> list[str]:
-    """Return the values that a `Literal` in an annotation lists, as texts; empty when the annotation has no Literal."""
+    """Return the values of a `Literal` in an annotation, as texts."""
     return [str(word) for kind in kinds_of(annotation) if get_origin(kind) is Literal for word in get_args(kind)]
 
 
 def shown(value: Any) -> str:
-    """Return a recipe's value as text for an error message: on one line, secrets hidden, cut to 60 characters
-    (LONGEST). A mapping or list is only named as such."""
+    """Return a value for an error message: one line, secrets hidden, cut to LONGEST characters; a mapping or list is
+    only named."""
     if isinstance(value, dict):
         return "a mapping" if value else "{}"
     if isinstance(value, list):
@@ -182,8 +160,7 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text as an error message shows it: secrets hidden, and a text of more than 60 characters (LONGEST) cut
-    to 60 and followed by `...`."""
+    """Return a text with secrets hidden, cut to LONGEST characters."""
     text = scrub(text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
@@ -194,8 +171,7 @@ def _names(annotation: Any) -> str:
 
 
 def _number(kind: type, bounds: tuple[Any, ...]) -> str:
-    """Describe a number and its bounds in words, such as `a whole number from 1 to 4,096` or `a number above 0, at most
-    1`."""
+    """Describe a number in words, such as `a number above 0, at most 1`."""
     limits = dict(_limits(bounds))
     if kind is int:
         low = limits.get("ge", limits.get("gt", -1) + 1 if "gt" in limits else None)

@@ -1,5 +1,4 @@
-"""Build the commands that error messages suggest, ready to paste: with the recipe and the overrides as the user gave
-them."""
+"""Build the commands that error messages suggest, with recipe and overrides as the user gave them."""
 
 from __future__ import annotations
 
@@ -11,14 +10,12 @@ from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.system.redaction import hide_override
 
 _OWN = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
-"""A suggested command without a recipe, which means the recipe of the command that failed."""
+"""A suggested command without a recipe: that of the failed command is meant."""
 
 
 def complete(error: TrnflowError, options: Namespace) -> TrnflowError:
-    """Insert the recipe and the overrides of the failed command into commands such as `trnflow run` in the error's fix
-    (its advice to the user), and return the error, which is changed in place. Overrides with secrets are masked.
-
-    options: the parsed command line of the failed command; without a recipe, nothing is changed."""
+    """Insert the failed command's recipe and overrides into the commands of the error's fix, in place; secrets are
+    masked."""
     recipe = getattr(options, "recipe", None)
     if recipe is not None:
         given = shlex.join([recipe, *map(hide_override, options.overrides)])

@@ -36,7 +36,7 @@ class SweepConfig(StageConfig):
 
     @property
     def is_maximised(self) -> bool:
-        """Whether a higher value of `metric` is better: by `direction`, or if it is None by the metric's name."""
+        """Whether a higher `metric` is better: by `direction`, else by the metric's name."""
         if self.direction is None:
             return self.metric.endswith(("accuracy", "f1", "f1_macro", "f1_weighted"))
         return self.direction == "max"

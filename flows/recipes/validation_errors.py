@@ -1,9 +1,5 @@
-"""Turn pydantic's errors about a recipe into one ConfigError with file and line, setting, value, allowed values and nearest
-known name.
-
-Pydantic's own messages are replaced by clearer ones. Messages of the validators in this project's config classes are
-kept.
-"""
+"""Turn pydantic's errors about a recipe into one ConfigError with file and line, setting, value, allowed values and
+nearest known name. Messages of our own validators are kept."""
 
 from __future__ import annotations
 
@@ -35,18 +31,11 @@ REMOVED = {
 HIDDEN = ("launch", "environment")
 """The mapping whose values no error shows."""
 OURS = ("value_error", "assertion_error")
-"""Pydantic's types of the errors that the validators of this project's config classes raise."""
+"""The types of the errors that our own validators raise."""
 
 
 class Recipes(NamedTuple):
-    """A recipe that was read but failed validation.
-
-    Attributes:
-        root: the config class of recipes.
-        name: the recipe's name or path, as the user gave it.
-        tree: the merged settings, {section: {setting: value}}.
-        origins: where each setting was written, as `trnflow.flows.recipes.files.read_recipe` returns it.
-    """
+    """A recipe that failed validation: its name as given, merged settings, and their origins."""
 
     root: type[BaseModel]
     name: str
@@ -58,10 +47,9 @@ class Problem(NamedTuple):
     """One problem that pydantic found in a recipe.
 
     Attributes:
-        setting: the parts of the setting's name, such as ("train", "epochs").
         kind: pydantic's type of the error, such as `extra_forbidden`.
-        at_name: True if the name of the entry is wrong, False if its value is.
-        text: the message of this project's validator if one raised the error, else empty.
+        at_name: Whether the name of the entry is wrong, not its value.
+        text: The message of our own validator, or "".
     """
 
     setting: tuple[str, ...]
@@ -71,10 +59,7 @@ class Problem(NamedTuple):
 
 
 def refused(error: ValidationError, read: Recipes) -> ConfigError:
-    """Return one ConfigError whose message describes the problems that pydantic found in a recipe. The error's fix, the
-    advice to the user, is for the first problem only. Nothing is raised.
-
-    error: the error that pydantic raised; read: the recipe that failed validation."""
+    """Return one ConfigError about the problems that pydantic found. Its fix is for the first only."""
     found = dict.fromkeys(_problem(entry, read.root) for entry in error.errors(include_url=False))
     described = [_described(problem, read) for problem in found if not _is_covered(problem, found)]
     return ConfigError("; ".join(dict.fromkeys(text for text, _ in described)), described[0][1])
@@ -87,8 +72,7 @@ def _problem(entry: Any, root: type[BaseModel]) -> Problem:
 
 
 def _setting(loc: Sequence[int | str], root: Any) -> tuple[tuple[str, ...], bool]:
-    """Return (the path of the setting that pydantic's `loc` points to, whether the name of the setting is wrong). Parts
-    of `loc` that name the alternative of a union are left out."""
+    """Return (path of the setting that `loc` points to, whether its name is wrong)."""
     path: list[str] = []
     branch = False  # the next part of `loc` names a branch
     for part in loc:
@@ -104,8 +88,7 @@ def _setting(loc: Sequence[int | str], root: Any) -> tuple[tuple[str, ...], bool
 
 
 def _is_covered(problem: Problem, found: dict[Problem, None]) -> bool:
-    """Return whether another problem of the same setting describes the mistake better: a problem of a setting below it,
-    or a wrong name. (For a union, pydantic reports one problem for each alternative.)"""
+    """Return whether another problem describes the mistake better: one of a setting below it, or a wrong name."""
     path, others = problem.setting, [other for other in found if other is not problem]
     return not problem.text and any(
         other.setting[: len(path)] == path

@@ -1,8 +1,6 @@
-"""Read YAML from untrusted files: limit size and depth, accept only the types of JSON, and record the line of every
-entry.
+"""Read YAML from untrusted files: limited size and depth, the types of JSON alone, the line of every entry.
 
-Two kinds of values are read differently from YAML 1.1, as most users expect: 5e-5 is a number, and 2024-07-26 is text.
-All errors are ConfigErrors that name file and line.
+Unlike in YAML 1.1, 5e-5 is a number and 2024-07-26 is text. All errors are ConfigErrors that name file and line.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import ENVIRONMENT
 
 OVERRIDE = "override "
-"""The text before the name of an override, where an error message would otherwise name a file and line."""
+"""The text before an override's name, where an error would name a file and line."""
 Lines = dict[tuple[str, ...], int]
 DEPTH = 50
-"""The deepest nesting of mappings and lists. PyYAML reads them by recursion in C, which would end the process."""
+"""The deepest nesting: PyYAML recurses in C, which would end the process."""
 NODES = 100_000
-"""The largest number of values in a file, after each alias (`*name`) is replaced by the value that it names."""
+"""The most values in a file, with each alias replaced by its value."""
 BYTES = 1 << 20
 INTEGER = 2**63
 """Integers must be at least -INTEGER and less than INTEGER (64-bit signed)."""
@@ -31,14 +29,11 @@ _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "f
 
 
 def read_yaml(data: bytes, place: str) -> tuple[Any, Lines]:
-    """Parse a YAML file. data: the file's bytes; place: the name of the file for error messages.
-
-    Returns: the parsed value (JSON types; None for an empty file), and {path: line number} of each entry of a mapping.
+    """Parse a YAML file, and return its value (None if empty) and {path: line number}.
 
     Raises:
-        ConfigError: the file is not UTF-8 or not valid YAML, is larger than 1 MiB (BYTES), has more than 100,000 values
-            (NODES), is nested more than 50 deep (DEPTH), sets a name twice, or contains a value that JSON does not
-            have.
+        ConfigError: Not UTF-8 or valid YAML, larger than BYTES, more values than NODES, deeper than DEPTH, a name
+        set twice, or a value that JSON does not have.
     """
     if len(data) > BYTES:
         raise ConfigError(f"{place} has more than {BYTES:,} bytes", "a recipe holds settings alone: check the path")
@@ -53,9 +48,7 @@ def read_yaml(data: bytes, place: str) -> tuple[Any, Lines]:
 
 
 def read_value(text: str, place: str) -> Any:
-    """Parse the value of an override as YAML and return it: the text `3` of `train.epochs=3` becomes the number 3.
-
-    place: the name of the override for error messages. ConfigError when the text is not valid (see `read_yaml`)."""
+    """Parse the value of an override: `3` becomes a number. Raises ConfigError as `read_yaml`."""
     if len(text) > BYTES:
         raise ConfigError(f"{place}: the value has more than {BYTES:,} characters", "write it into a recipe file")
     try:
@@ -95,7 +88,7 @@ def _read(text: str, place: str) -> tuple[Any, Lines]:
 
 
 def _at(place: str, mark: Any) -> str:
-    """Return the text `file:line` for error messages; for an override, which has no line, its name alone."""
+    """Return `file:line`, or an override's name."""
     return f"{place}:{mark.line + 1}" if mark and not place.startswith(OVERRIDE) else place
 
 
@@ -116,10 +109,7 @@ def _refuse_depth(where: str) -> NoReturn:
 
 
 def _measure(node: yaml.Node, place: str, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return (number of values, depth) of a node, counting each alias as the value that it names.
-
-    Raises ConfigError for more than NODES or DEPTH, and for an alias inside the node that it names. known: results by node; None
-    while a node is being measured."""
+    """Return (number of values, depth) of a node, counting each alias as the value that it names. Raises ConfigError."""
     where = _at(place, node.start_mark)
     if node.tag not in _TAGS:
         name = node.tag.removeprefix("tag:yaml.org,2002:")
@@ -144,7 +134,7 @@ def _measure(node: yaml.Node, place: str, known: dict[int, tuple[int, int] | Non
 
 
 def _name_by_text(node: yaml.Node, where: str) -> None:
-    """Change a mapping's node so that its names are read as text, as they are written: also `no`, `1` and `1.0`."""
+    """Let a mapping's names be read as text, as they are written: also `no`, `1` and `1.0`."""
     if not isinstance(node, yaml.MappingNode):
         return
     for key, _ in node.value:
@@ -198,8 +188,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def _no_value(node: yaml.Node, why: str) -> yaml.YAMLError:
-    """Return an error for a scalar that is not a valid value. The message does not contain the value, which may be a
-    secret."""
+    """Return an error for a scalar that is no value. It does not show the value, which may be a secret."""
     return yaml.constructor.ConstructorError(None, None, f"the value {why}", node.start_mark)
 
 

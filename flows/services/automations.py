@@ -1,17 +1,11 @@
-"""The automations that `trnflow deploy` creates in Prefect: rules by which Prefect's server acts when an event comes,
-or fails to come. By name:
+"""The automations that `trnflow deploy` creates in Prefect, by name:
 
-- `trnflow: data changed` runs the deployment `retrain` when the event `trnflow.data.changed` names a recipe (and overrides).
-- `trnflow: retrained` sends a notification when a retraining was promoted, kept, stopped or failed.
-- `trnflow: NAME did not run` sends a notification when no retraining of the recipe NAME, which has a schedule, ended
-  within 1.5 times the longest pause of the schedule. This leaves time for a training that takes longer than the last.
+- `trnflow: data changed` runs the deployment `retrain` when the event `trnflow.data.changed` names a recipe.
+- `trnflow: retrained` notifies when a retraining was promoted, kept, stopped or failed.
+- `trnflow: NAME did not run` notifies when no retraining of a scheduled recipe ended in 1.5 times the schedule's
+longest pause.
 
-A retraining is promoted (the new model is better and becomes the recipe's champion, the model that its users should
-get), kept (the champion stays), stopped (by a check of the data) or failed.
-
-`trnflow deploy` does not update an automation that is the same as before: Prefect would begin to count its time anew.
-An automation that the user disabled stays disabled. An automation with the tag `trnflow` that is not wanted any more is
-deleted.
+A disabled automation stays disabled; one with the tag `trnflow` that is not wanted any more is deleted.
 """
 
 from __future__ import annotations
@@ -40,9 +34,7 @@ DATES = 1000
 
 
 class Renewed(NamedTuple):
-    """The automations (rules by which Prefect's server acts on events) that Prefect has after `renew`. names: the names
-    of those with the tag `trnflow`, sorted; notified: the Prefect block (a stored address and its type) through which
-    notifications are sent, or None if none are sent."""
+    """The automations with the tag `trnflow` after `renew`, and the block that notifies, if any."""
 
     names: list[str]
     notified: Block | None
@@ -55,19 +47,12 @@ def renew(
     notify: str | None,
     further: Iterable[AutomationCore] = (),
 ) -> Renewed:
-    """Create, update and delete automations (rules by which Prefect's server acts on events) in Prefect, so that
-    exactly the wanted ones carry the tag `trnflow`.
-
-    Wanted are: one that retrains a recipe when its data changed, if `retrain` is given; those that notify about
-    retrains, if there is a Prefect block (a stored address and its type) to send through; and `further`.
+    """Create, update and delete automations so that exactly the wanted ones carry the tag `trnflow`.
 
     Args:
-        retrain: The deployment of the flow `retrain`; None if there is none.
-        recipe_names: {(recipe, *overrides) as given in a deployment or schedule: the recipe's own name}. A recipe with
-            an active schedule gets an automation that notifies when the recipe was not retrained in time.
-        notify: The value of TRNFLOW_NOTIFY, which names the block; None if the variable is not set: then the block
-            that the present automations use is kept.
-        further: More automations that are wanted, such as those of `recovery.recovery_automations`.
+        recipe_names: {case of a deployment or schedule: the recipe's own name}.
+        notify: The value of TRNFLOW_NOTIFY. If None, the block that the present automations use is kept.
+        further: More automations that are wanted, such as those of `recovery_automations`.
 
     Raises:
         ConfigError: TRNFLOW_NOTIFY names a block that Prefect does not have or that can't send notifications.
@@ -79,6 +64,7 @@ def renew(
     block = find_block(client, notify) if notify is not None else _block_of(client, present.values())
     wanted = {automation.name: automation for automation in (*_wanted(retrain, recipe_names, block), *further)}
     for name, automation in wanted.items():
+        # an unchanged automation is not updated: Prefect would begin to count its time anew
         _put(client, automation.model_copy(update={"tags": [TAG]}), present.get(name))
     for name in present.keys() - wanted.keys():
         client.delete_automation(present[name].id)
@@ -88,8 +74,7 @@ def renew(
 
 
 def longest_pause(schedule: DeploymentSchedule) -> timedelta | None:
-    """Return the longest time between two consecutive dates of a deployment's schedule, among its next 1000 dates from
-    now; None if it has fewer than two dates."""
+    """Return the longest time between two of the schedule's next 1000 dates; None if it has fewer than two."""
     from prefect.server.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 
     kinds: dict[str, Any] = {"cron": CronSchedule, "interval": IntervalSchedule, "rrule": RRuleSchedule}
@@ -146,11 +131,7 @@ def _retrained(block: Block) -> AutomationCore:
 
 
 def _did_not_run(recipe: str, pause: timedelta, block: Block) -> AutomationCore:
-    """Return the automation that waits for any end of a recipe's retraining.
-
-    The same event begins and ends the time that Prefect waits, so each retraining begins it anew. If none comes, Prefect
-    sends the notification and begins to wait again.
-    """
+    """Return the automation that waits for any end of a recipe's retraining."""
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     within = max(1.5 * pause, timedelta(seconds=10))  # Prefect's least
@@ -158,6 +139,7 @@ def _did_not_run(recipe: str, pause: timedelta, block: Block) -> AutomationCore:
     return AutomationCore(
         name=f"trnflow: {recipe} did not run",
         description=f"Send a notification when no retraining of {recipe} ended within {_said(within)}.",
+        # one event ends a waiting time and begins the next, so each retraining begins it anew
         trigger=EventTrigger(
             posture=Posture.Proactive,
             after={RETRAINED + "*"},
@@ -172,8 +154,7 @@ def _did_not_run(recipe: str, pause: timedelta, block: Block) -> AutomationCore:
 
 
 def _pauses(retrain: DeploymentResponse, recipe_names: dict[Case, str]) -> dict[str, timedelta]:
-    """Return {recipe: the longest pause of its schedule} of the deployment's active schedules; of several schedules of a
-    recipe the shortest of their longest pauses."""
+    """Return {recipe: longest pause of its active schedules}; of several schedules the one with the shortest counts."""
     found: dict[str, timedelta] = {}
     for schedule in retrain.schedules:
         parameters = {**retrain.parameters, **schedule.parameters}
@@ -208,7 +189,7 @@ def _sorted(value: Any) -> Any:
 
 
 def _block_of(client: SyncPrefectClient, present: Iterable[Automation]) -> Block | None:
-    """Return the block that the present automations send notifications through; None if there is none, or no more."""
+    """Return the block through which the present automations send notifications, if Prefect still has it."""
     from prefect.exceptions import ObjectNotFound
 
     for automation in present:

@@ -1,12 +1,8 @@
-"""Keep the deployments and automations of one checkout from being overwritten by another checkout on the same Prefect
-server.
+"""Keep two checkouts from overwriting one another's deployments on one Prefect server.
 
-Two checkouts give their deployments and automations the same names. A checkout is the folder with the `prefect.yaml`.
-Prefect stores that folder in each deployment, as the working directory of the deployment's runs. So the deployments
-with the tag `trnflow` say which checkout a server belongs to.
-
-A checkout that takes a server over first registers its deployments as *trials*: with other names, and without active schedules.
-The deployments of the other checkout are deleted only if Prefect accepted every trial.
+Two checkouts give their deployments the same names. Prefect stores the checkout's folder in each deployment, as the
+working directory of its runs, which tells them apart. A checkout that takes a server over first registers its
+deployments as *trials*; the other checkout's are deleted only after Prefect accepted every trial.
 """
 
 from __future__ import annotations
@@ -32,14 +28,11 @@ DIRECTORY = "prefect.deployments.steps.set_working_directory"
 
 
 TRIAL = " (trial of deploy --replace)"
-"""What is added to the name of a deployment that is registered as a trial."""
+"""The suffix of a trial's name."""
 
 
 def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list[DeploymentResponse]:
-    """Return the deployments with the tag `trnflow` that Prefect's server has of other checkouts (folders with a copy
-    of this project) than `folder`. Nothing is deleted.
-
-    replace: whether the user asked to take the server over; if not, such deployments are an error.
+    """Return the deployments with the tag `trnflow` of other checkouts than `folder`.
 
     Raises:
         ConfigError: There are such deployments, and `replace` is false. The message names the other checkout.
@@ -57,15 +50,12 @@ def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list
 
 
 def try_deployments(client: SyncPrefectClient, document: Meta, register: Callable[[Path], None]) -> None:
-    """Check that Prefect accepts the deployments of a prefect.yaml: register them as trials (with other names and
-    without active schedules), then delete all trials, also those that an earlier command left.
+    """Register the deployments of a prefect.yaml as trials, under other names and without active schedules, then delete
+    all trials, those of earlier commands too.
 
     Args:
         document: The content of the prefect.yaml.
-        register: Called with the path of the file of trials; registers all its deployments, or raises an error.
-
-    Raises:
-        What `register` raises.
+        register: Registers all deployments of a file. Its error is raised.
     """
     with tempfile.TemporaryDirectory(prefix="trnflow-deploy-") as folder:
         file = Path(folder) / "prefect.yaml"
@@ -83,8 +73,7 @@ def delete(client: SyncPrefectClient, deployments: Iterable[DeploymentResponse])
 
 
 def checkout_of(deployment: DeploymentResponse) -> str | None:
-    """Return the checkout of a deployment: the folder that its runs have as working directory. None if the deployment
-    names no absolute folder, because Prefect fetches the code or an earlier step decides on the folder."""
+    """Return the folder that a deployment's runs have as working directory; None if it names no absolute folder."""
     steps = [step[DIRECTORY]["directory"] for step in deployment.pull_steps or [] if DIRECTORY in step]
     return steps[0] if steps and Path(steps[0]).is_absolute() else None
 

@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CrashedRun:
-    """A flow run (Prefect's word for one run of a flow) of the deployment `retrain` that is marked in Prefect as
-    crashed, because its process was lost.
+    """A crashed flow run of the deployment `retrain`.
 
     Attributes:
-        id, name: Id and name of the flow run, as Prefect shows them.
         starts: How often the flow run began.
         crashed: When the flow run crashed last.
         recipe, overrides: The flow run's parameters, as the user gave them.
@@ -37,20 +35,13 @@ class CrashedRun:
 
     @property
     def event_id(self) -> UUID:
-        """The id of the event that reports the crash. The id is computed from the run's `id` and `starts`, so a second
-        report of the same crash has the same id."""
+        """The id of the event that reports the crash: a second report of the same crash has the same id."""
         return uuid5(NAMESPACE_URL, f"trnflow crashed {self.id} {self.starts}")
 
 
 def unreported_crashes(times: int) -> list[CrashedRun]:
-    """Return the flow runs of the deployment `retrain` that crashed within the last day and are not reported yet: the
-    event `trnflow.retrain.failed` about the crash is not on Prefect's server yet.
-
-    times: Only flow runs that began more often than this are returned; Prefect does not schedule them again.
-
-    Raises:
-        ConfigError: Prefect's server can't be reached.
-    """
+    """Return the crashed retrains of the last day that began more often than `times` and have no
+    `trnflow.retrain.failed` event yet. Raises ConfigError if Prefect's server can't be reached."""
     with connected() as client:
         found = [_crashed_run(run) for run in _crashed_retrains(client) if run.run_count > times]
         return [run for run in found if _is_recent(run) and not _is_sent(client, run.event_id)]
@@ -85,12 +76,9 @@ def _is_sent(client: SyncPrefectClient, event: UUID) -> bool:
 
 
 def send_report(run: CrashedRun, name: str, payload: Meta) -> None:
-    """Report a crashed retrain: send the event `trnflow.retrain.failed` to Prefect's server.
-
-    An automation of the server then notifies the user, if notifications are on.
+    """Send the event `trnflow.retrain.failed` about a crashed retrain to Prefect's server.
 
     Args:
-        run: The flow run that crashed.
         name: The recipe's own name.
         payload: The JSON of the retrain's outcome, without secrets.
 

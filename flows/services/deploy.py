@@ -1,9 +1,4 @@
-"""Register the deployments of `prefect.yaml` and their automations with Prefect's server, and start a worker that runs
-the deployments. A deployment is a flow with parameters and perhaps a schedule.
-
-`deploy` waits until the server has planned the next flow run of each active schedule: when the scheduler fails, only
-the server's log reports it, while Prefect's page shows the deployment as ready.
-"""
+"""Register the deployments of `prefect.yaml` and their automations with Prefect's server, and start a worker."""
 
 from __future__ import annotations
 
@@ -38,8 +33,8 @@ FILE = "prefect.yaml"
 RETRAIN = "retrain"
 """The name of the deployment that an event about changed data runs."""
 AT_ONCE = "4"
-"""The most flow runs of a worker at a time. Without a limit, a worker that was away starts all late runs at once, each in a
-process of its own. With four at a time the local server answers while a hundred events come in."""
+"""The most flow runs of a worker at a time. Without a limit, a worker that was away starts all late runs at once; with
+four, the local server answers while a hundred events come in."""
 WORKER = "from trnflow.flows.services.recovery import prefect_worker; prefect_worker()"
 """The program of a worker's process."""
 SERVER_FAILED = "Server error '5"
@@ -49,10 +44,7 @@ SCHEDULE_SECONDS = 90.0
 
 
 class Deployed(NamedTuple):
-    """The result of `deploy`. names: the names of the registered deployments (flows that Prefect can start, with their
-    parameters and schedules); automations: the names of the automations (rules by which Prefect's server acts on
-    events) with the tag `trnflow`; notified: `TYPE/NAME` of the Prefect block (a stored address and its type) through
-    which notifications are sent, or None if none are sent."""
+    """What `deploy` registered; `notified` is `TYPE/NAME` of the block that notifies, or None."""
 
     names: list[str]
     automations: list[str]
@@ -60,23 +52,22 @@ class Deployed(NamedTuple):
 
 
 def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, replace: bool = False) -> Deployed:
-    """Register all deployments of `folder`/prefect.yaml and their automations (rules by which the server acts on
-    events) with Prefect's server, and wait until the server has planned the next flow run of each active schedule.
+    """Register all deployments of `folder`/prefect.yaml and their automations, and wait until each active schedule has
+    a planned run.
 
     Starts the local server if no other is configured, and creates the work pool if the server has none.
 
     Args:
-        home: The folder of local state (TRNFLOW_HOME), with the local server's database.
-        folder: The checkout (a folder with a copy of this project) with the prefect.yaml.
+        folder: The checkout with the prefect.yaml.
         seconds: How long to wait for the schedules.
-        replace: Whether to delete the deployments that another checkout has on the server. They are deleted after
-            Prefect has accepted trial copies of the new ones.
+        replace: Whether to delete another checkout's deployments, after Prefect has accepted trials of the new
+        ones.
 
     Raises:
-        ConfigError: `folder` has no prefect.yaml, a deployment names a recipe that can't be read, TRNFLOW_NOTIFY names no
-            block, the server has deployments of another checkout, or it can't be reached or fails.
-        ProcessFailed: Prefect refused a deployment, its server failed, or an active schedule has no scheduled run after
-            `seconds`.
+        ConfigError: `folder` has no prefect.yaml, a deployment names a recipe that can't be read, TRNFLOW_NOTIFY
+        names no block, the server has deployments of another checkout, or it can't be reached or fails.
+        ProcessFailed: Prefect refused a deployment, its server failed, or an active schedule has no run after
+        `seconds`.
     """
     document = _declared(folder / FILE)
     names = [str(deployment["name"]) for deployment in document["deployments"]]
@@ -91,13 +82,9 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
 
 
 def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
-    """Replace this process by a Prefect worker that runs the deployments of the pool `local`, until it is interrupted.
-
-    The worker's flow runs send a heartbeat every 30 seconds. Before the worker starts, flow runs whose process was lost
-    are marked as crashed or scheduled again (`recovery.tend_runs`), then `report` is called.
+    """Replace this process by a Prefect worker of the pool `local`. Lost flow runs are tended first.
 
     Args:
-        home: The folder of local state (TRNFLOW_HOME). Its local server is started if no other is configured.
         report: Reports to Prefect the retrains that crashed too often to be scheduled again.
 
     Raises:
@@ -112,7 +99,7 @@ def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
 
 
 def _declared(file: Path) -> Meta:
-    """Read the file prefect.yaml and return its content. ConfigError if there is no such file."""
+    """Return the content of a prefect.yaml. Raises ConfigError if there is no such file."""
     try:
         document: Meta = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -121,8 +108,7 @@ def _declared(file: Path) -> Meta:
 
 
 def _complete(names: list[str], recipes: dict[Case, str], notify: str | None) -> Renewed:
-    """Add to the registered deployments what prefect.yaml can't say: the list of recipes, and the automations. Deployments
-    of the same names that belong to other flows than trnflow's are not changed."""
+    """Add to our registered deployments what prefect.yaml can't say: the list of recipes, and the automations."""
     with connected() as client:
         deployments = client.read_deployments(flow_filter=our_flows(), deployment_filter=_named(names))
         _mark(client, deployments)
@@ -145,8 +131,7 @@ def _mark(client: SyncPrefectClient, deployments: list[DeploymentResponse]) -> N
 
 
 def _prepare_server(home: Path, folder: Path, document: Meta, notify: str | None, *, replace: bool) -> None:
-    """Create the work pool, and delete the deployments of another checkout. Before that, check all that can be checked of the
-    new deployments. document: the content of prefect.yaml; notify: the value of TRNFLOW_NOTIFY, or None."""
+    """Check the new deployments as far as possible, create the work pool, and delete another checkout's deployments."""
     with connected() as client:
         others = others_on(client, folder, replace=replace)
         check_block(client, notify)
@@ -168,8 +153,7 @@ def _make_pool(client: SyncPrefectClient) -> None:
 
 
 def _register(home: Path, folder: Path, file: Path) -> None:
-    """Register all deployments of `file`, a prefect.yaml, for the checkout `folder`. Raise ProcessFailed if Prefect refuses
-    one, or if its server fails."""
+    """Register all deployments of a prefect.yaml for the checkout `folder`. Raises ProcessFailed."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -190,7 +174,7 @@ def _wait_scheduled(home: Path, names: list[str], seconds: float) -> None:
 
 
 def _never_scheduled(home: Path, waiting: list[str], seconds: float) -> ProcessFailed:
-    """Return the error about the deployments `waiting`: the server has planned no flow run of them within `seconds`."""
+    """Return the error about the deployments `waiting`, of which no flow run was planned."""
     cause, fix = cause_of_failure(home)
     if not cause:
         error = last_error(home)

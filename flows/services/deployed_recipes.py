@@ -18,21 +18,18 @@ PARAMETER = "recipe"
 
 
 Case = tuple[str, ...]
-"""The parameters of a deployment that say which recipe it runs: the value of `recipe`, and the overrides."""
+"""(recipe, *overrides) as a deployment's parameters give them."""
 
 
 def case_of(parameters: Meta) -> Case:
-    """Return the recipe and the overrides (`section.setting=value`) among the parameters of a deployment or schedule,
-    as (recipe, *overrides)."""
+    """Return the `Case` in the parameters of a deployment or schedule."""
     return str(parameters.get(PARAMETER)), *map(str, parameters.get("overrides") or ())
 
 
 def check_recipes(document: Meta, file: object) -> dict[Case, str]:
-    """Read all recipes that the deployments and schedules of a prefect.yaml name. Return
-    {(recipe, *overrides) as given in the prefect.yaml: the recipe's own name}.
+    """Read all recipes that a prefect.yaml names, and return {case: the recipe's own name}.
 
-    Recipes and overrides with `{{ }}`, which Prefect fills in, are left out. document: the content of the prefect.yaml;
-    file: its path, for the message of an error. Raises ConfigError if a recipe can't be read.
+    Cases with `{{ }}`, which Prefect fills in, are left out. Raises ConfigError, which names `file` and the deployment.
     """
     found: dict[Case, str] = {}
     for deployment, parameters in _parameters(document):
@@ -47,15 +44,8 @@ def check_recipes(document: Meta, file: object) -> dict[Case, str]:
 
 
 def offer_recipes(client: SyncPrefectClient, deployments: Iterable[DeploymentResponse], named: Iterable[Case]) -> None:
-    """Limit the parameter `recipe` of deployments on Prefect's server to the shipped recipes (the files in `conf/`) and
-    the recipes in `named`.
-
-    Prefect's form for a run then offers these recipes, and Prefect refuses other values before a run begins.
-
-    Args:
-        deployments: The deployments to change; those without a parameter `recipe` are left alone.
-        named: (recipe, *overrides) of each deployment or schedule; only the recipe is used.
-    """
+    """Limit the parameter `recipe` of deployments to the shipped recipes and those in `named`. Prefect's form offers
+    these, and Prefect refuses other values before a run begins."""
     from prefect.client.schemas.actions import DeploymentUpdate
 
     recipes = sorted({*recipe_names(), *(case[0] for case in named)})

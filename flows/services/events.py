@@ -1,6 +1,5 @@
-"""Send events to Prefect's server, in one request. If the request fails, an error is raised; Prefect's own sender, a
-background thread, would not report the failure.
-"""
+"""Send events to Prefect's server in one request, and raise its failure, which Prefect's own background sender would
+not report."""
 
 from __future__ import annotations
 
@@ -21,23 +20,20 @@ if TYPE_CHECKING:
 
 CHANGED = "trnflow.data.changed"
 RETRAINED = "trnflow.retrain."
-"""The beginning of the name of a retraining's event; its outcome follows, such as `promoted`."""
+"""A retraining's event: this and its outcome, such as `promoted`."""
 RECIPE = "trnflow.recipe."
-"""The beginning of the id that a recipe has in Prefect's events; the recipe's name follows."""
+"""A recipe's resource id in Prefect's events: this and its name."""
 
 
 def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
-    """Return the event `trnflow.data.changed`, which says that a recipe's data changed. The event is not sent yet. When
-    it is, an automation of Prefect's server runs the deployment `retrain` with this `recipe` and these `overrides`.
+    """Return the event `trnflow.data.changed`, on which an automation runs the deployment `retrain`.
 
     Args:
-        finding: The JSON that `trnflow watch` prints; its field `recipe` is the recipe's own name.
-        recipe, overrides: As the user gave them, since the deployment `retrain` knows a recipe by the name it was deployed
-            with.
+        finding: The JSON that `trnflow watch` prints.
+        recipe, overrides: As the user gave them, since the deployment knows the recipe by that name.
 
     Raises:
-        ConfigError: An override contains a secret. The event would carry the secret, or a retrain would run with the
-            text that hides the secret in its place.
+        ConfigError: An override contains a secret, which the event would carry.
     """
     if [hide_override(text) for text in overrides] != overrides:
         fix = "write ${NAME} in its place, which the worker's environment fills in, or use --retrain"
@@ -50,17 +46,12 @@ def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
 
 
 def recipe_resource(name: str) -> dict[str, str]:
-    """Return the resource (in Prefect's terms: what an event is about) of an event about a recipe. name: the recipe's
-    own name, not its file."""
+    """Return the resource of an event about the recipe with this own name."""
     return {"prefect.resource.id": f"{RECIPE}{name}", "prefect.resource.name": name}
 
 
 def send_events(events: list[Event]) -> None:
-    """Send events to the Prefect server of PREFECT_API_URL, all in one request; no request if the list is empty.
-
-    Raises:
-        ConfigError: The server can't be reached, or refuses an event.
-    """
+    """Send events to the Prefect server of PREFECT_API_URL. Raises ConfigError if it can't be reached or refuses one."""
     if not events:
         return
     with connected() as client:
@@ -69,11 +60,8 @@ def send_events(events: list[Event]) -> None:
 
 @contextmanager
 def connected() -> Iterator[SyncPrefectClient]:
-    """Yield a client for requests to the Prefect server of PREFECT_API_URL; close the client when the context ends.
-
-    Raises:
-        ConfigError: A request within the context failed: the server can't be reached, fails, or refuses the request.
-    """
+    """Yield a client of the Prefect server of PREFECT_API_URL. Raises ConfigError if a request within the context
+    fails."""
     from httpx import HTTPError
     from prefect.client.orchestration import get_client
 
@@ -85,11 +73,8 @@ def connected() -> Iterator[SyncPrefectClient]:
 
 
 def unreachable(error: Exception) -> ConfigError:
-    """Return a ConfigError, of one line and a fix, for the exception of a failed request to Prefect's server.
-
-    The error says whether the server can't be reached, refused the request, or failed itself (a status of 500 or more).
-    In the last case the error names a full disk of the local server, if that is the cause, else the server's answer;
-    the fix says where to look."""
+    """Return a ConfigError for the exception of a failed request: unreachable, refused, or failed (status 500 or more).
+    If the local server's disk is full, the error says so."""
     from httpx import HTTPStatusError
     from prefect.settings import PREFECT_API_URL
 

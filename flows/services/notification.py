@@ -1,15 +1,8 @@
-"""Find or create the Prefect block that sends notifications about retraining, and define the messages that it sends. A
-block is a piece of configuration that Prefect's server stores, such as the address of a webhook.
+"""Find or create the Prefect block that notifies about retraining, and define its messages.
 
-The variable TRNFLOW_NOTIFY names the block. Its value is one of:
-
-- the address of a webhook: `trnflow deploy` keeps the address in a block of Prefect named `trnflow`, of type `slack-webhook`
-  for an address of Slack, else `webhook`. Prefect encrypts the address in its database.
-- `TYPE/NAME`: a webhook or notification block that exists in Prefect, such as `slack-webhook/team`.
-- `off`: no notifications.
-
-An address that is no longer used is deleted from Prefect.
-Where the variable is not set, the block of the last `trnflow deploy` is kept.
+TRNFLOW_NOTIFY names the block: the address of a webhook, which is kept, encrypted by Prefect, in a block named
+`trnflow`; `TYPE/NAME` of an existing block, such as `slack-webhook/team`; or `off`. An address that is no longer used
+is deleted from Prefect. Without the variable, the block of the last `trnflow deploy` is kept.
 """
 
 from __future__ import annotations
@@ -33,7 +26,7 @@ if TYPE_CHECKING:
 VARIABLE = "TRNFLOW_NOTIFY"
 OFF = "off"
 BLOCK = "trnflow"
-"""The name of the block that `trnflow deploy` creates if TRNFLOW_NOTIFY is an address."""
+"""The name of the block that `trnflow deploy` creates for an address."""
 WEBHOOK, SLACK = "webhook", "slack-webhook"
 SLACK_HOSTS = ("hooks.slack.com", "hooks.slack-gov.com")
 FIX = f"set {VARIABLE} to the address of a webhook, to TYPE/NAME of a block in Prefect, or to {OFF}"
@@ -55,13 +48,11 @@ difference {{ '%+.4g' | format(m.difference) }} \
 {% endif %}\
 {% set page = flow_run | ui_url %}{% if page %}{{ page }}
 {% endif %}"""
-"""Template of the message about a retraining that ended. Prefect fills in the event, whose payload is the JSON of
-`trnflow retrain`, and the flow run that sent it."""
+"""Template of a message; its event's payload is the JSON of `trnflow retrain`."""
 
 
 class Block(NamedTuple):
-    """A Prefect block (a piece of configuration that Prefect's server stores) that sends notifications. id: its id in
-    Prefect; kind: its type, such as `webhook`; name: its name. As text: `TYPE/NAME`."""
+    """A Prefect block that sends notifications; as text `TYPE/NAME`."""
 
     id: UUID
     kind: str
@@ -72,13 +63,11 @@ class Block(NamedTuple):
 
 
 def take_setting() -> str | None:
-    """Remove the variable TRNFLOW_NOTIFY, which says where notifications about retrains go, from this process's
-    environment and return its value, or None if it is not set.
-
-    The variable is removed because its value may hold a token, and the environment is passed on to Prefect's server.
+    """Remove TRNFLOW_NOTIFY from the environment and return its value, or None.
 
     Raises:
-        ConfigError: The value is neither an address, nor `TYPE/NAME`, nor `off`. The message does not show the value.
+        ConfigError: The value is neither an address, nor `TYPE/NAME`, nor `off`. The message does not show the
+        value.
     """
     value = os.environ.pop(VARIABLE, "").strip()
     if not value:
@@ -92,31 +81,21 @@ def take_setting() -> str | None:
 
 
 def find_block(client: SyncPrefectClient, value: str) -> Block | None:
-    """Return the Prefect block (a stored address and its type, through which notifications are sent) that the value of
-    TRNFLOW_NOTIFY names, or None for `off`. For an address, the block `trnflow` is created in Prefect, or its address
-    is replaced.
-
-    Raises:
-        ConfigError: Prefect has no such block, or it can't send notifications.
-    """
+    """Return the block that a value of TRNFLOW_NOTIFY names, None for `off`; an address creates or updates the block
+    `trnflow`. Raises ConfigError if Prefect has no such block, or it can't notify."""
     if value == OFF:
         return None
     return _keep_address(client, value) if _is_address(value) else _existing_block(client, value)
 
 
 def check_block(client: SyncPrefectClient, value: str | None) -> None:
-    """Raise ConfigError if TRNFLOW_NOTIFY names a block (Prefect's stored address for notifications) that Prefect does
-    not have, or one that can't send notifications. An address and `off` are not checked.
-
-    value: the value of TRNFLOW_NOTIFY; None if it is not set.
-    """
+    """Raise ConfigError if TRNFLOW_NOTIFY names a block that Prefect does not have or that can't notify."""
     if value is not None and value != OFF and not _is_address(value):
         _existing_block(client, value)
 
 
 def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
-    """Delete from Prefect the blocks (stored addresses for notifications) that were created for an address in
-    TRNFLOW_NOTIFY, except `used`, the block through which notifications are sent now."""
+    """Delete from Prefect the blocks that were created for an address, except `used`."""
     from prefect.exceptions import ObjectNotFound
 
     for kind in (WEBHOOK, SLACK):
@@ -127,10 +106,7 @@ def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
 
 
 def retrain_message(block: Block) -> ActionTypes:
-    """Return the action with which an automation (a rule of Prefect's server) sends a message about a retraining that
-    ended: how it ended, why, and the metrics of the compared models.
-
-    block: the Prefect block (a stored address and its type) through which the message is sent."""
+    """Return an automation's action: a message how a retraining ended, why, and the compared metrics."""
     rendered = "{% set text %}" + RETRAIN_TEXT + "{% endset %}"
     document = rendered + "{{ {'text': text, 'event': event.event, 'retrain': event.payload} | tojson }}"
     return _message(
@@ -139,18 +115,13 @@ def retrain_message(block: Block) -> ActionTypes:
 
 
 def plain_message(block: Block, subject: str, text: str, **further: Any) -> ActionTypes:
-    """Return the action with which an automation (a rule of Prefect's server) sends a fixed text through a Prefect
-    block (a stored address and its type).
-
-    subject: the message's subject; a webhook does not get one; text: the message; further: more fields of the JSON
-    document that a webhook gets, whose field `text` is the message."""
+    """Return an automation's action that sends a fixed text. further: more fields of the JSON that a webhook gets."""
     document = json.dumps({"text": text, **further})
     return _message(block, _literal(subject), _literal(text), _literal(document))
 
 
 def _message(block: Block, subject: str, text: str, document: str) -> ActionTypes:
-    """Return the action that calls a webhook with a JSON document, or sends a text to another kind of block. All are
-    templates."""
+    """Return the action that calls a webhook with a JSON document, or sends a text to another kind of block."""
     from prefect.events.actions import CallWebhook, SendNotification
 
     if block.kind == WEBHOOK:
@@ -164,7 +135,7 @@ def _literal(text: str) -> str:
 
 
 def _existing_block(client: SyncPrefectClient, value: str) -> Block:
-    """Return the block that `TYPE/NAME` names. ConfigError if Prefect has none, or if it can't send notifications."""
+    """Return the block `TYPE/NAME`. Raises ConfigError if Prefect has none, or it can't notify."""
     from prefect.exceptions import ObjectNotFound
 
     kind, _, name = value.partition("/")

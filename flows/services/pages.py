@@ -14,21 +14,14 @@ from trnflow.tasks.tracking import tracking_page
 
 
 def pages(home: Path, tracking: TrackingConfig, folder: Path = Path()) -> list[str]:
-    """Return two lines of text: the address of Prefect's page and that of MLflow's. No request is made to either
-    server.
-
-    Args:
-        home: The folder of local state (TRNFLOW_HOME).
-        tracking: The recipe's section `tracking`.
-        folder: The folder to which a relative path in `tracking.uri` is joined.
-    """
+    """Return two lines: the addresses of Prefect's and MLflow's pages. folder: what a relative `tracking.uri` is joined
+    to."""
     return [f"prefect: {_prefect(home)}", f"mlflow:  {_mlflow(home, tracking, folder)}"]
 
 
 def tracking_uri(home: Path, tracking: TrackingConfig, folder: Path) -> str:
-    """Return the address of the MLflow server: the recipe's `tracking.uri` with its `${NAME}` variables filled in, else
-    MLFLOW_TRACKING_URI, else the sqlite file `mlflow.db` in `home` (TRNFLOW_HOME). folder: the folder to which a
-    relative path in the setting is joined."""
+    """Return the address of MLflow: `tracking.uri` with its variables filled in, else MLFLOW_TRACKING_URI, else
+    `mlflow.db` in `home`."""
     if tracking.uri:
         return located_database(fill_address(tracking.uri, "tracking.uri"), folder)
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}"

@@ -12,18 +12,13 @@ NAME = "PREFECT_API_URL"
 
 
 def api_url(home: Path) -> str | None:
-    """Return the URL of Prefect's API: the one that the user configured, else that of the local server of `home` when
-    it was last started. None when there is neither. No request is made to the server. home: the folder of local state
-    (TRNFLOW_HOME)."""
+    """Return the URL of Prefect's API: the configured one, else that of the home's last local server, else None."""
     return configured_url() or recorded_server(home).get("url")
 
 
 def configured_url() -> str | None:
-    """Return the URL of Prefect's API from the user's settings and those of the working directory; None when none is set.
-
-    The same places are read in the same order as by Prefect, whose import takes 1.5 s: the environment, `.env`,
-    `prefect.toml`, `pyproject.toml`, the active profile. A file that can't be read is skipped.
-    """
+    """Return the URL of Prefect's API from the places where Prefect looks, in its order; None if none is set. A file
+    that can't be read is skipped."""
     tables = (
         os.environ.get(NAME),
         _dotenv().get(NAME),
@@ -35,14 +30,10 @@ def configured_url() -> str | None:
 
 
 def recorded_server(home: Path) -> dict[str, Any]:
-    """Return the record that the last start of a local Prefect server left in `<home>/prefect/server.json`, whether
-    that server still runs or not. home: the folder of local state (TRNFLOW_HOME).
+    """Return `<home>/prefect/server.json`, the record of the last local server, running or not; {} if there is none.
 
-    Returns:
-        "url": the address of the server's API; "page": the address of its web page; "port"; "pid": the id of its
-        process; "process": a text that also tells the process from a later one with the same pid; "started": when, as
-        text; "log": the path of its log; "stays": whether the server runs until `trnflow down`. {} when no server was
-        ever started, and after the last server was stopped or ended by itself.
+    Its fields: "url" of the API, "page", "port", "pid", "process" (tells the process from a later one with this pid),
+    "started", "log", "stays" (until `trnflow down`).
     """
     try:
         return dict(json.loads((home / "prefect" / "server.json").read_text(encoding="utf-8")))

@@ -1,14 +1,9 @@
-"""A local Prefect server in the background, one for each home (the folder of local state, TRNFLOW_HOME), used by all
-runs of that home.
+"""A local Prefect server in the background, one for each home, used by all its runs.
 
-The server's state, database and log lie in `<home>/prefect`; the user's own Prefect profile is never changed. The
-server listens on 127.0.0.1, on port 4200 or, if that port is taken, on another one. Starting a server takes about 5 s
-(9 s with a new database); using one that runs takes milliseconds.
-
-`prefect server start --background` is not used: it writes no log, fails when the port is taken or when a crash left a
-pid file, leaves the server in the session of the process that started it, and fails when two processes start a server
-at once. Here a file lock lets one process at a time start the server. That process binds the port and passes the
-listening socket to the server. Whether the server runs is decided by its process, not by a pid file.
+State, database and log lie in `<home>/prefect`. The server listens on 127.0.0.1, on port 4200 or another free one.
+Starting takes 5 s, 9 s with a new database. `prefect server start --background` writes no log, and fails when a port is
+taken, a pid file was left, or two processes start at once; here a file lock lets one process bind the port and pass the
+socket on.
 """
 
 from __future__ import annotations
@@ -46,35 +41,32 @@ DATABASE_SETTINGS = tuple(
 )
 """Environment variables of Prefect that name the server's database."""
 LEAST_FREE = 1 << 20
-"""The free bytes below which a disk counts as full: a server's database and log begin with more."""
+"""The free bytes below which a disk counts as full."""
 DATABASE_TROUBLES = {
     "Can't locate revision": "was made by another version of Prefect",
     "file is not a database": "is damaged",
     "disk image is malformed": "is damaged",
 }
-"""Part of what Prefect logs when it can't use its database -> what our error says about the database."""
+"""Part of Prefect's log -> what our error says about the database."""
 MOVE_ASIDE = "move that file away and run `trnflow deploy` again, which loses the pages of past runs but no result"
 FREE_SPACE = "free some space there"
 ERROR_LINE = re.compile(r"(\w+\.)*\w*([Ee]rror|Exception)\b: |.*\| ERROR +\|")
 
 IDLE_SECONDS = 3600.0
-"""After this time without use, a server ends that was started by a run or another command, not by `trnflow up`."""
+"""A server that `trnflow up` did not start ends after this time without use."""
 IDLE = "TRNFLOW_SERVER_IDLE_SECONDS"
 """The environment variable whose value, a number of seconds, replaces IDLE_SECONDS."""
 PROGRAM = Path(__file__).with_name("server_process.py")
 
 
 def ensure_server(home: Path, *, stays: bool = False) -> str:
-    """Return the URL of a Prefect API for a run, and start the local server of `home` (the folder of local
-    state, TRNFLOW_HOME) if need be.
+    """Return the URL of a Prefect API, and start the home's local server if no other is configured.
 
-    A URL that the user configured (such as PREFECT_API_URL) is returned unchecked, and no server is started. Otherwise
-    return when the local server answers. stays: whether the server runs until `stop_server`; otherwise it ends by
-    itself when nothing has used it for an hour, or for TRNFLOW_SERVER_IDLE_SECONDS.
+    A configured URL is returned unchecked. stays: whether a started server runs until `stop_server`.
 
     Raises:
         ConfigError: TRNFLOW_SERVER_IDLE_SECONDS is no positive number.
-        ProcessFailed: the local server ended at once or did not answer in time; the message names its log.
+        ProcessFailed: The local server ended at once or did not answer in time; the message names its log.
     """
     if url := configured_url():
         return url
@@ -83,13 +75,7 @@ def ensure_server(home: Path, *, stays: bool = False) -> str:
 
 
 def start_server(home: Path, *, stays: bool = False) -> None:
-    """Start the local server of `home` unless it runs already. Returns before the server answers.
-
-    Args:
-        home: The folder of local state, whose folder `prefect` has the server's database and log.
-        stays: Whether the server runs until `stop_server`; also changes a server that runs already. Otherwise the
-            server ends by itself when nothing has used it for an hour, or TRNFLOW_SERVER_IDLE_SECONDS
-            (`server_process.py`).
+    """Start the local server of `home` unless it runs; returns before it answers. stays: also changes a running server.
 
     Raises:
         ConfigError: TRNFLOW_SERVER_IDLE_SECONDS is no positive number.
@@ -110,9 +96,7 @@ def start_server(home: Path, *, stays: bool = False) -> None:
 
 
 def stop_server(home: Path) -> bool:
-    """Stop the local Prefect server of `home` (the folder of local state, TRNFLOW_HOME), even if another process
-    started it, and wait until it has ended. Return whether a server was running. ProcessFailed when the server does not
-    end within 30 s."""
+    """Stop the local server and wait for its end; return whether one ran. Raises ProcessFailed after 30 s."""
     server = running_server(home)
     if server is None:
         return False
@@ -129,16 +113,14 @@ def stop_server(home: Path) -> bool:
 
 
 def running_server(home: Path) -> dict[str, Any] | None:
-    """Return the content of `<home>/prefect/server.json`, such as "url", "pid" and "log" of the local server, if the
-    server's process runs on this machine, else None. The server may not answer yet."""
+    """Return the local server's record if its process runs on this machine, else None. It may not answer yet."""
     server = recorded_server(home)
     process = read_tag(server.get("process", ""))
     return server if process and process.is_running_here() else None
 
 
 def last_error(home: Path) -> str:
-    """Return the last error in the log of the local Prefect server, `<home>/prefect/server.log` (the last line of a
-    traceback); empty when the log has no error or is missing, or when the user configured another server."""
+    """Return the last error in the local server's log; empty if there is none, or another server is configured."""
     server = recorded_server(home)
     log = home / "prefect" / "server.log"
     if configured_url() not in (None, server.get("url")) or not log.exists():
@@ -147,12 +129,8 @@ def last_error(home: Path) -> str:
 
 
 def cause_of_failure(home: Path) -> tuple[str, str]:
-    """Return (cause, fix) as text, for the Prefect server in use, when it answers requests with errors: why the server
-    fails, and what the user can do.
-
-    The only cause that is recognised is a full disk of the local server (folder `<home>/prefect`). For all others the
-    cause is empty, and the fix says where to look. The server's log is not searched: it may hold errors from days ago.
-    """
+    """Return (cause, fix) for a server that answers with errors. The only cause that is recognised is a full disk; else
+    the cause is empty."""
     folder = home / "prefect"
     if configured_url() not in (None, recorded_server(home).get("url")):
         return "", "read the server's log; does its database run?"
@@ -184,7 +162,7 @@ def _wait(home: Path) -> str:
 
 
 def _not_started(folder: Path) -> ProcessFailed:
-    """Return the error about a server that ended at once. Its cause is known by its log, or by the disk."""
+    """Return the error about a server that ended at once."""
     log = folder / "server.log"
     text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
     what, fix = _cause(folder, text)
@@ -195,7 +173,7 @@ def _not_started(folder: Path) -> ProcessFailed:
 
 
 def _cause(folder: Path, text: str) -> tuple[str, str]:
-    """Return why a server did not start or fails, and the fix. text: its log."""
+    """Return (cause, fix) by the server's log or disk."""
     log, file = folder / "server.log", folder / "prefect.db"
     if setting := _database_setting():
         return scrub(_last_error(text.splitlines())), f"check {setting}, read {log}"
@@ -209,7 +187,7 @@ def _cause(folder: Path, text: str) -> tuple[str, str]:
 
 
 def _database_setting() -> str:
-    """Return the name of the environment variable that names the server's database; empty for the default, a SQLite file."""
+    """Return the environment variable that names the server's database, or "" for the default."""
     return next((name for name in DATABASE_SETTINGS if os.environ.get(name)), "")
 
 
@@ -223,8 +201,7 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def _one_starter(folder: Path) -> Iterator[None]:
-    """Hold the file lock for starting the server; wait while another process holds it. The kernel releases the lock of
-    a process that dies. The file is touched, by which a server that is about to end by itself stays."""
+    """Hold the file lock for starting the server; touching the file keeps an idle server from ending."""
     with (folder / "server.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.utime(lock.fileno())
@@ -232,8 +209,8 @@ def _one_starter(folder: Path) -> Iterator[None]:
 
 
 def _spawn(folder: Path, listener: socket.socket, seconds: float) -> dict[str, Any]:
-    """Start the server on a listening socket, in a session of its own, and return its record. seconds: the time without
-    use after which the server ends."""
+    """Start the server on a listening socket, in its own session, and return its record. seconds: time without use
+    until it ends."""
     port = listener.getsockname()[1]
     log = folder / "server.log"
     with log.open("wb") as output:
@@ -274,8 +251,7 @@ def _idle_seconds() -> float:
 
 
 def _environment(folder: Path, port: int) -> dict[str, str]:
-    """Return the environment variables of the server. All of Prefect's services stay on: idle, they take 1.5 % of a
-    core. The web page is unpacked into `folder`, in case Prefect's own folder is read-only."""
+    """Return the server's environment variables."""
     foreign = {"PREFECT_PROFILE", "PREFECT_PROFILES_PATH"}
     environ = {name: value for name, value in os.environ.items() if name not in foreign}
     environ |= {
@@ -293,7 +269,7 @@ def _environment(folder: Path, port: int) -> dict[str, str]:
 
 
 def _listener(ports: tuple[int, ...]) -> socket.socket:
-    """Return a listening socket on the first of `ports` that is free; port 0 means any free port."""
+    """Return a listening socket on the first free port of `ports`; port 0 means any."""
     for port in dict.fromkeys(ports):
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,18 +1,8 @@
-"""End the flow runs whose process was lost, and schedule them again. Automations (rules by which Prefect's server acts
-on events) do this; `tend_runs` does it for the runs that the automations missed.
+"""End the flow runs whose process was lost, and schedule them again.
 
-A worker reports how a flow's process ended. If the worker dies too, or the machine stops, nobody reports it. Prefect's
-server then gets no more heartbeats of the run. The automations of this module mark such a run as crashed and schedule
-it again; the stages that the run finished are cached, and training goes on from its newest checkpoint.
-
-How often a run began is in its label `prefect.run-count`. A worker that is stopped with Ctrl-C leaves crashed runs too,
-which the next worker then runs.
-
-The automations miss two cases. An automation waits for an event during a time window, and Prefect forgets the window a
-minute after its end, so a run that stops together with the server would stay "Running". And events are lost: those that
-a killed server had not written yet, and, on a busy machine, those that SQLite refused five times ("database is
-locked"). `tend_runs` ends or schedules such runs when a worker starts, and in each run of the deployment `watch`. Each
-retrain looks for the commonest case only, a run that never began (`end_unbegun_runs`).
+Nobody reports the end of a process whose worker died too. Automations mark a run without heartbeats as crashed and
+schedule it again; training then goes on from its newest checkpoint. They miss a run that stops together with the
+server, and events that the server lost; `tend_runs` finds such runs when a worker starts and in each run of `watch`.
 """
 
 from __future__ import annotations
@@ -33,27 +23,26 @@ if TYPE_CHECKING:
     from prefect.events.schemas.automations import AutomationCore
 
 TAG = "trnflow"
-"""The tag of the flow runs on which the automations act. `deploy` puts the tag on its deployments, and commands put it
-on their runs. Without the tag the automations would act on flows of other teams on the same server that have the same
-names, but send fewer heartbeats."""
+"""The tag of the flow runs on which the automations act: other flows on the server may have the same names, but send
+fewer heartbeats."""
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
-"""The setting with which a flow run sends a heartbeat every 30 seconds. Prefect accepts no shorter interval."""
+"""A heartbeat every 30 seconds, the shortest interval that Prefect accepts."""
 PATIENT = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
-"""The setting with which Prefect's client asks again when the server answers 500, which it does while its PostgreSQL is away.
-When SQLite is locked the server answers 503, which is always asked again."""
+"""Lets Prefect's client ask again on status 500, the answer while PostgreSQL is away (503, SQLite is locked, is always
+asked again)."""
 
 SILENT_SECONDS = 90.0
 PENDING_SECONDS = 300.0
 CANCELLING_SECONDS = 900.0
 LEFT_SECONDS = 120.0
 FORGOTTEN_SECONDS = 86400.0
-"""The age at which a crashed run is no longer scheduled again by `tend_runs`."""
+"""The age at which `tend_runs` leaves a crashed run alone."""
 TIMES = 3
 AGAIN = "The run crashed, and was scheduled again. What it finished is not done again."
 
 FLOWS = ["finetune", "prepare", "retrain", "sweep", "watch"]
 SCHEDULED_AGAIN = ["finetune", "prepare", "retrain", "sweep"]
-"""The flows whose crashed runs are scheduled again. `watch` has a schedule with a run every few minutes."""
+"""The flows whose crashed runs are scheduled again. `watch` begins a new run every few minutes anyway."""
 
 TAGGED = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
 NEWEST_FIRST: Any = "START_TIME_DESC"
@@ -69,16 +58,13 @@ def recovery_automations(
     cancelling: float = CANCELLING_SECONDS,
     times: int = TIMES,
 ) -> list[AutomationCore]:
-    """Return the automations (rules by which Prefect's server acts on events) that mark flow runs whose process was
-    lost as crashed or cancelled, and schedule crashed flow runs again.
-
-    The automations are only returned: `automations.renew` creates them in Prefect.
+    """Return the automations that mark lost flow runs as crashed or cancelled, and schedule crashed ones again.
 
     Args:
-        silent: Seconds without a heartbeat after which a running flow run is marked as crashed; Prefect's least is 10.
-        pending: Seconds after which a flow run that a worker took, but that did not begin, is marked as crashed.
-        cancelling: Seconds after which a flow run that was asked to stop is marked as cancelled.
-        times: How often a crashed run of a deployment is scheduled again.
+        silent: Seconds without a heartbeat after which a run is crashed; Prefect's least is 10.
+        pending: Seconds after which a run that a worker took but that did not begin is crashed.
+        cancelling: Seconds after which a run that was asked to stop is cancelled.
+        times: How often a deployment's crashed run is scheduled again.
     """
     from prefect.client.schemas.objects import StateType
 
@@ -127,20 +113,13 @@ def recovery_automations(
 
 
 def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, times: int = TIMES) -> int:
-    """Find the flow runs whose process was lost and which Prefect's automations (rules by which Prefect's server acts
-    on events) missed. Mark these runs as crashed or cancelled, or schedule them again:
+    """Find the lost flow runs that the automations missed, and return how many were acted on, live ones among them.
 
-    - A deployment's flow run that a worker took, but that did not begin within `pending` seconds, is marked as crashed
-      (`end_unbegun_runs`).
-    - For each flow run that is running or being cancelled, except the run of this process, an event is sent that makes
-      an automation wait. The automation marks the run as crashed if no heartbeat of the run comes in time, or, if the
-      run is being cancelled, as cancelled if the run does not end in time. A run that is alive goes on.
-    - A deployment's flow run that crashed more than `left` seconds and less than a day ago, and that began 1 to `times`
-      times, is scheduled again. A run of the flow `watch` is not: its schedule begins a new run every few minutes.
-
-    Returns:
-        The number of flow runs that were marked, scheduled again, or for which an event was sent. Runs that are alive
-        are among them.
+    - A run that did not begin within `pending` seconds is marked as crashed.
+    - For each other unfinished run an event opens an automation's window again: without a heartbeat the run is crashed,
+    or cancelled if it was being cancelled.
+    - A run that crashed more than `left` seconds and less than a day ago, after at most `times` starts, is scheduled
+    again.
 
     Raises:
         ConfigError: Prefect's server can't be reached.
@@ -165,20 +144,15 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
 
 
 def our_flows() -> FlowFilter:
-    """Return Prefect's filter for trnflow's flows (finetune, prepare, retrain, sweep, watch), since another project may
-    have deployments of the same names."""
+    """Return Prefect's filter for trnflow's five flows: another project may have deployments of the same names."""
     from prefect.client.schemas import filters
 
     return filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
 
 
 def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
-    """Mark as crashed the flow runs of deployments that a worker took, but that did not begin within `pending` seconds.
-    Return the number of flow runs marked. An automation (a rule of Prefect's server) then schedules these runs again.
-
-    Raises:
-        ConfigError: Prefect's server can't be reached.
-    """
+    """Mark as crashed the runs that a worker took but that did not begin within `pending` seconds; return their number.
+    Raises ConfigError if Prefect's server can't be reached."""
     from prefect.client.schemas import filters
     from prefect.states import Crashed
 
@@ -197,11 +171,7 @@ def _unbegun(pending: float) -> str:
 
 
 def prefect_worker() -> None:
-    """Run Prefect's command line with this process's arguments, with a change to Prefect's worker
-    (`leave_counted_runs`): the worker does not take a flow run again while an earlier process of this run counts
-    against the worker's limit of concurrent runs.
-
-    `trnflow worker` starts its worker process with this function."""
+    """Run Prefect's command line with this process's arguments and `leave_counted_runs`."""
     from prefect.cli import app
 
     leave_counted_runs()
@@ -209,12 +179,11 @@ def prefect_worker() -> None:
 
 
 def leave_counted_runs() -> None:
-    """Change Prefect's worker class in this process: a worker no longer takes a flow run while an earlier process of
-    this run counts against the worker's limit of concurrent runs.
+    """Change Prefect's worker class: it leaves a flow run alone while an earlier process of this run counts against its
+    limit.
 
-    When a flow run's process is killed, the run is scheduled again within seconds. A worker with a limit of runs that
-    takes the run while the old process still counts raises RuntimeError and ends. The changed worker takes the run when
-    it asks the server for runs the next time, 10 s later.
+    Unchanged, a worker that takes a rescheduled run of a killed process raises RuntimeError and ends. The changed one
+    takes the run 10 s later.
     """
     from prefect.workers.process import ProcessWorker
 
@@ -228,7 +197,7 @@ def leave_counted_runs() -> None:
 
 
 def _announcement(run: FlowRun, flow: str) -> Event:
-    """Return the event that opens a window for a flow run. flow: the name of its flow."""
+    """Return the event that opens a window for a flow run of the named flow."""
     from prefect.events import Event
 
     is_cancelling = run.state is not None and run.state.is_cancelling()
@@ -248,8 +217,7 @@ def _announcement(run: FlowRun, flow: str) -> Event:
 
 
 def _is_unfinished(run: FlowRun) -> bool:
-    """Return whether a flow run, other than the present one, should have ended. Runs of the command line send heartbeats,
-    too."""
+    """Return whether a flow run, other than the present one, should have ended."""
     if run.state is None or str(run.id) == os.environ.get("PREFECT__FLOW_RUN_ID"):
         return False
     return run.state.is_running() or run.state.is_cancelling()
@@ -262,7 +230,7 @@ def _is_left(run: FlowRun, flow: str, left: float, times: int) -> bool:
 
 
 def _was_tried(client: SyncPrefectClient, run: FlowRun) -> bool:
-    """Return whether a crashed flow run was scheduled again after it last ran, and so crashed before it could begin."""
+    """Return whether a crashed flow run was scheduled again since, and crashed before it could begin."""
     states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
     ran = max((number for number, state in enumerate(states) if state.is_running()), default=0)
     return any(state.is_scheduled() for state in states[ran + 1 :])
@@ -283,8 +251,7 @@ def _to(state: Any, message: str) -> ChangeFlowRunState:
 def _lost(
     name: str, description: str, after: set[str], expect: set[str], seconds: float, action: ChangeFlowRunState
 ) -> AutomationCore:
-    """Return an automation that acts on a flow run for which, after one of the events `after`, none of `expect` comes for so
-    many seconds."""
+    """Return an automation that acts if none of the events `expect` follows one of `after` within `seconds`."""
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     trigger = EventTrigger.model_validate(
@@ -300,11 +267,7 @@ def _lost(
 def _again(
     name: str, description: str, expect: set[str], counts: list[str], action: ChangeFlowRunState
 ) -> AutomationCore:
-    """Return an automation that acts on an event of a deployment's flow run that began to run so many times.
-
-    For a run and a count, the automation acts once a day at most: a run that can't even begin, since its checkout is
-    broken for example, has the same count after each attempt.
-    """
+    """Return an automation that acts, once a day at most, on an event of a run that began so many times."""
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     trigger = EventTrigger.model_validate(

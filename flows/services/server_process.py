@@ -1,22 +1,10 @@
-"""The program of the local Prefect server's process: serve, and end when nothing has used the server for a while.
+"""The process of the local Prefect server: serve, and end when nothing has used the server for a while.
 
     python server_process.py DESCRIPTOR SECONDS     in the folder `<home>/prefect`
 
-DESCRIPTOR is that of the listening socket. A run, a worker and an open page send requests or hold a connection (a
-websocket); uvicorn counts both. After SECONDS without a request or connection the server asks its own API for active
-schedules, and ends if there are none. Processes are not watched, so a killed run that the database still shows as
-running does not keep the server.
-
-No run loses its server while the server ends. A process that needs the server first takes the lock `server.lock` and
-touches the file (`start_server`). The server takes the same lock before it ends. If the file was touched since the
-server last checked, the server stays. Else it removes `server.json` and keeps the lock until its process has ended; a
-run that waits for the lock then starts a new server.
-
-A server that `trnflow up` started or used has `"stays": true` in `server.json` and does not end by itself. A server
-whose API can't be asked for schedules does not end either.
-
-The program serves what `prefect server start` serves, without loading Prefect's command line (1.5 s), and lets
-transactions on SQLite take turns (`take_turns`).
+DESCRIPTOR is the listening socket's. Requests and open connections are use; an active schedule or `"stays": true` in
+`server.json` keeps the server. A process that needs the server takes the lock `server.lock` and touches it; the server
+takes the same lock before it ends, so no run loses it.
 """
 
 from __future__ import annotations
@@ -49,19 +37,13 @@ LOOK_SECONDS = 10.0
 END_SECONDS = 20.0
 """The longest time for an orderly end; then the process exits."""
 TURN_SECONDS = 60.0
-"""The longest time that a transaction waits for its turn; then it waits for SQLite's own lock, for another 60 s."""
+"""The longest wait of a transaction for its turn; then it waits for SQLite's own lock."""
 PAGE = 200
 """How many deployments Prefect returns at once."""
 
 
 class Idleness:
-    """Measures how long no process or page has used the local Prefect server. Use is a request, an open connection, or
-    a touch of the file `server.lock`, which a process touches before it uses the server.
-
-    Args:
-        server: The server, which counts requests and connections.
-        seconds: The time without use after which the server may end.
-    """
+    """Measures how long nothing has used the server: no request, no open connection, no touch of `server.lock`."""
 
     def __init__(self, server: uvicorn.Server, seconds: float) -> None:
         self._server, self._seconds = server, seconds
@@ -70,10 +52,8 @@ class Idleness:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing has used the server for `seconds`.
-
-        Reading this property also restarts the count of seconds, if the server was used: a request came or
-        `server.lock` was touched since the property was read last, or a connection is open now."""
+        """Whether nothing has used the server for `seconds`. Reading this property restarts the count if the server was
+        used."""
         seen = (self._server.server_state.total_requests, touched())
         if seen != self._seen or self._server.server_state.connections:
             self.begin_anew()
@@ -82,8 +62,7 @@ class Idleness:
 
     @property
     def was_touched(self) -> bool:
-        """Whether a process that needs the server touched the file `server.lock` since `is_over` last found the server
-        in use."""
+        """Whether `server.lock` was touched since the server was last seen in use."""
         return touched() != self._seen[1]
 
     def begin_anew(self) -> None:
@@ -92,8 +71,7 @@ class Idleness:
 
 
 def touched() -> int:
-    """Return when the file `server.lock` in the working directory was touched last, in nanoseconds since 1970; 0 if
-    there is no such file. A process that needs the local Prefect server touches the file."""
+    """Return when `server.lock` was touched last, in nanoseconds since 1970; 0 if it is missing."""
     try:
         return LOCK.stat().st_mtime_ns
     except FileNotFoundError:
@@ -101,10 +79,7 @@ def touched() -> int:
 
 
 def main() -> None:
-    """Serve Prefect's API and page until the server is stopped or ends by itself.
-
-    Arguments of the process: the descriptor of a listening socket, and the seconds without use after which the server
-    ends."""
+    """Serve Prefect's API and page until the server is stopped or ends by itself."""
     gc.disable()  # during the imports, which makes them faster
     import socket
 
@@ -122,14 +97,10 @@ def main() -> None:
 
 
 def take_turns() -> None:
-    """Change Prefect's server in this process, so that its transactions on a SQLite database run one at a time. Has no
-    effect on PostgreSQL.
+    """Let the server's transactions on SQLite run one at a time, each with the right to write from its beginning.
 
-    Most transactions read first and write then (BEGIN DEFERRED). If another one writes in between, SQLite refuses the
-    write at once, and Prefect answers 503; others wait inside SQLite, which is not fair, for up to 60 s with a
-    connection of the pool. A hundred events at once locked the server for minutes, and some of the flow runs were never
-    made. One at a time, each with the right to write from its beginning, 30 events and 4 flow runs took 16 s instead of
-    107 s.
+    Most transactions read, then write: SQLite refuses the write if another wrote in between, and Prefect answers 503.
+    With turns 30 events and 4 flow runs take 16 s instead of 107. Has no effect on PostgreSQL.
     """
     from prefect.server.database.configurations import AioSqliteConfiguration
 
@@ -149,7 +120,7 @@ def take_turns() -> None:
 
 @contextlib.asynccontextmanager
 async def _at_most(turn: asyncio.Lock, seconds: float) -> AsyncIterator[None]:
-    """Hold a lock, or go on without it if it does not come within so many seconds."""
+    """Hold a lock, or go on without it after so many seconds."""
     try:
         await asyncio.wait_for(turn.acquire(), seconds)
     except TimeoutError:
@@ -162,11 +133,8 @@ async def _at_most(turn: asyncio.Lock, seconds: float) -> AsyncIterator[None]:
 
 
 def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: float) -> None:
-    """Wait until nothing has used the server for `seconds`, then end the server and this process. Runs in its own
-    thread.
-
-    The server does not end while a deployment has an active schedule, nor if it was asked to stay (`trnflow up`).
-    listener: the server's listening socket; the port is read from this socket."""
+    """Wait until nothing has used the server for `seconds` and no deployment has an active schedule, then end the
+    process."""
     while not server.started:
         time.sleep(0.1)
     port = listener.getsockname()[1]
@@ -185,8 +153,7 @@ def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: floa
 
 
 def is_scheduled(port: int) -> bool:
-    """Ask the server on a port of this machine whether a deployment that is not paused has an active schedule. True also if
-    it can't be asked."""
+    """Return whether a deployment that is not paused has an active schedule; True if the server can't be asked."""
     wanted: dict[str, Any] = {"deployments": {"paused": {"eq_": False}}, "limit": PAGE, "offset": 0}
     while True:
         try:

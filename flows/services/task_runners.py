@@ -1,10 +1,8 @@
-"""Make the parts of stages on Prefect's task runners: processes of this machine, a Ray cluster or a Dask cluster.
+"""Make the parts of stages on Prefect's task runners: processes of this machine, a Ray or a Dask cluster.
 
-A part is a share of a data stage's work, such as some rows, which can be made apart from the others. Each part is a
-task run. The task runner starts with the first part that must be made (Ray takes 5 to 10 s) and is used for the whole
-run. Local clusters have no dashboard. A local Dask cluster listens on 127.0.0.1 only. A local Ray cluster listens on
-all interfaces, even if it is given an address, so it is started with a token that is made for the run and refuses
-clients without the token. Ray and Dask pickle the data they send: use only clusters that you trust.
+Each part is a task run. The task runner starts with the first part and serves the whole run. A local Dask cluster
+listens on 127.0.0.1; a local Ray cluster listens on all interfaces, so it gets a token that is made for the run. Ray
+and Dask pickle the data they send: use only clusters that you trust.
 """
 
 from __future__ import annotations
@@ -38,28 +36,14 @@ PARENT_SECONDS = 1.0
 
 @contextlib.contextmanager
 def task_runner(config: TaskRunnerConfig) -> Iterator[TaskRunner | None]:
-    """Yield the task runner that makes the parts of stages (a part is a share of a data stage's work, such as some
-    rows) in one run, and end the task runner when the context ends.
-
-    config: the recipe's section `task_runner`. Yields None for `task_runner.kind: threads`: then each stage's own
-    process makes its parts.
-
-    Raises:
-        MissingDependency: The package of this task runner is not installed.
-    """
+    """Yield the task runner of a run, which ends with the context; None for `task_runner.kind: threads`. Raises
+    MissingDependency."""
     with contextlib.ExitStack() as stack:
         yield None if config.kind == "threads" else TaskRunner(config, stack)
 
 
 class TaskRunner:
-    """Makes each part of a stage (a share of a data stage's work, such as some rows) in a task run of one of Prefect's
-    task runners. Implements the protocol `trnflow.flows.runner.parts.part_makers.PartMaker`.
-
-    Args:
-        config: The recipe's section `task_runner`: kind and number of workers, address of a cluster.
-        stack: The exit stack to which the task runner is added when the first part is submitted, and which ends the
-            task runner.
-    """
+    """Makes each part in a task run of one of Prefect's task runners (a `PartMaker`). stack: ends the task runner."""
 
     def __init__(self, config: TaskRunnerConfig, stack: contextlib.ExitStack) -> None:
         self._config = config
@@ -71,14 +55,11 @@ class TaskRunner:
         self._flow = contextvars.copy_context()
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make each part (a share of a data stage's work) in a task run and put it into the store. Yield for each part
-        {"artifact": the digest in the part's record in the store, "made": the digest of the result made now, "said":
-        the part's events}, in the order of `jobs`.
+        """Make each part in a task run and put it into the store. Yield, in the order of `jobs`, {"artifact": digest on
+        record, "made": digest of the result made now, "said": events}.
 
-        At most twice as many parts as there are workers are submitted at once. When the caller stops early, the parts
-        that still wait are cancelled.
-
-        jobs: Descriptions of the parts, made by `trnflow.flows.runner.parts.worker_process.part_job`.
+        At most twice as many parts as workers are submitted at once. When the caller stops early, waiting parts are
+        cancelled.
 
         Raises:
             ProcessFailed: A worker died.
@@ -141,7 +122,7 @@ def _unreachable(config: TaskRunnerConfig, error: Exception) -> ConfigError:
 
 @task(cache_policy=NO_CACHE, persist_result=False, name=make_part_apart.__name__)
 def _task(job: Meta) -> Meta:
-    """Make a part. Prefect writes the texts of errors to its database: no secret of the store's address stays in them."""
+    """Make a part. Secrets are hidden in errors, which Prefect writes to its database."""
     learn({"root": job["store"]})
     scrub_logs()
     try:
@@ -180,7 +161,7 @@ def _address(config: TaskRunnerConfig) -> str:
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables of this process, and put the earlier ones back at the end."""
+    """Set environment variables of this process within the context."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -201,18 +182,14 @@ def _dask(config: TaskRunnerConfig) -> Any:
 
 
 def _kill_processes() -> None:
-    """Kill the pool's workers; they are the only processes that the flow starts through multiprocessing."""
+    """Kill the pool's workers, the only processes that the flow starts through multiprocessing."""
     for worker in multiprocessing.active_children():
         worker.kill()
 
 
 def _end_with_the_flow(flow: int) -> None:
-    """End this worker process when the flow's process has died. flow: the process id of the flow.
-
-    Checked by polling the parent's id: the kernel's parent-death signal would be sent when the thread that started the
-    worker ends, which is before the flow ends. The worker ignores Ctrl-C, which the terminal sends to it, too: the flow
-    handles it.
-    """
+    """End this worker process when the flow's process has died. Polls: the kernel's parent-death signal comes when the
+    starting thread ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def look() -> None:

@@ -1,7 +1,4 @@
-"""Add Prefect artifacts (tables and links) to the page that Prefect shows of a run, and write their Markdown.
-
-A stage's artifact is another thing: the files and metadata that the stage made, in the store.
-"""
+"""Write the Prefect artifacts (tables and links) of a run's page in Prefect, and their Markdown."""
 
 from __future__ import annotations
 
@@ -24,26 +21,18 @@ HEALTH_SECONDS = 10.0
 
 
 class Page:
-    """Adds Prefect artifacts (tables and links) to the page that Prefect shows of a run.
-
-    If Prefect's server does not answer, no more artifacts are sent and `lost` becomes True. The run goes on.
-    """
+    """Adds Prefect artifacts to a run's page. When Prefect's server does not answer, `lost` becomes True and no more
+    are sent."""
 
     def __init__(self) -> None:
         self.lost = False
 
     def show(self, create: Callable[..., Any], *, is_vital: bool = True, **arguments: Any) -> Any:
-        """Call one of Prefect's functions that create or update a Prefect artifact, if Prefect's server answers.
-
-        An error of the server is logged as a warning, not raised.
+        """Call one of Prefect's functions that create an artifact, and return its result; None if the server failed,
+        which is only logged.
 
         Args:
-            create: The function, such as `create_table_artifact`.
-            is_vital: Whether to send no more artifacts in this run if the server does not answer or fails.
-            arguments: The keyword arguments of `create`.
-
-        Returns:
-            The result of `create`; None if the server did not answer or reported an error.
+            is_vital: Whether a failure of the server ends the sending of artifacts in this run.
         """
         if not self.answers(is_vital=is_vital):
             return None
@@ -55,11 +44,9 @@ class Page:
             return None
 
     def answers(self, *, is_vital: bool = True) -> bool:
-        """Ask Prefect's server whether the server and its database are ready, and return the answer. Once `lost` is
-        True, return False without a request.
+        """Return whether Prefect's server and its database are ready; False without a request once `lost` is True.
 
-        is_vital: Whether to set `lost` to True if the server does not answer, so that no more artifacts are sent. False
-            for updates of the progress, since another update follows.
+        is_vital: whether to set `lost` if not. False for updates of the progress, since another update follows.
         """
         if self.lost:
             return False
@@ -70,7 +57,7 @@ class Page:
 
 
 def _is_ready(client: SyncPrefectClient) -> bool:
-    """Ask a server once. Prefect's own client would ask again for seconds, in which the run would wait."""
+    """Ask a server once: Prefect's own client would ask again for seconds, in which the run waits."""
     connection = client._client
     try:
         answer = httpx.Client.send(connection, connection.build_request("GET", "/ready"))
@@ -85,13 +72,8 @@ def _is_of_server(error: Exception) -> bool:
 
 
 def describe(outcome: Outcome, artifact: Artifact, manifest: str) -> str:
-    """Return a Markdown table about a stage's artifact in the store: action (`ran`, or `hit`: found in the store), key
-    (the hash of all that decides the artifact), digest, kind, number of files, size in bytes, metrics, and figures
-    (what was measured while the stage ran, such as samples_per_second).
-
-    manifest: the URL of the artifact's manifest (the list of its files). The table shows the URL as text, because
-    browsers open no `file://` or `s3://` link.
-    """
+    """Return a Markdown table about a stage's artifact. manifest: its URL, shown as text: browsers open no `file://`
+    link."""
     rows = {
         "action": outcome.action, "key": outcome.key, "artifact": artifact.digest, "kind": artifact.kind,
         "manifest": f"`{scrub(manifest.removeprefix('file://'))}`",
@@ -102,9 +84,7 @@ def describe(outcome: Outcome, artifact: Artifact, manifest: str) -> str:
 
 
 def run_table(result: Result) -> str:
-    """Return a Markdown table with a row for each stage of a run: the stage's name, action (such as `ran`, or `hit`:
-    found in the store), duration in seconds, and up to four of its metrics or, if it has none, facts about its
-    artifact."""
+    """Return a Markdown table of a run's stages: action, seconds, and up to four metrics or facts about the artifact."""
     rows = [
         f"| {o.stage} | {o.action} | {report.seconds(o.seconds)} | {report.highlights(o)} |" for o in result.outcomes
     ]
@@ -112,19 +92,15 @@ def run_table(result: Result) -> str:
 
 
 def where_pages(result: Result, mlflow: str | None) -> str:
-    """Return a paragraph of Markdown that says where the user finds the page of a run and the report of its evaluation.
-
-    The page is written by `trnflow report`. The report is in MLflow if this run made the evaluation; MLflow's address
-    is named because a browser opens no local file from Prefect's page. mlflow: the text with MLflow's address; None
-    when the run is not recorded in MLflow."""
+    """Return Markdown that says where the run's page (`trnflow report`) and its evaluation's report are. mlflow: its
+    address, since a browser opens no local file from Prefect's page; None when the run is not in MLflow."""
     made = any(outcome.stage == "evaluate_model" and outcome.action == "ran" for outcome in result.outcomes)
     there = f", and the run in MLflow has the evaluation's `report.html` ({mlflow})" if made and mlflow else ""
     return f"\n`trnflow report {result.run}` writes the page of this run{there}.\n"
 
 
 def retrain_table(document: Meta) -> str:
-    """Return the result of a retraining as Markdown: the reason, and a table of the compared models, the metric of each
-    model and the checks of the data. document: the JSON that `trnflow retrain` prints with --json."""
+    """Return a retraining's reason, compared models and checks as Markdown. document: the JSON of `trnflow retrain`."""
     found = document["metrics"]
     rows = {name: f"`{document[name]}`" for name in ("champion", "challenger", "frozen") if document[name]}
     if found is not None:

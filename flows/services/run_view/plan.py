@@ -26,15 +26,9 @@ NAME_LENGTH = 80
 
 
 class PlanPage(Listener):
-    """A listener of a run's events that shows the run's plan and progress on Prefect's page. Shows nothing if every
-    stage is cached or skipped.
+    """Shows a run's plan and progress on Prefect's page; nothing if every stage is cached or skipped.
 
-    The progress is the share of the run's expected duration that is done (`percent`). A stage whose duration is unknown
-    counts as the mean of the stages whose duration is known.
-
-    Args:
-        page: Adds tables to the run's page in Prefect.
-        price_per_hour: Price of the hardware in USD; 0 leaves out the costs.
+    A stage of unknown duration counts as the mean of the others.
     """
 
     def __init__(self, page: Page, price_per_hour: float) -> None:
@@ -73,9 +67,8 @@ class PlanPage(Listener):
 
     @property
     def percent(self) -> float:
-        """The share of the run's expected duration that is done, in percent (0 to 100). An ended stage counts with its
-        whole expected duration; the running stage with the share that it has reported as done (such as 40 of 500
-        steps). Cached and skipped stages do not count."""
+        """The share of the run's expected duration that is done, 0 to 100. A running stage counts with the share that
+        it reported."""
         share = min(self._at.done / self._at.total, 1.0) if self._at.total else 0.0
         passed = sum(seconds for stage, seconds in self._weights.items() if stage in self._ended)
         passed += share * self._weights.get(self._at.stage, 0.0)
@@ -89,8 +82,7 @@ class PlanPage(Listener):
 
 
 class RunName(Listener):
-    """A listener of a run's events that renames Prefect's flow run to the recipe's name and a text: when a retraining
-    begins, the reason, such as `demo: the data changed`; later the text that `say` is called with."""
+    """Names the flow run by recipe and reason, such as `demo: the data changed`, or by what `say` is given."""
 
     def __init__(self, page: Page, recipe: str) -> None:
         self.page, self._recipe = page, recipe
@@ -99,16 +91,13 @@ class RunName(Listener):
         self.say(why.partition(" (")[0].replace(f" of {self._recipe}", ""))
 
     def say(self, text: str) -> None:
-        """Rename Prefect's flow run to `RECIPE: TEXT`, cut to 80 characters, with secrets hidden."""
+        """Rename the flow run to `RECIPE: TEXT`, cut to 80 characters, with secrets hidden."""
         self.page.show(_rename, name=scrub(f"{self._recipe}: {text}")[:NAME_LENGTH])
 
 
 def plan_rows(outcomes: list[Outcome], price_per_hour: float) -> list[Meta]:
-    """Return the rows of a plan's table, one dict for each stage: the stage's name, action (such as `run`, or `hit`:
-    found in the store), expected seconds and dollars, and why the stage runs or not.
-
-    outcomes: what the run would do with each stage; price_per_hour: of the hardware, in USD; 0 leaves out the
-    dollars."""
+    """Return a dict for each stage of a plan: name, action, expected seconds and dollars, and why. price_per_hour: USD;
+    0 leaves out dollars."""
     rows = []
     for outcome in outcomes:
         costs = outcome.action not in ANYWAY
@@ -122,8 +111,8 @@ def plan_rows(outcomes: list[Outcome], price_per_hour: float) -> list[Meta]:
 
 
 def plan_summary(outcomes: list[Outcome], price_per_hour: float) -> str:
-    """Return one line of text: the seconds and dollars that a run is expected to take, and the names of the stages
-    whose duration is unknown. price_per_hour: price of the hardware in USD; 0 leaves out the dollars."""
+    """Return a line with the expected seconds and dollars of a run and the stages of unknown duration. price_per_hour:
+    USD."""
     expected = total(outcomes, price_per_hour)
     cost = f", {expected['dollars']:.2f} dollars" if price_per_hour else ""
     unknown = f"; unknown: {', '.join(expected['unknown'])}" if expected["unknown"] else ""

@@ -22,12 +22,9 @@ from trnflow.tasks.system.redaction import raisable
 
 
 class PrefectRunner(Runner):
-    """A `Runner` (which runs a pipeline's stages, or takes their artifacts from a store) that makes a Prefect task run
-    of each stage. The task run of a stage whose artifact was in the store ends in the state `Cached`.
+    """A `Runner` that makes a Prefect task run of each stage, in the state `Cached` for a hit.
 
-    Each task run waits for the task runs of the stages whose artifacts its stage reads, so that Prefect draws the real
-    dependencies. page: adds a table about each stage's artifact to the run's page in Prefect; the other arguments are
-    passed on to `Runner`.
+    A task run waits for those of the stages that it reads from, so that Prefect draws the real dependencies.
     """
 
     def __init__(self, *arguments: Any, page: Page, **settings: Any) -> None:
@@ -73,8 +70,7 @@ class PrefectRunner(Runner):
 
 
 class PrefectLog(Listener):
-    """A listener of a run's events that writes to the log of each stage's Prefect task run: the stage's warnings and
-    other messages, its progress, and at its end the duration and metrics."""
+    """Writes each stage's messages, progress, duration and metrics to the log of its task run."""
 
     def __init__(self) -> None:
         self._log: Log | None = None

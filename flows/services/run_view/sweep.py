@@ -1,4 +1,4 @@
-"""Show a sweep (trials of a recipe with varied settings) on Prefect's page: a table, replaced after each trial."""
+"""Show a sweep on Prefect's page: a table, replaced after each trial."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ COUNTED = ("completed", "pruned", "failed")
 
 
 class SweepPage:
-    """Shows a sweep (trials of a recipe with varied settings) on the page of its Prefect flow run: a log line for each
-    trial that ends, and a table of all trials.
+    """Shows a sweep on the page of its flow run: a log line for each trial that ends, and a table of all.
 
-    Create the object in the flow's thread. Trials that run at the same time call its methods from threads that have no
-    flow run in their context, so each call runs in a copy of the context in which the object was created.
+    Create it in the flow's thread: threads of trials have no flow run in their context, so calls run in a copy of this
+    one's.
     """
 
     def __init__(self, page: Page) -> None:
@@ -38,8 +37,7 @@ class SweepPage:
         self._context.copy().run(lambda: get_run_logger().info(scrub(line)))
 
     def show(self, content: Meta) -> None:
-        """Create the table of the trials on Prefect's page on the first call, replace its rows on later calls. content:
-        the content of the sweep's file sweep.json, which lists the trials and the best one; secrets are hidden."""
+        """Create the table of the trials, or replace its rows. content: of sweep.json; secrets are hidden."""
         self._context.copy().run(self._show, scrub_all(hide(content)))
 
     def _show(self, content: Meta) -> None:
@@ -51,9 +49,7 @@ class SweepPage:
 
 
 def trial_rows(content: Meta) -> list[Meta]:
-    """Return the rows of a sweep's table, one dict for each trial: its number and state, the value of the metric by
-    which trials are compared, its settings, the id of its run and its error. content: the content of the sweep's file
-    sweep.json, which lists the trials."""
+    """Return a dict for each trial in the content of sweep.json."""
     names = list(dict.fromkeys(name for trial in content["trials"] for name in trial["settings"]))
     return [
         {
@@ -69,8 +65,7 @@ def trial_rows(content: Meta) -> list[Meta]:
 
 
 def sweep_summary(content: Meta) -> str:
-    """Return one line that says how many trials have ended and which is the best. content: the content of the sweep's
-    file sweep.json, which lists the trials."""
+    """Return one line: how many trials have ended, and the best. content: of sweep.json."""
     ended = sum(trial["state"] in COUNTED for trial in content["trials"])
     best = content["best"]
     found = f"; the best is trial {best['number']}: {content['metric']} {report.number(best['value'])}" if best else ""
