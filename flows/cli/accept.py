@@ -26,25 +26,16 @@ from trnflow.tasks.system.clock import now
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add the command `accept` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        recipe: A parser with the arguments that all commands which take a recipe have in common.
-    """
     adopt = sub.add_parser("accept", parents=[recipe], help="record a stage's past result as that of the present code")
     adopt.add_argument("stage")
     adopt.set_defaults(command=accept)
 
 
 def accept(options: Namespace) -> int:
-    """Make a past artifact of a stage the result of the stage's present key, and return exit code 0.
+    """Make a past artifact the result of a stage's present key.
 
-    The key is the hash of the key document, which lists all that decides a stage's result (code, settings, inputs,
-    libraries, device). Candidates are the stage's past records in the store whose inputs are the same, whose settings
-    have the same values as now (a setting may be new, gone or moved), and whose artifact is still in the store. The
-    candidate whose key document has the fewest differences to the present one is chosen. A new record is written that
-    names the candidate's artifact under the present key. Nothing is written when the stage is cached already.
+    Candidates have the same inputs, no setting with another value (one may be new, gone or moved), and their bytes in
+    the store; the one with the fewest differences is taken. Nothing is written for a cached stage.
 
     Raises:
         ConfigError: There is no candidate, or the stage's inputs are not known yet.
@@ -79,7 +70,7 @@ def accept(options: Namespace) -> int:
 
 
 def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[Change]]:
-    """Return the nearest past record with the same inputs and settings whose bytes are still in the store, and its changes."""
+    """Return the nearest past record with the same inputs and settings whose bytes are in the store, and its changes."""
     refused: list[Change] = []
     found = []
     for record in store.records(stage):
@@ -99,11 +90,7 @@ def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[Change]]
 
 
 def _is_another_result(change: Change, before: Meta, after: Meta) -> bool:
-    """Return whether a change between two key documents changes the result, so that `accept` must refuse it.
-
-    True for a change of inputs, and for a setting that has a different value in both documents, even if the setting has
-    moved to another section. False for a setting that only one of the documents has.
-    """
+    """Return whether a change between two key documents changes the result: of inputs, or of a setting that both have."""
     if change.part != "params":
         return change.part == "inputs"
     old, new = dict(leaves(before["params"])), dict(leaves(after["params"]))

@@ -1,7 +1,4 @@
-"""`trnflow completion bash|zsh`: print a script with which a shell completes commands, options, recipes, stages and settings.
-
-The script contains all names as they were when it was printed, so completion starts no process while the user types.
-"""
+"""`trnflow completion bash|zsh`: print a completion script. It holds all names, so completing starts no process."""
 
 from __future__ import annotations
 
@@ -58,13 +55,6 @@ complete -o bashdefault -F _trnflow trnflow
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command `completion` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the command is added to it, and the script completes
-            the names and options of all its commands.
-        common: A parser with the arguments that all commands have in common.
-    """
     shell = sub.add_parser("completion", parents=[common], help="print a completion script for a shell")
     shell.add_argument("shell", choices=("bash", "zsh"))
     shell.set_defaults(command=completion, commands=sub.choices)
@@ -77,8 +67,8 @@ def completion(options: Namespace) -> int:
 
 
 def script(shell: str, commands: dict[str, argparse.ArgumentParser]) -> str:
-    """Return the text of a script with which a shell completes the words of `trnflow` commands: their names, options,
-    recipes, stages and settings. shell: `bash` or `zsh`; commands: {name of a command: its argument parser}."""
+    """Return the script by which a shell completes names, options, recipes, stages and settings. commands: {name:
+    parser}."""
     names = [one.name for one in settings_of(Recipe) if not {NAME, NUMBER} & {*one.name.split(".")}]
     sections = {name.rpartition(".")[0] for name in names}
     words = {name: " ".join(parser._option_string_actions) for name, parser in commands.items()}

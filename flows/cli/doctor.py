@@ -1,5 +1,4 @@
-"""The checks of `trnflow doctor`: each one tests something that runs need on this machine, and says how to fix it if it
-is missing."""
+"""The checks of `trnflow doctor`: what runs need on this machine, and how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -22,14 +21,7 @@ NEEDED = ("prefect", "torch", "torch-xla", "transformers", "datasets", "fsspec",
 
 
 class Check(NamedTuple):
-    """The result of one check of this machine.
-
-    Attributes:
-        ok: whether it passed.
-        name: what was checked, such as `python`.
-        found: what the check found, such as the version.
-        fix: what the user can do when the check failed.
-    """
+    """The result of one check. fix: what the user can do when it failed."""
 
     ok: bool
     name: str
@@ -42,10 +34,7 @@ class Check(NamedTuple):
 
 
 def checkup(home: Path) -> list[Check]:
-    """Run all checks of this machine and return their results. Creates the store (TRNFLOW_STORE, else `<home>/store`)
-    if there is none.
-
-    home: the folder of local state (TRNFLOW_HOME)."""
+    """Run all checks of this machine. Creates the store if there is none."""
     return [_python(), *_packages(), _memory(), _store(home), _home(home), _disk(home), _devices(), _prefect()]
 
 

@@ -1,9 +1,5 @@
-"""The commands about past runs: `diff` compares two runs, `report` writes an HTML page about a run, `lineage` prints
-the inputs of an artifact and the artifacts that were made from it.
-
-The commands need a store (`--store`, TRNFLOW_STORE, else `<home>/store`; home: the folder of local state,
-TRNFLOW_HOME), but no recipe. They import no large library, so they start fast.
-"""
+"""The commands about past runs: `diff`, `report`, `lineage`. They need a store, but no recipe, and import no large
+library."""
 
 from __future__ import annotations
 
@@ -33,17 +29,10 @@ ACTED = ("hit", "ran", "skip")
 """What a run did with a stage: took it from the store, ran it, or left it out."""
 
 LONGEST_MANIFEST = 1 << 26
-"""The largest size, in bytes, of a manifest (the file that lists the files of an artifact). A larger file of the store
-is not read when manifests are searched."""
+"""Bytes; a larger file is not read when manifests are searched."""
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add the commands `diff`, `report` and `lineage` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        store: A parser with the arguments that all commands which read a store have in common.
-    """
     ancestry = sub.add_parser(
         "lineage", parents=[store], help="print what an artifact was made of, and what was made of it"
     )
@@ -62,24 +51,19 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def root_of(options: Namespace) -> str:
-    """Return the folder or URL of the store: the option --store, else TRNFLOW_STORE, else `<home>/store`, where
-    home is the folder of local state (TRNFLOW_HOME)."""
+    """Return the store's root: --store, else TRNFLOW_STORE, else `<home>/store`."""
     return options.store or default_root(home_folder())
 
 
 def store_of(options: Namespace) -> Store:
-    """Open the store that the options name (--store, else TRNFLOW_STORE, else `<home>/store`; home: TRNFLOW_HOME).
-    Raise ConfigError when there is no store; never create one."""
+    """Open the store that the options name. Raises ConfigError when there is none; never creates one."""
     store = Store(root_of(options), home_folder())
     store.check()
     return store
 
 
 def all_records(store: Store) -> list[Meta]:
-    """Return the store's records of all stages, newest first. A record says which artifact a stage made under a key
-    (the hash of all that decides the artifact).
-
-    Records of shards (cached parts of a stage's work) are left out, because there may be thousands."""
+    """Return the records of all stages, newest first, without those of shards, of which there may be thousands."""
     stages = sorted({name.split("/")[1] for name in store.backend.names("records")})
     stages = [stage for stage in stages if not stage.endswith(SHARD)]
     found = [record for stage in stages for record in store.records(stage)]
@@ -92,20 +76,19 @@ def run_ids(store: Store) -> list[str]:
 
 
 def named_run(text: str, store: Store) -> str | None:
-    """Return the id of the run that a user means by `text`: an id, the beginning of one, `last`, or `last~N` (N runs
-    before the last). None if no run's id begins with the text, which may be the digest of an artifact. ConfigError when
-    several ids begin with it, or when the store has too few runs for `last~N`."""
+    """Return the id of the run that `text` means: an id or its beginning, `last` or `last~N`; None if no id begins so.
+
+    Raises:
+        ConfigError: Several ids begin with it, or the store has too few runs.
+    """
     ids = run_ids(store)
     is_run = text.split("~")[0] == "last" or any(run.startswith(text) for run in ids)
     return nearest_run(text, ids) if is_run else None
 
 
 def brief(run: str, document: Meta) -> Meta:
-    """Return the main facts about a past run as a dict.
-
-    "run": its id; "recipe": the recipe's name; "outcome": completed, failed or cancelled; "ended": when; "seconds": its
-    duration; "hit", "ran", "skip": how many stages were taken from the store, ran, and were left out; "metrics":
-    {name: value} of all stages. run: the run's id; document: the run's record in the store."""
+    """Return a past run's main facts: run, recipe, outcome, ended, seconds, numbers of stages hit, ran and skip, and
+    all metrics."""
     stages = document.get("stages", [])
     counts = {action: sum(stage["action"] == action for stage in stages) for action in ACTED}
     metrics = {name: value for stage in stages for name, value in stage.get("metrics", {}).items()}
@@ -114,8 +97,7 @@ def brief(run: str, document: Meta) -> Meta:
 
 
 def lineage(options: Namespace) -> int:
-    """Print from which other artifacts an artifact was made, directly and indirectly, which artifacts were made from
-    that artifact, and the ids of the runs that made or used it; return exit code 0."""
+    """Print what an artifact was made from, what was made from it, and the runs that made or used it."""
     store = store_of(options)
     family = Family(all_records(store))
     documents = {run: store.run(run) or {} for run in run_ids(store)}
@@ -143,8 +125,7 @@ def _artifacts(run: Meta) -> list[str]:
 
 
 def artifact_of(text: str, store: Store) -> str:
-    """Return the full digest (`sha256:...`) of an artifact. text: a digest or its first characters. ConfigError when no
-    artifact of the store, or more than one, has a digest that begins with `text`."""
+    """Return the full digest that begins with `text`. Raises ConfigError when none or several do."""
     documents = {run: store.run(run) or {} for run in run_ids(store)}
     return _artifact(text, store, Family(all_records(store)), documents)
 
@@ -158,7 +139,7 @@ def _artifact(text: str, store: Store, family: Family, documents: dict[str, Meta
 
 
 def _manifests(beginning: str, store: Store) -> Iterator[str]:
-    """Yield the digests of all manifests in the store with this beginning, of two digits at least."""
+    """Yield the digests of all manifests with this beginning, of two digits at least."""
     value = beginning.removeprefix("sha256:")
     for name in store.backend.names(f"blobs/sha256/{value[:2]}") if len(value) >= 2 else ():
         digest = f"sha256:{name.rsplit('/', 1)[1]}"
@@ -203,7 +184,7 @@ def _listed(value: Any) -> str:
 
 
 def diff(options: Namespace) -> int:
-    """Print how two past runs differ in settings, data, code, libraries, artifacts and metrics; return exit code 0."""
+    """Print how two past runs differ in settings, data, code, libraries, artifacts and metrics."""
     store = store_of(options)
     ids = run_ids(store)
     sides = [nearest_run(text, ids) for text in (options.before, options.after)]
@@ -223,10 +204,8 @@ def diff(options: Namespace) -> int:
 
 
 def write_report(options: Namespace) -> int:
-    """Write an HTML page about a run to `<home>/reports/<run>.html` and print its path; return exit code 0.
-
-    If stdout is a terminal, the page is also opened in a browser, unless --no-open or --json is given. StoreError when
-    the run's record can't be read."""
+    """Write a run's page to `<home>/reports/<run>.html`, print its path, and open it if stdout is a terminal. Raises
+    StoreError when the run's record can't be read."""
     from trnflow.flows.display.run_page import run_page
 
     store = store_of(options)
@@ -247,7 +226,7 @@ def write_report(options: Namespace) -> int:
 
 
 def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> Previous | None:
-    """The run of the same recipe before `run`, with what changed since. ids: of all runs, newest first."""
+    """Return the recipe's run before `run`, with what changed since. ids: of all runs, newest first."""
     from trnflow.flows.display.run_page import Previous
 
     for earlier in ids[ids.index(run) + 1 :]:

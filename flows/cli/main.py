@@ -1,7 +1,8 @@
 """The command line: `trnflow COMMAND RECIPE [section.setting=value ...]`.
 
-Exit codes: 0 success, 1 a stage failed, 2 wrong usage or configuration, 130 interrupted. With --json one JSON document goes to
-stdout, and all other text to stderr.
+Each module of a group has `add_commands(sub, *parents)`, which adds its commands to argparse's subparsers; a command
+returns its exit code: 0 success, 1 a stage failed, 2 wrong usage or configuration, 130 interrupted. With --json one
+JSON document goes to stdout, all other text to stderr.
 """
 
 from __future__ import annotations
@@ -47,17 +48,15 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "service_commands": (("doctor", "up", "down", "deploy", "worker", "ui"), ("common",)),
     "completion": (("completion",), ("common",)),
 }
-"""{module in flows/cli: (its commands, the parent parsers that its `add_commands` takes)}, in the order of `trnflow --help`.
-A command imports its own module alone, because importing them all takes a third of the time of `trnflow plan`."""
+"""{module in flows/cli: (its commands, the parents of `add_commands`)}, in the order of `trnflow --help`. A command
+imports its own module alone: all of them take a third of the time of `trnflow plan`."""
 
 OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_0-9-]+)*=")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command of `trnflow` and return its exit code. Errors of the command are printed, not raised.
-
-    arguments: the words after `trnflow`; None takes them from `sys.argv`. Raises SystemExit for wrong usage and
-    --help."""
+    """Run a command and return its exit code; errors are printed. arguments: the words after `trnflow`. Raises
+    SystemExit for wrong usage and --help."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with log_as_asked():
@@ -81,7 +80,7 @@ def _main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Collect no garbage while modules are imported: they leave none, and looking takes a tenth of the time."""
+    """Collect no garbage while modules are imported: looking for it takes a tenth of the time."""
     gc.disable()
     try:
         yield
@@ -90,7 +89,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _call(options: argparse.Namespace) -> int:
-    """Call the command that the options name and return its exit code. If the command raises, print the error."""
+    """Call the command that the options name; print its error."""
     try:
         return int(options.command(options))
     except BrokenPipeError:
@@ -107,8 +106,8 @@ def _call(options: argparse.Namespace) -> int:
 
 
 def fail(error: TrnflowError, options: argparse.Namespace) -> int:
-    """Print an error and its fix on stderr, with --json also a JSON document on stdout, with --debug also a traceback;
-    return the exit code of the error. options: the parsed arguments of the command that failed."""
+    """Print an error and its fix on stderr, with --json a document on stdout, with --debug a traceback; return its exit
+    code."""
     error = scrubbed(complete(error, options))
     if options.json:
         print(json.dumps({"schema": 1, "error": {"stage": error.stage or None, **error.to_json()}}))
@@ -123,8 +122,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _separated(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Split arguments into (overrides, all others, what follows `--`): argparse can't take `section.setting=value` at any
-    position. Nothing after `--` is an override."""
+    """Split arguments into (overrides, others, what follows `--`): argparse can't take overrides at any position."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = arguments[:end]
     overrides = [text for text in given if OVERRIDE.match(text)]
@@ -132,9 +130,8 @@ def _separated(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
 
 
 def _parsed(arguments: list[str], texts: list[str]) -> argparse.Namespace:
-    """Parse arguments, without overrides. texts: what follows `--`, for a command that takes texts.
-
-    argparse fills a list of texts from its first run of arguments alone, so texts after an option are added here."""
+    """Parse arguments without overrides. texts: what follows `--`, since argparse fills a list from one run of
+    arguments alone."""
     top = parser(arguments[0] if arguments else None)
     options, rest = top.parse_known_args(arguments)
     more = [*rest, *texts]
@@ -146,7 +143,7 @@ def _parsed(arguments: list[str], texts: list[str]) -> argparse.Namespace:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are JSON lines where all other errors are. Its commands get parsers of the same class."""
+    """A parser whose errors are JSON lines where all other errors are."""
 
     def error(self, message: str) -> NoReturn:
         if isinstance(sys.stderr, LogLines):
@@ -166,10 +163,8 @@ class _PrintVersion(argparse.Action):
 
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Return the argument parser of `trnflow`, which knows only the commands of the modules that it imports.
-
-    command: the command whose module is imported. The modules of all commands are imported for None, for a name that is
-    no command, and for `completion`, which describes all commands."""
+    """Return the argument parser. Only the named command's module is imported; all for None, an unknown name, and
+    `completion`."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     common.add_argument("--debug", action="store_true", help="print tracebacks")

@@ -1,4 +1,4 @@
-"""Functions by which commands print their result (text or one JSON document on stdout), print errors (stderr) and exit."""
+"""Print a command's result (text, or one JSON document on stdout) and errors (stderr), and exit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from trnflow.tasks.system.redaction import hide, scrub
 
 
 def emit(options: Namespace, document: Meta, *lines: object) -> None:
-    """Print the result of a command on stdout: `document` as one line of JSON when --json is given, else each of
-    `lines`.
-
-    options: the command's parsed arguments. Passwords and tokens are hidden in the JSON, not in the lines."""
+    """Print `document` as a line of JSON with --json, else each of `lines`. Secrets are hidden in the JSON, not in the
+    lines."""
     if options.json:
         emit_json({"schema": 1, **document})
     else:
@@ -26,14 +24,13 @@ def emit(options: Namespace, document: Meta, *lines: object) -> None:
 
 
 def emit_json(document: Json) -> None:
-    """Print a document as one line of JSON on stdout, with passwords and tokens hidden."""
+    """Print a document as one line of JSON on stdout, with secrets hidden."""
     document = hide(document)
     sys.stdout.write(f"{json.dumps(document)}\n")
 
 
 def say_error(error: TrnflowError) -> None:
-    """Print an error and its fix (what the user can do) on stderr, with passwords and tokens hidden; as a JSON line if
-    TRNFLOW_LOG=json."""
+    """Print an error and its fix on stderr, with secrets hidden; as a JSON line if TRNFLOW_LOG=json."""
     if isinstance(sys.stderr, LogLines):
         told = error.to_json()
         sys.stderr.record(
@@ -47,11 +44,7 @@ def say_error(error: TrnflowError) -> None:
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """End the process without waiting for its threads; stdout and stderr are flushed first.
-
-    Used where waiting would take long: Prefect's threads try for minutes to reach a server that is gone, and the threads of
-    an interrupted stage may still compute.
-    """
+    """End the process without waiting for its threads: Prefect's try for minutes to reach a server that is gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

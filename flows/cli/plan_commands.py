@@ -1,5 +1,4 @@
-"""Commands that run no stage: `plan` and `explain` print what a run of a recipe would do and why, `show` prints and
-`get` copies artifacts that past runs have made."""
+"""The commands that run no stage: `plan`, `explain`, `show` and `get`."""
 
 from __future__ import annotations
 
@@ -31,12 +30,6 @@ from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add the commands `plan`, `explain`, `show` and `get` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        recipe: A parser with the arguments that all commands which take a recipe have in common.
-    """
     expected = sub.add_parser(
         "plan", parents=[recipe], help="print what would run, why, and what it is expected to cost"
     )
@@ -55,12 +48,8 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def plan(options: Namespace) -> int:
-    """Print for each stage of a recipe whether a run would run the stage or find its artifact in the store, why, the
-    expected seconds and dollars, and the size of the artifact in bytes.
-
-    Also print how much memory training needs. Without --trace, only earlier measurements are used; with --trace, the
-    memory is measured now if there is none. Return exit code 0, or that of the error when training can't run, such as
-    when it does not fit in the device's memory."""
+    """Print what a run would do with each stage, why, the expected seconds, dollars and bytes, and the memory of
+    training (measured now only with --trace). The exit code is the error's when training can't run."""
     recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
     planner = look(recipe, store, FINETUNE)
@@ -87,7 +76,7 @@ def plan(options: Namespace) -> int:
 
 
 def _notes(recipe: settings.Recipe, store: Store, planner: Planner) -> list[str]:
-    """The notes of a plan, and that a retrain made a model which a run would not find."""
+    """Return a plan's notes, and that a retrain made a model which a run would not find."""
     other = other_model(recipe, store, planner)
     return [*planner.notes, *([other] if other else [])]
 
@@ -106,11 +95,7 @@ def _plan_json(outcome: Outcome, price_per_hour: float) -> Meta:
 
 
 def explain(options: Namespace) -> int:
-    """Print whether a stage is cached or has to run, and why; return exit code 0.
-
-    If the stage has to run, its key document is compared with those of the stage's past results in the store. A key
-    document lists all that decides a stage's result: code, settings, inputs, libraries and device. The differences to
-    the past key document with the fewest differences are printed."""
+    """Print whether a stage is cached, or how its key document differs from the nearest of its past ones."""
     recipe = settings.load(options.recipe, options.overrides)
     stage = FINETUNE.stage(options.stage)
     store = open_store(recipe)
@@ -130,11 +115,8 @@ def explain(options: Namespace) -> int:
 
 
 def show(options: Namespace) -> int:
-    """Print the results that the store has for a recipe's present data and settings; return exit code 0. Runs no stage.
-
-    If no stage is named, print a table of the stages with up to four metrics or other facts of each. If a stage is
-    named, print its artifact's digest, metadata and files, and what was measured when the stage ran; ConfigError when
-    the stage has no artifact."""
+    """Print the results for a recipe's present data and settings: a table of stages, or one stage's artifact. Raises
+    ConfigError when a named stage has none."""
     recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
     if options.stage is None:
@@ -160,12 +142,12 @@ def show(options: Namespace) -> int:
 
 
 def get(options: Namespace) -> int:
-    """Copy the files of a stage's artifact into a new folder; return exit code 0. The folder appears when it is
-    complete.
+    """Copy a stage's artifact into a new folder, which appears when it is complete.
 
-    Raises ConfigError when the folder exists and is not empty, or when the stage has no artifact for the recipe's
-    present settings, and BlobLost when files of the artifact are missing or corrupt: the next run then makes the
-    artifact again."""
+    Raises:
+        ConfigError: The folder is not empty, or the stage has no artifact for the present settings.
+        BlobLost: Files are missing or corrupt; the next run makes them again.
+    """
     recipe = settings.load(options.recipe, options.overrides)
     store = open_store(recipe)
     destination = Path(options.dest).expanduser()

@@ -1,6 +1,6 @@
-"""Run a recipe from the command line under Prefect: find or start the server, then call the flow in this process.
+"""Run a recipe from the command line under Prefect, in this process.
 
-Prefect reads its settings when it is imported, so the environment is set first and the import comes last.
+Prefect reads its settings when it is imported: the environment is set first, and the import comes last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUIET = {
     **PATIENT,
     "DO_NOT_TRACK": "1",
 }
-"""Settings of Prefect for a run from the command line, where the user set no others."""
+"""Settings of Prefect that the user may replace."""
 
 
 if TYPE_CHECKING:
@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 
 
 def quiet() -> None:
-    """Set environment variables that configure Prefect in this process. Call this function before Prefect is imported.
-
-    Variables that the user set are kept. The others make Prefect write no log lines to the terminal, retry a request at
-    most twice (also after a status of 500) and send no telemetry. In any case runs send a heartbeat every 30 seconds:
-    when the heartbeats stop, the automations of `trnflow deploy` (rules by which Prefect's server acts) mark the run as
-    crashed."""
+    """Set Prefect's environment variables, before Prefect is imported: no log lines on the terminal, at most two
+    retries, no telemetry, a heartbeat every 30 seconds."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     os.environ.update(HEARTBEATS)
@@ -49,17 +45,8 @@ def quiet() -> None:
 def run_here(
     recipe: str, overrides: list[str], options: Options, listeners: tuple[Listener, ...], home: Path
 ) -> Result:
-    """Run a recipe as the Prefect flow `finetune` in this process; start the local server first if there is none.
-
-    Args:
-        recipe: the recipe's name or file, as the user gave it.
-        overrides: `section.setting=value` texts.
-        options: where to stop, which stages to run even if cached, and whether to stay offline.
-        listeners: called with the events of the run, such as the progress display.
-        home: the folder of local state (TRNFLOW_HOME), with the server's database.
-
-    Returns: the result of the run. When a stage failed, `result.error` is its error.
-    """
+    """Run the flow `finetune` in this process; start the local server if there is none. The error of a failed stage is
+    in the result."""
 
     def call(shown: list[str]) -> None:
         from trnflow.flows.deployments import finetune
@@ -74,21 +61,10 @@ def run_here(
 def retrain_here(
     recipe: str, overrides: list[str], listeners: tuple[Listener, ...], home: Path, *, offline: bool, wait: bool
 ) -> Session:
-    """Run the Prefect flow `retrain` in this process; start the local server first if there is none.
+    """Run the flow `retrain` in this process; start the local server if there is none.
 
-    The flow trains the recipe if its data, code or settings changed, and makes a better model the champion (the model
-    that the recipe's users should get).
-
-    Args:
-        recipe: the recipe's name or file, as the user gave it.
-        overrides: `section.setting=value` texts.
-        listeners: called with the events of the run, such as the progress display.
-        home: the folder of local state (TRNFLOW_HOME), with the server's database.
-        offline: whether to make no requests to a hub.
-        wait: whether to wait while another retrain of the recipe is under way.
-
-    Returns: the flow's session. Its `retrained` says how the retraining ended; its `result` is the result of the run if
-    the recipe was trained, else None.
+    wait: whether to wait while another retrain of the recipe is under way. Returns the session, whose `retrained` says
+    how it ended; `result` is None if nothing was trained.
     """
 
     def call(shown: list[str]) -> None:
@@ -104,10 +80,8 @@ def retrain_here(
 def _call_flow(
     call: Callable[[list[str]], None], overrides: list[str], listeners: tuple[Listener, ...], home: Path
 ) -> Session:
-    """Call a flow with the overrides as Prefect may store them, and return the session that the flow filled in.
-
-    Raises what the flow raised if it ended before it had a result.
-    """
+    """Call a flow with the overrides as Prefect may store them, and return the session that it filled in. Raises what
+    the flow raised before it had a result."""
     quiet()
     url = ensure_server(home)
     os.environ["PREFECT_API_URL"] = url

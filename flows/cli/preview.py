@@ -19,12 +19,6 @@ OPEN, CLOSE = "⟦", "⟧"
 
 
 def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser) -> None:
-    """Add the command `preview` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        recipe: A parser with the arguments that all commands which take a recipe have in common.
-    """
     parser = sub.add_parser("preview", parents=[recipe], help="print the first rows as the model reads them")
     parser.add_argument("rows", nargs="?", type=int, default=3, metavar="N", help="the number of rows (3)")
     parser.add_argument("--split", default="train", help="train, validation or test")
@@ -32,10 +26,8 @@ def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser)
 
 
 def show_rows(options: Namespace) -> int:
-    """Print the first rows of a split (--split), decoded from the tokens that the model reads; return exit code 0.
-
-    The stages up to `tokenize_text` are run first, unless they are cached. The store keeps the stages' artifacts, but
-    no record of the run, which therefore is not listed by `trnflow runs`."""
+    """Print the first rows of a split, decoded from their tokens. Stages up to `tokenize_text` run if they are not
+    cached; the run is not listed."""
     recipe, store = open_recipe(options.recipe, options.overrides)
     with Progress() as progress:
         result = execute(recipe, store, Options(until="tokenize_text", preview=True), FINETUNE, listeners=(progress,))
@@ -56,9 +48,8 @@ def show_rows(options: Namespace) -> int:
 
 
 def print_rows(rows: list[Row], stream: TextIO) -> None:
-    """Write rows to `stream`: for each row its number, how many tokens it has, its label or, if it has none, how many
-    of its tokens are trained on, and its text. The text that is trained on is green on a terminal, and in ⟦brackets⟧
-    elsewhere."""
+    """Write each row's number, tokens, label or number of supervised tokens, and text; what is trained on is green on a
+    terminal, in ⟦brackets⟧ elsewhere."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,5 +1,4 @@
-"""The commands about recipe files: `config` prints one with every setting filled in, `recipes` lists the shipped
-recipes, `settings` and `schema` describe the settings that a recipe may contain."""
+"""The commands about recipe files: `config`, `recipes`, `settings` and `schema`."""
 
 from __future__ import annotations
 
@@ -19,13 +18,6 @@ from trnflow.tasks.errors import ConfigError
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.ArgumentParser) -> None:
-    """Add the commands `config`, `recipes`, `settings` and `schema` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        common: A parser with the arguments that all commands have in common.
-        recipe: A parser with the arguments that all commands which take a recipe have in common.
-    """
     resolved = sub.add_parser("config", parents=[recipe], help="print a recipe with every setting filled in")
     resolved.set_defaults(command=config)
     shipped = sub.add_parser("recipes", parents=[common], help="list the shipped recipes")
@@ -39,10 +31,8 @@ def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.Arg
 
 
 def describe_settings(options: Namespace) -> int:
-    """Print name, meaning, allowed values and default of settings; return exit code 0.
-
-    Without a name: of all settings. A name is a section (`train`), a setting (`train.learning_rate`), or the last word
-    of settings (`learning_rate`). With --markdown, print the page docs/settings.md."""
+    """Print meaning, allowed values and default of all settings, a section, one setting, or those that end in a word;
+    with --markdown docs/settings.md."""
     if options.markdown:
         sys.stdout.write(markdown(settings.Recipe))
         return 0
@@ -52,8 +42,7 @@ def describe_settings(options: Namespace) -> int:
 
 
 def _named(name: str | None) -> list[Setting]:
-    """Return the settings that an argument names: all of a section, one by its dotted name, or all whose dotted name
-    ends in this word. ConfigError when there are none."""
+    """Return the settings of a section, one by its dotted name, or all that end in this word. Raises ConfigError."""
     known = list(settings_of(settings.Recipe))
     if name is None:
         return known
@@ -73,13 +62,13 @@ def _described(one: Setting) -> str:
 
 
 def print_schema(options: Namespace) -> int:
-    """Print the JSON schema of recipe files, with which an editor completes and checks them; return exit code 0."""
+    """Print the JSON schema of recipe files."""
     emit_json(json_schema(settings.Recipe))
     return 0
 
 
 def config(options: Namespace) -> int:
-    """Print a recipe with every setting filled in, passwords and tokens hidden; return exit code 0."""
+    """Print a recipe with every setting filled in, secrets hidden."""
     document = settings.load(options.recipe, options.overrides).to_json()
     if options.json:
         emit_json(document)
@@ -89,7 +78,7 @@ def config(options: Namespace) -> int:
 
 
 def recipes(options: Namespace) -> int:
-    """Print name and description of each shipped recipe (those in `conf/`), one line each; return exit code 0."""
+    """Print name and description of each shipped recipe."""
     found = {name: str(read_recipe(name)[0].get("description", "")) for name in recipe_names()}
     document = {"recipes": [{"name": name, "description": text} for name, text in found.items()]}
     emit(options, document, *(f"{name:<24} {text}" for name, text in found.items()))

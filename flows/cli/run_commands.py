@@ -1,4 +1,4 @@
-"""The commands that run a recipe: `run` its whole pipeline, `prepare` only the data stages (up to `pack_chunks`)."""
+"""The commands that run a recipe: `run`, and `prepare`, which ends with `pack_chunks`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ from trnflow.tasks.system.redaction import scrub
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add the commands `run` and `prepare` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        recipe: A parser with the arguments that all commands which take a recipe have in common.
-    """
     stages = argparse.ArgumentParser(add_help=False, parents=[recipe])
     stages.add_argument(
         "--force", metavar="STAGE", action="append", default=[], help="run this stage although it is cached"
@@ -42,11 +36,8 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Run the stages of a recipe whose artifacts are not in the store yet, and print a table of what was done with each
-    stage. The command `prepare` also calls this function, and runs only the data stages.
-
-    The run is a Prefect flow, unless --direct is given or no stage has to run. Return exit code 0, or the error's exit
-    code when the run failed or was interrupted."""
+    """Run the stages that are not in the store, and print a table. A Prefect flow, unless --direct is given or nothing
+    is due."""
     recipe, store = open_recipe(options.recipe, options.overrides)
     what = Options(options.until, frozenset(options.force), options.offline)
     result = nothing_to_do(recipe, store, what, FINETUNE)

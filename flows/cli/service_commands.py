@@ -1,5 +1,4 @@
-"""The commands that check this machine, and that start or stop Prefect's server and worker: `doctor`, `up`, `down`,
-`deploy`, `worker`, `ui`."""
+"""The commands that check this machine and start or stop Prefect's server and worker."""
 
 from __future__ import annotations
 
@@ -16,12 +15,6 @@ from trnflow.tasks.system.redaction import hide
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
-    """Add the commands `doctor`, `up`, `down`, `deploy`, `worker` and `ui` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        common: A parser with the arguments that all commands have in common.
-    """
     for name, command, text in (
         ("doctor", doctor, "check this machine: packages, memory, store, devices"),
         ("up", up, "start the local Prefect server"),
@@ -39,8 +32,7 @@ def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
 
 
 def doctor(options: Namespace) -> int:
-    """Check this machine (packages, memory, store, disk, devices) and print the results. Return exit code 0, or 1 when
-    a check fails."""
+    """Check this machine; exit code 1 when a check fails."""
     from trnflow.flows.cli.doctor import checkup
 
     checks = checkup(open_home())
@@ -50,9 +42,7 @@ def doctor(options: Namespace) -> int:
 
 
 def up(options: Namespace) -> int:
-    """Start the local Prefect server unless one runs, and print its address; the server then runs until `trnflow down`.
-
-    If the user configured another server (PREFECT_API_URL), only print its address. Return exit code 0."""
+    """Start the local Prefect server, until `trnflow down`, and print its address; only print a configured one."""
     from trnflow.flows.services.prefect_server import ensure_server
 
     url = ensure_server(open_home(), stays=True)
@@ -61,7 +51,7 @@ def up(options: Namespace) -> int:
 
 
 def down(options: Namespace) -> int:
-    """Stop the local Prefect server and print whether one was running; return exit code 0."""
+    """Stop the local Prefect server, and print whether one ran."""
     from trnflow.flows.services.prefect_server import stop_server
 
     stopped = stop_server(home_folder())
@@ -71,9 +61,8 @@ def down(options: Namespace) -> int:
 
 
 def deploy(options: Namespace) -> int:
-    """Register the deployments of ./prefect.yaml and their automations (rules by which Prefect's server acts on events)
-    with Prefect's server, and wait until the next flow run of each active schedule is planned. Print the deployments'
-    names (with --json also the automations'); return exit code 0."""
+    """Register the deployments of ./prefect.yaml and their automations, wait for their schedules, and print their
+    names."""
     from trnflow.flows.services.deploy import deploy
     from trnflow.flows.services.notification import VARIABLE
 
@@ -86,8 +75,7 @@ def deploy(options: Namespace) -> int:
 
 
 def worker(options: Namespace) -> NoReturn:
-    """End or reschedule the flow runs whose process was lost, then replace this process by a Prefect worker, which runs
-    the flow runs of the registered deployments (see `deploy`) until the worker is interrupted."""
+    """Tend lost flow runs, then replace this process by a Prefect worker."""
     from trnflow.flows.retraining.crashed import report_crashed
     from trnflow.flows.services.deploy import start_worker
 
@@ -95,7 +83,7 @@ def worker(options: Namespace) -> NoReturn:
 
 
 def ui(options: Namespace) -> int:
-    """Print the addresses of the web pages of Prefect and MLflow; return exit code 0. Starts neither server."""
+    """Print the addresses of Prefect's and MLflow's pages; start neither server."""
     from trnflow.flows.services.pages import pages
 
     lines = pages(home_folder(), settings.TrackingConfig())

@@ -1,5 +1,4 @@
-"""The commands that maintain a store: `verify` looks for damaged files, `gc` (garbage collection) removes files that
-nothing needs, `pin` and `unpin` say which artifacts or runs `gc` must keep."""
+"""The commands that maintain a store: `verify`, `gc`, `pin` and `unpin`."""
 
 from __future__ import annotations
 
@@ -25,12 +24,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add the commands `verify`, `gc`, `pin` and `unpin` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        store: A parser with the arguments that all commands which read a store have in common.
-    """
     check = sub.add_parser("verify", parents=[store], help="read everything in the store and report damage")
     check.add_argument(
         "--repair", action="store_true", help="move damaged files to quarantine; the stages that need them run again"
@@ -67,10 +60,8 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def verify(options: Namespace) -> int:
-    """Read every file of the store and print the damaged and missing files.
-
-    With --repair, damaged files are moved to the store's folder `quarantine`; the next run that needs such a file makes
-    the file again. Return exit code 0, or 1 when damage was found and not repaired."""
+    """Read every file of the store and print damage; exit code 1 if it was not repaired. --repair moves damaged files
+    to `quarantine`: the next run makes them again."""
     from trnflow.tasks.store.verify import verify as read_all
 
     store = store_of(options)
@@ -94,14 +85,7 @@ def verify(options: Namespace) -> int:
 
 
 def gc(options: Namespace) -> int:
-    """Collect garbage: move the store's files that nothing needs to the trash, and delete old files from the trash.
-    Print how many files are kept, moved and deleted, and their size; return exit code 0.
-
-    Without --yes nothing is moved or deleted, and the numbers say what would be. Kept are files younger than --grace
-    seconds, and all files that are needed by one of: the newest runs of each recipe (--keep-last), runs of the last
-    days (--keep-days), pins (see `pin`), champions and frozen rows (test rows kept to compare models), runs in progress
-    (`trnflow.tasks.store.garbage.roots` has the full list). All other files are moved to the trash. A later `gc --yes` deletes
-    the files that have been in the trash for --grace seconds."""
+    """Move what nothing needs to the trash, delete old trash, and print counts and bytes; without --yes only count."""
     from trnflow.tasks.store.garbage.collect import collect
 
     store = store_of(options)
@@ -123,10 +107,7 @@ def gc(options: Namespace) -> int:
 
 
 def pin(options: Namespace) -> int:
-    """Create a pin (a small named file in the store): until `unpin` removes the pin, garbage collection keeps the
-    artifact, or all artifacts of the run, that the user named.
-
-    Return exit code 0. ConfigError when there is no such artifact or run, or when another pin has the name."""
+    """Pin an artifact, or all artifacts of a run. Raises ConfigError when there is none, or another pin has the name."""
     store = store_of(options)
     target = _target(options.target, store)
     kind = "run" if "run" in target else "artifact"
@@ -145,8 +126,7 @@ def pin(options: Namespace) -> int:
 
 
 def unpin(options: Namespace) -> int:
-    """Remove a pin (see `pin`), so that garbage collection may remove the artifacts that the pin protected; return exit
-    code 0. ConfigError when no pin has the given name."""
+    """Remove a pin. Raises ConfigError when no pin has the name."""
     store = store_of(options)
     if not remove_pin(store.backend, options.name):
         pins = ", ".join(pin_names(store.backend)) or "none"

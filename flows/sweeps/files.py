@@ -1,5 +1,4 @@
-"""Write the results of a sweep to its folder `<home>/sweeps/<name>`: `sweep.json`, and `best.yaml`, a recipe with the
-best settings. home: the folder of local state, TRNFLOW_HOME."""
+"""Write a sweep's results to `<home>/sweeps/<name>`: `sweep.json`, and `best.yaml`, a recipe with the best settings."""
 
 from __future__ import annotations
 
@@ -22,17 +21,13 @@ from trnflow.tasks.system.whole_file import write_whole
 PATHS = ("source", "root", "uri")
 """The last names of settings that may be paths, also in entries of `splits`."""
 PRIVATE = "launch"
-"""A section whose values may be secrets: they are not copied from the command line into a file."""
+"""A section whose values may be secrets: not copied from the command line into a file."""
 
 
 def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta | None) -> Meta:
-    """Return the content of sweep.json: schema (1), study (the sweep's name), recipe (its name), metric (by which
-    trials are compared), direction ("max" or "min"), trials and best (each trial as the fields of `Tried`), winner
-    (the run of the whole pipeline with the best trial's settings), shared_seconds (which all trials saved by results
-    in the store).
-
-    plan: the sweep's checked settings; best: the best trial, None if no trial completed; winner: what
-    `SweepStudy.winner` returns. The winner is null in sweep.json if its settings are not those of the best trial."""
+    """Return the content of sweep.json: schema, study, recipe, metric, direction ("max" or "min"), trials and best (as
+    `Tried`), winner (`SweepStudy.winner`, null if of other settings than the best trial's), shared_seconds (saved by
+    results in the store)."""
     sweep = plan.recipe.sweep
     return {
         "schema": 1,
@@ -48,15 +43,13 @@ def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta |
 
 
 def write_json(folder: Path, content: Meta) -> None:
-    """Write sweep.json, the results of a sweep, into `folder`; secrets are replaced by `***`. content: what `document`
-    returned."""
+    """Write sweep.json into `folder`; secrets are replaced by `***`."""
     write_whole(folder / "sweep.json", f"{json.dumps(hide(content), indent=1)}\n")
 
 
 def write_best(folder: Path, plan: Plan, best: Tried) -> None:
-    """Write best.yaml into `folder`: a recipe that extends the sweep's recipe. It has every setting in which the best
-    trial differs from that recipe, overrides of the command line included, but not the sections `launch` and `sweep`.
-    Secrets are replaced by `***`. If the sweep's recipe is complete only with the overrides, best.yaml has all
+    """Write best.yaml into `folder`: the sweep's recipe, extended by every setting of the best trial that differs,
+    without `launch`, `sweep` and secrets. If the recipe is complete only with the overrides, best.yaml has all
     settings."""
     found = plan.best_recipe(best.settings)
     after = found.model_dump(mode="json")
@@ -77,7 +70,7 @@ def write_best(folder: Path, plan: Plan, best: Tried) -> None:
 
 
 def _changes(before: Meta, after: Meta, recipe: Recipe, above: tuple[str, ...] = ()) -> Meta:
-    """Return the settings of `after` that differ from `before`. An entry that is gone is null, which removes it."""
+    """Return the settings of `after` that differ from `before`; an entry that is gone is null, which removes it."""
     found: Meta = {}
     for name in [*before, *(name for name in after if name not in before)]:
         path = (*above, name)
@@ -92,7 +85,7 @@ def _changes(before: Meta, after: Meta, recipe: Recipe, above: tuple[str, ...] =
 
 
 def _absolute(value: Any, path: tuple[str, ...], recipe: Recipe) -> Json:
-    """Make a relative path of the command line absolute, because the file lies in another folder."""
+    """Make a relative path of the command line absolute, because best.yaml lies in another folder."""
     if isinstance(value, dict):
         return {name: _absolute(inner, (*path, name), recipe) for name, inner in value.items()}
     named = path[-1] in PATHS or "splits" in path

@@ -1,5 +1,4 @@
-"""Make sweep.html, the page with the results of a sweep: one file that loads nothing from elsewhere and runs no script.
-Jinja escapes all texts."""
+"""Make sweep.html, a sweep's page: one file without scripts that loads nothing. Jinja escapes all texts."""
 
 from __future__ import annotations
 
@@ -33,10 +32,8 @@ STATES = {
 
 
 def sweep_page(content: Meta, study: Study) -> str:
-    """Return the page of a sweep as HTML: the best trial, the metrics of the winner (the run of the whole pipeline with
-    the best trial's settings), plots, and a table of all trials.
-
-    content: the content of sweep.json; study: the Optuna study, from which the plots are drawn."""
+    """Return a sweep's page as HTML: best trial, the winner's metrics, plots of the study, and all trials. content: of
+    sweep.json."""
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("sweep.html.jinja").read_text(encoding="utf-8")
@@ -72,7 +69,7 @@ def _best(best: Meta) -> Meta:
 
 
 def _winner(winner: Meta) -> list[Meta]:
-    """Return a table of the metrics on the test split, and one of all others. One without metrics is left out."""
+    """Return a table of the metrics on the test split, and one of all others; an empty one is left out."""
     test = winner.get("test", {})  # sweeps of an earlier version did not tell them apart
     training = {name: value for name, value in winner["metrics"].items() if name not in test}
     tables = {"Its whole run, on the test split": test, "Its data, training and export": training}
@@ -103,7 +100,7 @@ def _errors(trials: list[Meta]) -> Meta | None:
 
 
 def _plots(study: Study, metric: str) -> Iterator[Meta]:
-    """Yield Optuna's plots as data images. A plot that needs more trials than there are is left out."""
+    """Yield Optuna's plots as data images, without those that need more trials."""
     import matplotlib
 
     matplotlib.use("Agg")

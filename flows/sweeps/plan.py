@@ -1,4 +1,4 @@
-"""Read the plan of a sweep: the recipe, the settings that vary, and the definition that identifies its Optuna study."""
+"""Read the plan of a sweep: the recipe, the settings that vary, and the definition that identifies its study."""
 
 from __future__ import annotations
 
@@ -36,19 +36,18 @@ AROUND = (
 )
 """Sections without influence on the metrics of training: a resumed sweep may change them."""
 SUFFIX = ".sweep"
-"""Ends the recipe's name in runs of trials, so that they are not counted as runs of the recipe."""
+"""Ends the recipe's name in runs of trials, which are not counted as runs of the recipe."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep (trials of one recipe with different settings, to find the best ones) whose settings were checked, but
-    which need not have begun.
+    """A sweep whose settings were checked.
 
     Attributes:
         named: The recipe's name or file, as the user gave it.
         overrides: Overrides that all trials have in common.
         recipe: The recipe with these overrides.
-        space: The settings that vary, each with its range or choices.
+        space: The settings that vary.
     """
 
     named: str
@@ -58,44 +57,40 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name of the Optuna study and of the sweep's folder: `sweep.name`, by default the recipe's name."""
+        """The name of the study and of the sweep's folder: `sweep.name`, by default the recipe's."""
         return self.recipe.sweep.name or self.recipe.name
 
     def folder(self, home: Path) -> Path:
-        """Return the folder of the sweep's results. home: the folder of local state, TRNFLOW_HOME."""
+        """Return the folder of the sweep's results."""
         return home / "sweeps" / self.name
 
     def database(self, home: Path) -> str:
-        """Return the SQLAlchemy URL of Optuna's database: `sweep.database` with its secrets filled in, by default the
-        file `optuna.db` in `home`, the folder of local state."""
+        """Return the SQLAlchemy URL of Optuna's database: `sweep.database` with secrets filled in, else
+        `<home>/optuna.db`."""
         written = self.recipe.sweep.database
         return fill_address(written, "sweep.database") if written else f"sqlite:///{home.absolute() / 'optuna.db'}"
 
     def store_id(self, store: Store) -> str:
-        """Return an id of the store, different for each store whose sweeps share the database `sweep.database`; "" for
-        the default database, which belongs to one home (the folder of local state).
-
-        The id of a local store depends on its home too: another machine may have another store under the same path."""
+        """Return an id that tells the stores apart whose sweeps share a database; "" for the default database, which
+        belongs to one home. A local store's id depends on its home: another machine may have another store at the
+        same path."""
         if not self.recipe.sweep.database:
             return ""
         root = str(hide(store.root))
         return lookup_name(store.home, root) if store.is_local else sha256(root.encode()).hexdigest()
 
     def trial_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe of a trial; its name is that of the sweep's recipe with `.sweep` at the end. values:
-        {setting: value} of the settings that vary. ConfigError if the recipe does not allow this combination of
-        values."""
+        """Return the recipe of a trial, its name with `.sweep` at the end. Raises ConfigError if the recipe does not
+        allow these values."""
         varied = [override(setting, value) for setting, value in values.items()]
         return settings.load(self.named, [*self.overrides, *varied, f"name={self.recipe.name}{SUFFIX}"])
 
     def best_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe with the settings of the best trial. Its name is that of the sweep's recipe, without the
-        ending `.sweep` that the names of trials have. values: {setting: value} of the settings that vary."""
+        """Return the recipe with the best trial's values, under the recipe's own name."""
         return settings.load(self.named, [*self.overrides, *(override(*one) for one in values.items())])
 
     def refuse_changed(self) -> None:
-        """Raise ConfigError if the definition of the sweep changed since this plan was read, because the recipe's file
-        was edited: each trial reads that file again."""
+        """Raise ConfigError if the recipe's file was edited since this plan was read: each trial reads it again."""
         now = replace(self, recipe=settings.load(self.named, self.overrides))
         if now.definition() != self.definition():
             raise ConfigError(
@@ -104,11 +99,8 @@ class Plan:
             )
 
     def definition(self) -> Meta:
-        """Return what must be unchanged when a sweep is resumed.
-
-        recipe: the recipe without the settings that vary, and without the sections that do not affect training's
-        metrics, such as `store` and `evaluate`; space: {setting: its range or choices}; metric: the metric by which
-        trials are compared; direction: "max" or "min"."""
+        """Return what must be unchanged when a sweep is resumed: the recipe without the varied settings and without
+        sections that do not affect training's metrics, the space, metric and direction."""
         common = {name: value for name, value in self.recipe.to_json().items() if name not in AROUND}
         for dimension in self.space:
             _remove(common, dimension.setting.split("."))
@@ -119,12 +111,11 @@ class Plan:
 
 
 def read_plan(named: str, texts: Sequence[str]) -> Plan:
-    """Read a recipe and check the sweep that is described by its section `sweep` and by the command line.
+    """Read a recipe and check the sweep that its section `sweep` and the command line describe.
 
     Args:
-        named: The recipe's name or file.
-        texts: `section.setting=value` texts of the command line. Those with a range or choices add to `sweep.settings`
-            or replace its entries; a single value removes its setting from `sweep.settings` and is set for all trials.
+        texts: `section.setting=value`; a range or choices add to `sweep.settings`, a single value fixes its
+        setting.
 
     Raises:
         ConfigError: A setting, range, choice or option is wrong, or nothing varies.
@@ -159,7 +150,7 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
 
 
 def refuse_fixed(texts: Sequence[str]) -> None:
-    """Raise ConfigError if one of these `section.setting=value` texts names a single value instead of a range or choices."""
+    """Raise ConfigError if a text has a single value instead of a range or choices."""
     fixed = separate(texts)[1]
     if fixed:
         raise ConfigError(

@@ -1,7 +1,4 @@
-"""The devices of a sweep: how many trials fit on them at a time, and the leases that keep other sweeps away.
-
-A lease is a file in the store that one process at a time holds; others wait, or end with an error.
-"""
+"""The devices of a sweep: how many trials fit at a time, and the leases that keep other sweeps away."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ from trnflow.tasks.system.process import this_process
 
 
 def check_fit(recipe: Recipe) -> None:
-    """Raise ConfigError if this machine has too few GPUs or CPU cores for `sweep.parallel` trials at a time, each on
-    `train.devices` of them, or if trials on Neuron are to run in parallel."""
+    """Raise ConfigError if this machine has too few GPUs or cores for `sweep.parallel` trials, or if trials on Neuron
+    are to run in parallel."""
     wanted, each = recipe.sweep.parallel, recipe.train.devices
     if wanted == 1:
         return
@@ -40,11 +37,8 @@ def check_fit(recipe: Recipe) -> None:
 
 
 def on_slot(recipe: Recipe, slot: int) -> Recipe:
-    """Return the recipe of a trial that runs beside other trials: on GPUs, its CUDA_VISIBLE_DEVICES names the
-    `train.devices` GPUs of its slot only. On other devices, and without parallel trials, the recipe is returned
-    unchanged.
-
-    slot: the number of the worker that runs the trial, from 0 to `sweep.parallel` - 1."""
+    """Return the recipe of a trial beside others: its CUDA_VISIBLE_DEVICES names the GPUs of its slot (0 to
+    `sweep.parallel` - 1). Unchanged on other devices."""
     if recipe.train.device != "cuda" or recipe.sweep.parallel == 1:
         return recipe
     each = recipe.train.devices
@@ -57,18 +51,13 @@ def on_slot(recipe: Recipe, slot: int) -> Recipe:
 
 @dataclass(frozen=True)
 class Leases:
-    """The leases of a sweep. A lease is a file in the store by which one process at a time may use something. A sweep
-    has one lease for its study (Optuna's record of its trials) and one for each device that it uses.
+    """The leases of a sweep: one for its study, one for each device.
 
-    If the sweep's process dies, its leases end. The lease of a device ends only after the processes of the trials,
-    which may need a while to save their state.
+    If the sweep's process dies, its leases end, those of devices only after the trials' processes.
 
     Attributes:
-        recipe: The sweep's recipe.
-        store: The store that has the leases.
-        study: The name of the study.
-        say: Called with a line of text that names the holder of a lease before this process waits for that holder.
-        wait: Whether to wait while another sweep or a training has a lease; otherwise that is an error.
+        say: Called with the holder of a lease before this process waits.
+        wait: Whether to wait for a held lease; otherwise that is a ConfigError.
     """
 
     recipe: Recipe
@@ -79,17 +68,14 @@ class Leases:
 
     @contextmanager
     def hold_study(self) -> Iterator[None]:
-        """Context that holds the lease of the study, so that no other process runs the study's trials. ConfigError if
-        another sweep holds the lease and `wait` is false."""
+        """Hold the study's lease, so that no other process runs its trials."""
         key = digest_of({"sweep": f"the study {self.study}"}).removeprefix("sha256:")
         with self._held(key, f"another sweep has the study {self.study}", new_run_id()):
             yield
 
     @contextmanager
     def hold_devices(self) -> Iterator[None]:
-        """Context that holds the leases of the sweep's devices, so that no other sweep and no training uses them. On
-        the CPU there is one lease for the whole machine, which keeps other sweeps away. ConfigError if another sweep
-        or a training holds one of the leases and `wait` is false."""
+        """Hold the leases of the sweep's devices; on the CPU one for the whole machine."""
         names = device_names(self.recipe, filled_environment(self.recipe.launch), self.recipe.sweep.parallel) or (
             "cpu",
         )
@@ -102,7 +88,7 @@ class Leases:
 
     @contextmanager
     def _held(self, key: str, error: str, attempt: str, *, patient: bool = False) -> Iterator[None]:
-        """Hold a lease. attempt, patient: see `Waiter`; error: what to say if another process has it."""
+        """Hold a lease. error: what to say if another process has it."""
         run, ttl = f"{new_run_id()} of {self.recipe.name}, a sweep", self.recipe.store.lease_ttl_seconds
         waiter = self.store.waiter(key, run=run, attempt=attempt, ttl=ttl, patient=patient)
         lease = waiter.take()
@@ -118,13 +104,12 @@ class Leases:
 
 
 def _gpus(recipe: Recipe) -> list[str]:
-    """Return the GPUs that a recipe may use, as CUDA_VISIBLE_DEVICES names them: those of `launch.environment`, else those
-    of this process, of which there may be fewer."""
+    """Return the usable GPUs as CUDA_VISIBLE_DEVICES names them: of `launch.environment`, else of this process."""
     return gpu_names(filled_environment(recipe.launch)) or visible_gpus({}, _count("cuda"))
 
 
 def _count(device: str) -> int:
-    """Return the devices of this machine: CPU cores that this process may use, or GPUs."""
+    """Return the number of this machine's GPUs, or of the cores that this process may use."""
     if device == "cpu":
         return len(os.sched_getaffinity(0))
     import torch

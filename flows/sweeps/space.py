@@ -1,7 +1,7 @@
 """Parse the settings that a sweep varies, and check each against the recipe's config classes.
 
-A setting varies over a range (`1e-5..1e-4`, `1e-5..1e-4:log`, `16..64:16` with a step) or over choices (`4,8,16`). Both ends
-of a range and every choice are tried on the recipe before the first trial, so a wrong name, type or bound is found at once.
+A range is `1e-5..1e-4`, `1e-5..1e-4:log` or, with a step, `16..64:16`; choices are `4,8,16`. Ends and choices are tried
+on the recipe before the first trial.
 """
 
 from __future__ import annotations
@@ -30,20 +30,16 @@ FORM = "a range is low..high, low..high:log or low..high:step, and choices are a
 RANGE = re.compile(r"([^\s,\[\]{}'\"]*?)\.\.([^\s,:\[\]{}'\"]*)(?::(\S*))?")
 """low..high, with :log or :step."""
 CHOICES = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^,"'\[\]{}]*)(?:,|$)""")
-"""One choice and the comma after it. A text with a comma is written in quotes."""
+"""One choice and the comma after it; a text with a comma is quoted."""
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting that a sweep varies: over the choices in `values` if there are any, else over the range from `low`
-    to `high`.
+    """One setting that varies: over `values` if there are any, else from `low` to `high`.
 
     Attributes:
-        setting: The setting's dotted name, such as `train.learning_rate`.
-        values: The choices; empty for a range.
-        low, high: The lower and the upper end of the range.
         log: Whether values are drawn evenly on a logarithmic scale.
-        step: The distance between two neighbouring values; None for any value between the ends (for whole numbers: 1).
+        step: The distance between neighbouring values; None for any value between the ends.
         whole: Whether the values are whole numbers.
     """
 
@@ -56,20 +52,18 @@ class Dimension:
     whole: bool = False
 
     def to_json(self) -> Json:
-        """Return the range as text in the form in which a user writes it, such as `1e-05..0.0001:log`; choices as a
-        list."""
+        """Return the range as a user writes it, such as `1e-05..0.0001:log`; choices as a list."""
         if self.values:
             return list(self.values)
         ending = ":log" if self.log else f":{self.step:g}" if self.step else ""
         return f"{self.low!r}..{self.high!r}{ending}"
 
     def ends(self) -> tuple[Any, ...]:
-        """Return the values to try on the recipe before the first trial: all choices, or both ends of the range."""
+        """Return the values to try before the first trial: all choices, or both ends."""
         return self.values or (self.low, self.high)
 
     def grid(self) -> tuple[Any, ...]:
-        """Return all values of the setting, for the sampler `grid`, which tries each. ConfigError for a range without
-        steps."""
+        """Return all values, for the sampler `grid`. Raises ConfigError for a range without steps."""
         if self.values:
             return self.values
         step = self.step or (1 if self.whole and not self.log else None)
@@ -100,8 +94,7 @@ def combinations(space: Iterable[Dimension]) -> list[dict[str, Any]]:
 
 
 def separate(texts: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Split `setting=value` texts of a command line. Return {setting: its range or choices as text}, and the list of
-    the other texts, which are ordinary overrides."""
+    """Split a command line's texts: {setting: range or choices}, and the other texts."""
     varied, fixed = {}, []
     for text in texts:
         name, _, value = text.partition("=")
@@ -117,13 +110,13 @@ def parse(written: dict[str, Any], refuse: Callable[[str, Any], None]) -> tuple[
     """Return the dimensions of a sweep.
 
     Args:
-        written: {dotted setting: a range as text, or choices as text or list}.
-        refuse: Called with (setting, value) for each end of a range and each choice; raises ConfigError if the recipe does
-            not take the value.
+        written: {setting: a range as text, or choices as text or list}.
+        refuse: Called with (setting, value) for each end and choice; raises ConfigError if the recipe refuses the
+        value.
 
     Raises:
-        ConfigError: A setting does not exist or has no influence on training, a range is empty or malformed, or a value has
-            the wrong type.
+        ConfigError: A setting does not exist or does not influence training, a range is malformed, or a value has
+        the wrong type.
     """
     dimensions = tuple(_dimension(name, value) for name, value in sorted(written.items()))
     for dimension in dimensions:
@@ -133,8 +126,7 @@ def parse(written: dict[str, Any], refuse: Callable[[str, Any], None]) -> tuple[
 
 
 def override(setting: str, value: Any) -> str:
-    """Return the text `setting=value` that overrides a setting of a recipe, with the value as JSON. setting: its dotted
-    name."""
+    """Return `setting=value` with the value as JSON."""
     return f"{setting}={json.dumps(value)}"
 
 
@@ -168,8 +160,7 @@ def _of_choices(name: str, values: list[Any]) -> Dimension:
 
 
 def _is_range(name: str, text: str) -> bool:
-    """Whether a text is a range: `a..b` where the setting takes a number or where `a` and `b` are numbers. Else it may be a
-    path, such as `../rows`."""
+    """Return whether a text is a range; `a..b` may also be a path, such as `../rows`."""
     found = RANGE.fullmatch(text.strip())
     if found is None:
         return False
@@ -202,7 +193,7 @@ def _of_range(name: str, text: str) -> Dimension:
 
 
 def _kinds(name: str) -> set[Any]:
-    """The types that a setting takes; empty if there is no such setting."""
+    """Return the types that a setting takes; empty if there is no such setting."""
     annotation = annotation_at(settings.Recipe, name.split("."))
     return set(kinds_of(annotation)) - {type(None)} if annotation is not None else set()
 

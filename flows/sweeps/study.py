@@ -1,10 +1,7 @@
-"""The Optuna study of a sweep, in a database: it proposes the settings of each trial and keeps the results.
+"""The Optuna study of a sweep: proposes each trial's settings and keeps the results in a database.
 
-With one trial at a time the proposals depend only on the seed and the earlier results. A sweep that was killed and
-resumed therefore proposes the same settings as one that was never killed. If the database was lost, the trials run
-again, and their results come from the store. Then the proposals are the same only up to the first trial that had been
-pruned (ended early): a trial whose training is in the store reports no evaluations, so no trial is pruned because of
-it.
+With one trial at a time, proposals depend only on the seed and earlier results, so a resumed sweep proposes the same.
+After a lost database this holds up to the first pruned trial: a training found in the store reports no evaluations.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 TRIALS = 20
-"""The number of trials where neither the recipe nor the command line says one."""
+"""The number of trials if neither recipe nor command line says one."""
 RANDOM_TRIALS = 5
 """Trials that the sampler tpe draws at random before it uses results."""
 DEFINITION, WINNER, STORE = "definition", "winner", "store"
@@ -39,7 +36,7 @@ AGAIN, RUN, ERROR, SHARED, STOPPED = "again", "run", "error", "shared_seconds", 
 """Names of a trial's attributes in the database. AGAIN: the number of the trial that this one repeats. STOPPED: its run was
 interrupted, or ended by the machine or the store, and it was not the trial that killed the sweep."""
 MOST_KILLS = 3
-"""A trial is not repeated again if the sweep was killed so many times while it ran: it may be what kills the sweep."""
+"""A trial during which the sweep was killed so often is not repeated: it may be the cause."""
 STATES = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 BUSY_SECONDS = 60
 
@@ -48,15 +45,12 @@ class Tried(NamedTuple):
     """A trial as the database has it.
 
     Attributes:
-        number: Counts the trials of the study from 0.
-        settings: {dotted setting: value} of the settings that the sweep varies.
-        value: The trial's metric after training; None unless the trial completed.
-        state: completed, pruned (ended early, because it was worse than others), failed, running, waiting (queued), or
-            killed (it did not end, or failed, and a later trial repeats it with the same settings).
-        run: The id of the trial's run; None before the run began.
-        error: Why the trial failed, such as "killed 3 times"; None otherwise.
-        shared_seconds: The seconds that the trial saved because it found results of the stages before training in the
-            store: the time that an earlier run needed to make these results.
+        settings: {setting: value} of the settings that the sweep varies.
+        value: The trial's metric; None unless the trial completed.
+        state: completed, pruned, failed, running, waiting, or killed (a later trial repeats it).
+        run: The id of the trial's run; None before it began.
+        error: Why the trial failed, such as "killed 3 times".
+        shared_seconds: Saved because stages before training were in the store.
     """
 
     number: int
@@ -69,10 +63,11 @@ class Tried(NamedTuple):
 
 
 class SweepStudy:
-    """The Optuna study of one sweep: proposes the settings of trials, and keeps their results in the database.
+    """The study of one sweep, made by `open_study`. Threads may share it. Methods raise StoreError if the database
+    can't be used.
 
-    Made by `open_study`. Several threads may use one object. Methods raise StoreError if the database can't be used.
-    Attribute `is_new`: whether the study had no trial when `open_study` opened it.
+    Attributes:
+        is_new: Whether the study had no trial when it was opened.
     """
 
     def __init__(
@@ -85,52 +80,44 @@ class SweepStudy:
 
     @property
     def identity(self) -> str:
-        """The id of the sweep's own run, in which MLflow nests the runs of its trials. It is made with the study, and
-        stays the same when the sweep is resumed."""
+        """The id of the sweep's own run, in which MLflow nests the trials' runs; kept when the sweep is resumed."""
         with self._access():
             return str(self._study.user_attrs[RUN])
 
     @property
     def total(self) -> int:
-        """The number of trials that the sweep is to run: `sweep.trials`, 20 by default; with the sampler grid all
-        combinations, or `sweep.trials` if that is less."""
+        """The number of trials to run: `sweep.trials`, by default 20; for `grid` at most all combinations."""
         if self._grid is None:
             return self._config.trials or TRIALS
         return min(self._config.trials or len(self._grid), len(self._grid))
 
     @property
     def has_trials_left(self) -> bool:
-        """Whether trials are left to run, queued ones included. Call it after `queue_again` and while no trial runs:
-        running trials count as done."""
+        """Whether trials are left to run, queued ones included; running ones count as done."""
         counted = [trial for trial in self.trials() if trial.state != "killed"]
         is_queued = any(trial.state == "waiting" for trial in counted)
         return is_queued or self._number([trial.settings for trial in counted]) < self.total
 
     def _number(self, tried: list[dict[str, Any]]) -> int:
-        """Return how many of the trials with the settings `tried` count. In a grid each combination counts once, since trials
-        of another sampler may have tried one several times."""
+        """Return how many of these trials count: in a grid each combination once."""
         return len(tried) if self._grid is None else sum(some in tried for some in self._grid)
 
     def trials(self) -> list[Tried]:
-        """Return all trials of the study, by ascending number, also those that a killed sweep left running."""
+        """Return all trials by number, also those that a killed sweep left running."""
         with self._access():
             found = self._study.get_trials(deepcopy=False)
         repeated = _repeated(found)
         return [_tried(trial, trial.number in repeated, _kills(trial, found)) for trial in found]
 
     def best(self) -> Tried | None:
-        """Return the completed trial with the best metric, of equally good ones the first; None if no trial
-        completed."""
+        """Return the completed trial with the best metric, of equals the first; None if none completed."""
         done = [trial for trial in self.trials() if trial.value is not None and trial.state == "completed"]
         sign = -1 if self._config.is_maximised else 1
         return min(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
     def queue_again(self) -> list[int]:
-        """Queue a new trial, with the same settings, for each trial that a killed sweep left running. If no trial
-        completed or was pruned, do so for the failed ones too. Return the numbers of the trials that will be repeated.
-
-        The trials that were left running are marked as failed. A trial during which the sweep was killed three times is
-        not repeated. Call this method before the first `next`, while no trial runs."""
+        """Queue a repetition of each trial that a killed sweep left running, and of failed ones if none ended well;
+        return the numbers of repeated trials. Call it before the first `next`."""
         from optuna.trial import TrialState
 
         with self._access():
@@ -150,8 +137,7 @@ class SweepStudy:
         return queued
 
     def next(self) -> Trial | None:
-        """Begin the next trial and return it: a queued one, else one with settings that the sampler proposes. Return
-        None if the sweep has all its trials."""
+        """Begin a queued trial, else one that the sampler proposes; None if the sweep has all its trials."""
         from optuna.trial import TrialState
 
         with self._access():
@@ -169,32 +155,29 @@ class SweepStudy:
             return self._study.ask({one.setting: one.distribution() for one in self._space})
 
     def note_run(self, trial: Trial, run: str) -> None:
-        """Record in the study the id of the run that does a trial. run: the id of the run."""
+        """Record the id of the run that does a trial."""
         with self._access():
             trial.set_user_attr(RUN, run)
 
     def note_shared(self, trial: Trial, seconds: float) -> None:
-        """Record how many seconds a trial saved because it found results of stages in the store
-        (`Tried.shared_seconds`). Call this method before `complete`, `prune` or `fail`."""
+        """Record `Tried.shared_seconds`, before the trial's end is recorded."""
         with self._access():
             trial.set_user_attr(SHARED, round(seconds, 3))
 
     def note_stopped(self, trial: Trial) -> None:
-        """Record that a trial was stopped for a reason other than its settings, such as Ctrl-C or a full disk. The
-        trial stays unfinished; when the sweep is resumed, `queue_again` repeats it and does not count this as a
-        kill."""
+        """Record that a trial was stopped for a reason other than its settings; a resumed sweep repeats it, and it
+        counts as no kill."""
         with self._access():
             trial.set_user_attr(STOPPED, True)
 
     def report(self, trial: Trial, value: float, step: int) -> bool:
-        """Record the trial's metric at a step of training. Return whether to end the trial early (prune it), because
-        the value is worse than the median of earlier trials; always False with `sweep.pruner` none."""
+        """Record a trial's metric at a step; return whether to prune it: worse than the median of earlier trials."""
         with self._access():
             trial.report(value, step)
             return bool(self._config.pruner == "median" and trial.should_prune())
 
     def complete(self, trial: Trial, value: float) -> None:
-        """Record that a trial completed. value: its metric, which is compared with that of other trials."""
+        """Record that a trial completed with this metric."""
         with self._access():
             self._study.tell(trial, value)
 
@@ -215,17 +198,17 @@ class SweepStudy:
 
     @property
     def winner(self) -> Meta | None:
-        """The document that `set_winner` recorded last; None if the pipeline has not run with the best settings yet."""
+        """The document that `set_winner` recorded last, or None."""
         with self._access():
             found: Meta | None = self._study.user_attrs.get(WINNER)
         return found
 
     def set_winner(self, document: Meta) -> None:
-        """Record in the study the run of the whole pipeline with the settings of the best trial (the winner).
+        """Record the winner, the run of the whole pipeline with the best settings.
 
-        document: trial (the best trial's number), settings {setting: value}, run (the id of the winner's run), metrics
-        {name: value} of all stages, test (the metrics on the test split alone), around (the recipe's sections `export`
-        and `evaluate`, {section: settings})."""
+        document: trial, settings, run, metrics of all stages, test (metrics on the test split), around (sections
+        `export`, `evaluate`).
+        """
         with self._access():
             self._study.set_user_attr(WINNER, document)
 
@@ -249,18 +232,13 @@ class SweepStudy:
 def open_study(
     name: str, config: SweepConfig, space: Sequence[Dimension], definition: Meta, database: str, store: str = ""
 ) -> SweepStudy:
-    """Open the study with this name in Optuna's database; create it if there is none.
-
-    A study with another definition is deleted and made anew if none of its trials completed or was pruned.
+    """Open the study with this name, or create it. One of another definition is made anew if none of its trials ended
+    well.
 
     Args:
-        config: The recipe's section `sweep`.
-        space: The settings that vary.
-        definition: All that trials of one study have in common: recipe, space, metric, direction. Kept with the study,
-            so that another sweep does not continue it.
+        definition: `Plan.definition`, kept with the study, so that another sweep does not continue it.
         database: The SQLAlchemy URL of Optuna's database.
-        store: `Plan.store_id`: an id of the store that has the trials' results, different for each store that shares
-            the database; "" if no other store does.
+        store: `Plan.store_id`.
 
     Raises:
         ConfigError: The study has results and another definition, or belongs to a sweep of another store.
@@ -329,8 +307,7 @@ def _opened(storage: Any, name: str, config: SweepConfig) -> Study:
 
 
 def _other(name: str, before: Meta, now: Meta) -> ConfigError:
-    """Return the error for a study whose definition differs from that of this sweep. before, now: the two
-    definitions."""
+    """Return the error for a study of another definition."""
     old, new = (dict(leaves(document)) for document in (before, now))
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     shown = [f"{one} was {old.get(one)} and is {new.get(one)}" for one in names[:2]]
@@ -346,8 +323,7 @@ def _repeated(trials: Sequence[FrozenTrial]) -> set[int]:
 
 
 def _kills(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
-    """Return how many times the process died during a trial or one that it repeats: neither an error nor a stop is
-    recorded. trials: all of the study, by number."""
+    """Return how often the process died during a trial or one that it repeats."""
     before = trial.user_attrs.get(AGAIN)
     return (not {ERROR, STOPPED} & trial.user_attrs.keys()) + (0 if before is None else _kills(trials[before], trials))
 
@@ -363,8 +339,7 @@ def _tried(trial: FrozenTrial, is_repeated: bool, kills: int) -> Tried:
 
 @contextmanager
 def database_errors(database: str) -> Iterator[None]:
-    """Context that raises a StoreError in place of an error of Optuna's database. database: its URL, for the
-    message."""
+    """Raise a StoreError in place of an error of Optuna's database."""
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 

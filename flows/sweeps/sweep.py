@@ -1,8 +1,7 @@
-"""Run the trials of a sweep, then the whole pipeline with the settings of the best one.
+"""Run the trials of a sweep, then the whole pipeline with the best settings.
 
-Trials are ordinary runs that end after training. They share data stages and compiled graphs through the store. The same
-command resumes a sweep that was interrupted or killed: finished trials are kept, and those that were running are repeated
-with the same settings, from the state that training had saved.
+Trials are runs that end after training and share stages through the store. The same command resumes a sweep: finished
+trials are kept, running ones repeated from their saved state.
 """
 
 from __future__ import annotations
@@ -33,28 +32,24 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 HOPELESS = 3
-"""The sweep ends if so many trials failed and none has ended well."""
+"""The sweep ends if so many trials failed and none ended well."""
 POLL_SECONDS = 0.5
 PAGE_SECONDS = 60.0
-"""The page is drawn again after a trial if it is older than this, and when the sweep ends."""
+"""The page is drawn again if it is older than this, and when the sweep ends."""
 
 
 @dataclass
 class Sweep:
-    """A sweep that runs: trials of one recipe with different settings, to find the best ones.
+    """A sweep that runs.
 
     Attributes:
-        plan: The sweep's recipe and the settings that vary.
-        store: The store that has the results of the trials' stages.
-        study: The Optuna study, which proposes the settings of trials and records their metrics.
-        run: Runs the pipeline of one trial, or the whole pipeline with the best settings (the winner).
-        say: Called with one line of text for each trial that ends, and for each other run that a trial waits for.
-        offline: Whether to make no requests to a hub.
+        run: Runs a trial's pipeline, or the winner's.
+        say: Called with a line for each trial that ends and each run that is waited for.
         show: Called with the content of sweep.json after each trial.
-        errors: The errors of failed and pruned trials, in the order in which the trials ended.
+        errors: The errors of failed and pruned trials, in the order of their ends.
         stopping: Set to end all trials.
-        writing: Held while the files of results are written, because several threads run trials.
-        drawn: When sweep.html was last written, in seconds of the monotonic clock.
+        writing: Held while result files are written.
+        drawn: When sweep.html was written, in monotonic seconds.
     """
 
     plan: Plan
@@ -70,11 +65,11 @@ class Sweep:
     drawn: float = field(default_factory=time.monotonic)
 
     def run_trials(self) -> None:
-        """Run all trials that are left, `sweep.parallel` at a time, and write the files of results after each.
+        """Run all trials that are left, `sweep.parallel` at a time, and write the results after each.
 
         Raises:
-            TrnflowError: The first three trials (or all, if there are fewer) failed, the recipe's file changed, or the
-                sweep was interrupted or can't go on, such as when the store fails.
+            TrnflowError: The first three trials (or all) failed, the recipe's file changed, or the sweep was
+            interrupted or can't go on.
         """
         parallel = self.plan.recipe.sweep.parallel
         if parallel == 1:
@@ -89,8 +84,7 @@ class Sweep:
             pool.shutdown(wait=True)
 
     def write(self) -> Meta:
-        """Write sweep.json and, if a trial completed, best.yaml, with the results so far, into `<home>/sweeps/<name>`
-        (home: the folder of local state, TRNFLOW_HOME). Return the content of sweep.json."""
+        """Write sweep.json and, if a trial completed, best.yaml; return the content of sweep.json."""
         folder, best = self.plan.folder(self.store.home), self.study.best()
         content = document(self.plan, self.study.trials(), best, self.study.winner)
         if best is not None:
@@ -99,7 +93,7 @@ class Sweep:
         return content
 
     def write_page(self, content: Meta) -> None:
-        """Write sweep.html, the page of results, beside sweep.json. content: the content of sweep.json."""
+        """Write sweep.html beside sweep.json."""
         with database_errors(self.plan.database(self.store.home)):
             page = sweep_page(hide(content), self.study.figure_source())
         write_whole(self.plan.folder(self.store.home) / "sweep.html", page)
@@ -144,8 +138,7 @@ class Sweep:
         return f"trial {number} ({done} of {self.study.total}): {shown(one.settings)}: {said}{why}{known}"
 
     def _refuse_hopeless(self) -> None:
-        """Raise the first trial's error if HOPELESS trials (or all, if there are fewer) failed and none completed or
-        was pruned."""
+        """Raise the first trial's error if HOPELESS trials, or all, failed and none ended well."""
         trials = self.study.trials()
         bad = [trial for trial in trials if trial.state == "failed"]
         good = any(trial.state in ("completed", "pruned") for trial in trials)
@@ -170,26 +163,18 @@ def sweep(
     wait: bool = False,
     show: Callable[[Meta], None] = lambda content: None,
 ) -> tuple[Meta, Result | None]:
-    """Run the trials of a sweep that are left, then the whole pipeline with the settings of the best trial (the
-    winner).
-
-    Writes sweep.json (all results), best.yaml (a recipe with the best settings) and sweep.html (a page) into
-    `<home>/sweeps/<name>` (home: the folder of local state, TRNFLOW_HOME).
+    """Run the trials that are left, then the winner: the whole pipeline with the best trial's settings.
 
     Args:
-        plan: The sweep, from `read_plan`.
-        run: Runs a recipe's pipeline: up to training for a trial, up to the evaluation on the test split for the
-            winner.
-        say: Called with one line of text for each trial that ends, and for each other run that is waited for.
+        run: Runs a recipe's pipeline: up to training for a trial, whole for the winner.
+        say: Called with a line for each trial that ends and each run that is waited for.
         listeners: Called with the events of the winner's run.
-        offline: Whether to make no requests to a hub.
-        wait: Whether to wait while another sweep runs the trials of this study, or another sweep or training uses the
-            devices. Otherwise that is a ConfigError.
-        show: Called with the content of sweep.json after each trial, and when the sweep ends.
+        wait: Whether to wait for another sweep or training that holds the study or devices; otherwise a
+        ConfigError.
+        show: Called with the content of sweep.json after each trial, and at the end.
 
     Returns:
-        The content of sweep.json, and the result of the winner's run. The result is None if that run was made before,
-        or if no trial completed.
+        The content of sweep.json, and the winner's result, None if it was made before or no trial completed.
 
     Raises:
         TrnflowError: The first three trials failed, or the sweep was interrupted or can't go on.
@@ -217,8 +202,7 @@ def sweep(
 
 @contextmanager
 def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
-    """Context that records the sweep's own run in MLflow, in which the runs of trials are nested; nothing if the sweep
-    is resumed, since its first start recorded that run."""
+    """Record the sweep's own run in MLflow; nothing if the sweep is resumed."""
     from trnflow.flows.services.mlflow_listener import new_tracker
 
     recipe = plan.recipe.model_copy(update={"name": f"{plan.recipe.name}{SUFFIX}"})
@@ -233,8 +217,8 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
 
 
 def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None:
-    """Run the whole pipeline with the settings of the best trial, record it in the study, and return its result. Return
-    None if no trial completed, or if this was done before with the same sections `export` and `evaluate`."""
+    """Run and record the winner; None if no trial completed, or the winner is known for the same `export` and
+    `evaluate`."""
     best, before = going.study.best(), going.study.winner or {}
     if best is None:
         return None
@@ -255,18 +239,15 @@ def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None
 
 
 def shown(values: Meta) -> str:
-    """Return the settings of a trial as text for the user: `name=value` pairs, floats with four significant digits.
-
-    values: {setting: value}."""
+    """Return a trial's settings as `name=value` pairs, floats with four significant digits."""
     return " ".join(
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
     )
 
 
 def _await(workers: list[Future[None]]) -> None:
-    """Wait until all threads have ended, and raise the first error that one of them raised.
-
-    Each wait is short, because Python raises KeyboardInterrupt only between two waits."""
+    """Wait until all threads have ended, and raise the first error. Waits are short: Python raises KeyboardInterrupt
+    between them."""
     left = set(workers)
     while left:
         done, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 LAST = "train"
-"""The stage whose metrics compare trials. Trials stop after it, so none looks at the test split."""
+"""The stage whose metrics compare trials. Trials stop after it: none looks at the test split."""
 TESTED = "evaluate_model"
 """The stage that looks at the test split, in the winner's run alone."""
 NOT_THE_SETTINGS = (StoreError, MachineError, MissingDependency)
-"""Errors for which the settings of a trial are not to blame. They end the sweep, and the trial is repeated."""
+"""Errors that end the sweep: a trial's settings are not to blame, and it is repeated."""
 
 Run = Callable[[Recipe, Options, str, tuple[Listener, ...], dict[str, str]], Result]
 """Runs a recipe's pipeline: (recipe, options, id of the run, listeners, tags of the run in MLflow) -> result."""
@@ -38,26 +38,20 @@ SWEEP = "trnflow.sweep"
 
 
 class Pruned(Interrupted):
-    """Raised in the run of a trial to end its training early, because its metric is worse than the median of earlier
-    trials."""
+    """Raised in a trial's run when its metric is worse than the median of earlier trials."""
 
 
 @dataclass
 class Watch(Listener):
-    """Listener of a trial's run: reports the metric of each evaluation to the study. It raises an error to end the run
-    when the study wants to end the trial early, or when the sweep is stopped.
+    """Listener of a trial's run: reports each evaluation to the study, and ends the run when the trial is pruned or the
+    sweep stops.
 
     Attributes:
-        study: The study that records the trial.
-        trial: The trial that the run does.
-        metric: The metric of the stage `train` by which trials are compared, such as eval_loss.
-        stopping: Set by the sweep to end its trials, such as after Ctrl-C.
-        say: Called with a line of text for each other run that the trial waits for.
-        key: The key of the stage `train` (the hash of its settings, inputs and code), under which the store keeps the
-            trial's checkpoints; None until training begins.
-        pruned: Whether the study ended the trial early.
-        lost: The error that ends the whole sweep: the study's database failed, or training does not report `metric`.
-            None if there was none.
+        stopping: Set by the sweep to end its trials.
+        say: Called with a line for each other run that the trial waits for.
+        key: The key of train; None until training begins.
+        pruned: Whether the study ended the trial.
+        lost: The error that ends the whole sweep: the database failed, or training does not report `metric`.
     """
 
     study: SweepStudy
@@ -100,8 +94,7 @@ class Watch(Listener):
         self._heed()
 
     def _refuse_unreported(self, values: Meta) -> None:
-        """Raise ConfigError at an evaluation if training does not report the sweep's metric. The first evaluation comes
-        before the first step. values: {metric: number} of an event."""
+        """Raise ConfigError if an evaluation has not the sweep's metric; the first one comes before step 1."""
         if "eval_loss" not in values:
             return
         known = {"train_loss", *values, *(f"{name}_before" for name in values)}
@@ -125,27 +118,20 @@ def run_trial(
     stopping: threading.Event,
     say: Callable[[str], None],
 ) -> Result:
-    """Run the pipeline up to training with a trial's settings, and record in the study how the trial ended: completed
-    with its metric, pruned (ended early) or failed. The checkpoints of a pruned trial are removed, unless another run
-    trains with the same key (of the stage `train`: the hash of its settings, inputs and code).
+    """Run the pipeline up to training with a trial's settings, and record its end in the study. A pruned trial's
+    checkpoints are removed, unless another run trains with the same key.
 
     Args:
-        study: The study that the trial belongs to.
-        trial: The trial, from `SweepStudy.next`.
-        recipe: The recipe with the trial's settings.
-        store: The store of the sweep.
-        run: Runs the recipe's pipeline.
-        offline: Whether to make no requests to a hub.
-        stopping: When this event is set, the trial ends; the same sweep command repeats it later.
-        say: Called with a line of text for each other run that the trial waits for.
+        stopping: When set, the trial ends; the same sweep command repeats it.
+        say: Called with a line for each other run that the trial waits for.
 
     Returns:
-        The result of the run. Its `error` is set if training was ended early or failed.
+        The result of the run; its `error` is set if training was pruned or failed.
 
     Raises:
-        TrnflowError: The trial was interrupted, or the store, the machine or a missing library made it fail. It stays
-            unfinished in the study.
-        ConfigError: Training does not report the metric `sweep.metric`.
+        TrnflowError: The trial was interrupted, or store, machine or a missing library made it fail; it stays
+        unfinished.
+        ConfigError: Training does not report `sweep.metric`.
     """
     metric = recipe.sweep.metric
     watch, identity = Watch(study, trial, metric, stopping, say), new_run_id()
@@ -175,8 +161,7 @@ def run_trial(
 
 
 def unreported(metric: str, known: Iterable[str]) -> ConfigError:
-    """Return, without raising it, the error for a sweep whose setting `sweep.metric` names a metric that training does
-    not report. metric: that name; known: the names of the metrics that training reports."""
+    """Return the error for a sweep's metric that training does not report. known: those that it reports."""
     return ConfigError(
         f"training reports no metric {metric}: it reports {', '.join(sorted(known)) or 'nothing'}",
         "name one of these: --metric NAME",
@@ -202,7 +187,7 @@ def _record_value(study: SweepStudy, trial: Trial, metric: str, result: Result) 
 
 
 def _remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
-    """Remove the training state of a trial that was ended early, unless another run trains with the same key."""
+    """Remove a pruned trial's training state, unless another run trains with the same key."""
     lease = store.waiter(key, run=run, attempt=run, ttl=ttl).take()
     if lease is not None:
         with lease:
@@ -210,8 +195,7 @@ def _remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
 
 
 def _seconds_of(store: Store, outcome: Outcome) -> float:
-    """Return how many seconds it once took to make the artifact that a stage before training found in the store; 0 for
-    a stage that ran."""
+    """Return how long it once took to make what a stage found in the store; 0 for one that ran."""
     if outcome.action != "hit" or outcome.key is None or outcome.stage == LAST:
         return 0.0
     record = store.record(outcome.stage, outcome.key) or {}
@@ -221,11 +205,7 @@ def _seconds_of(store: Store, outcome: Outcome) -> float:
 def run_directly(
     recipe: Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
 ) -> Result:
-    """Run a recipe's pipeline in this process and return its result; record the run in MLflow unless the recipe turns
-    tracking off. This is the `Run` of `trnflow sweep`.
-
-    what: until which stage, and other options; run: the id of the new run; listeners: called with the run's events;
-    tags: of the run in MLflow."""
+    """Run a recipe's pipeline in this process, recorded in MLflow unless tracking is off: the `Run` of `trnflow sweep`."""
     from trnflow.flows.services.mlflow_listener import Tracking
 
     store = open_store(recipe)

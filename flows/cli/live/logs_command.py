@@ -32,12 +32,6 @@ class Log(NamedTuple):
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add the command `logs` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        store: A parser with the arguments that all commands which read a store have in common.
-    """
     found = sub.add_parser("logs", parents=[store], help="print the logs of a run's stages")
     found.add_argument("run", metavar="RUN", nargs="?", default="last", help="an id, its beginning, `last` or `last~N`")
     found.add_argument("--follow", action="store_true", help="go on until the run ends")

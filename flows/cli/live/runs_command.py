@@ -21,12 +21,6 @@ HEAD = ("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figur
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add the command `runs` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        store: A parser with the arguments that all commands which read a store have in common.
-    """
     listing = sub.add_parser("runs", parents=[store], help="list runs, newest first; those in progress, too")
     listing.set_defaults(command=runs)
 

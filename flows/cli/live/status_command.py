@@ -21,12 +21,6 @@ from trnflow.tasks.store.lease import Holder, live_leases
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add the command `status` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        store: A parser with the arguments that all commands which read a store have in common.
-    """
     found = sub.add_parser("status", parents=[store], help="list the stages that run now, on any machine")
     found.set_defaults(command=status)
 

@@ -26,13 +26,6 @@ from trnflow.tasks.system.home import home_folder
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.ArgumentParser) -> None:
-    """Add the commands `freeze`, `promote`, `rollback` and `champions` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        recipe: A parser with the arguments that all commands which take a recipe have in common.
-        store: A parser with the arguments that all commands which read a store have in common.
-    """
     keep = sub.add_parser("freeze", parents=[recipe], help="keep the present test rows, to compare models on them")
     keep.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
     keep.set_defaults(command=freeze)

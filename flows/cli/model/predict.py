@@ -30,12 +30,6 @@ TEXTS_SHOWN = 60
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add the command `predict` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        store: A parser with the arguments that all commands which read a store have in common.
-    """
     parser = sub.add_parser(
         "predict", parents=[store], help="predict texts or the rows of a file with a trained model",
         epilog="Text after -- is never read as an option or a setting: `trnflow predict demo -- train.epochs=3`.",

@@ -15,12 +15,6 @@ STAGES = {"model": "consolidate", "adapter": "consolidate", "export": "export_ne
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    """Add the command `publish` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        store: A parser with the arguments that all commands which read a store have in common.
-    """
     send = sub.add_parser(
         "publish", parents=[store], help="copy a model, an adapter or an export to a folder, s3://... or a hub"
     )

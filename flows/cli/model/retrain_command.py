@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add the command `retrain` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        recipe: A parser with the arguments that all commands which take a recipe have in common.
-    """
     again = sub.add_parser(
         "retrain", parents=[recipe], help="train again if anything changed; promote the model if it is better"
     )

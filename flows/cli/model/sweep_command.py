@@ -19,12 +19,6 @@ OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add the command `sweep` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        recipe: A parser with the arguments that all commands which take a recipe have in common.
-    """
     found = sub.add_parser(
         "sweep", parents=[recipe], help="run a recipe with varied settings: section.setting=1e-5..1e-4:log or =a,b,c"
     )

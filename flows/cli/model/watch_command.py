@@ -27,12 +27,6 @@ EVERY_SECONDS = 300.0
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    """Add the command `watch` to the argument parser of `trnflow`.
-
-    Args:
-        sub: The object that argparse's `add_subparsers` returned; the commands are added to it.
-        recipe: A parser with the arguments that all commands which take a recipe have in common.
-    """
     watching = sub.add_parser("watch", parents=[recipe], help="announce that a recipe's data changed, until Ctrl-C")
     watching.add_argument(
         "--every", type=_seconds, default=EVERY_SECONDS, metavar="S", help="seconds between two looks (300)"
