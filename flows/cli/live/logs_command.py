@@ -23,8 +23,7 @@ PAUSE_SECONDS = 0.5
 
 
 class Log(NamedTuple):
-    """The log file of one try of a run to make a stage's result. file: the path of the log; stage: the stage's name;
-    owner: a text that identifies the process which runs the pipeline, made by `trnflow.tasks.system.process.Process.tag`."""
+    """The log file of one attempt. owner: the process that runs the pipeline, as `Process.tag`."""
 
     file: Path
     stage: str
@@ -39,10 +38,8 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def logs(options: Namespace) -> int:
-    """Print the logs that a run's stages have on this machine, oldest first; return exit code 0.
-
-    With --follow, print new lines until the run ends. ConfigError when the run is unknown or, without --follow and
-    --json, has no log here."""
+    """Print the logs of a run's stages on this machine, oldest first; with --follow until the run ends. Raises
+    ConfigError for an unknown run or one without logs here."""
     store = store_of(options)
     running = {holder.run for holder, _, _ in leases_of_stages(store, silent=True)}
     run = nearest_run(options.run, sorted({*run_ids(store), *running, *_logged(store.home)}, reverse=True))
@@ -69,8 +66,7 @@ def logs(options: Namespace) -> int:
 
 
 def logs_of(home: Path, run: str) -> list[Log]:
-    """Return the logs that the stages of a run have on this machine, the least recently written first. home: the folder
-    of local state (TRNFLOW_HOME), whose folder `logs` has them; run: the run's id."""
+    """Return a run's logs on this machine, the least recently written first."""
     found = []
     for file in (home / "logs").glob(f"*~{run}-*.log"):
         owner, _, attempt = file.stem.partition("~")
@@ -79,13 +75,13 @@ def logs_of(home: Path, run: str) -> list[Log]:
 
 
 def _logged(home: Path) -> set[str]:
-    """Return the ids of the runs that have logs on this machine, such as previews, which are not on record."""
+    """Return the ids of the runs with logs here, such as previews, which are not on record."""
     attempts = (file.stem.partition("~")[2] for file in (home / "logs").glob("*~*.log"))
     return {attempt.rsplit("-", 2)[0] for attempt in attempts}
 
 
 def _has_ended(store: Store, run: str) -> bool:
-    """Whether a run is on record, or the process that ran it is dead."""
+    """Return whether a run is on record, or its process is dead."""
     if store.run(run) is not None:
         return True
     leases = [holder for _, holder, _ in live_leases(store.backend, silent=True) if holder.run == run]
@@ -98,7 +94,7 @@ def _has_ended(store: Store, run: str) -> bool:
 
 
 def _print_new(log: Log, printed: dict[Path, int], *, whole: bool) -> None:
-    """Print what was added to a log since the last call. printed: {log: bytes printed}; whole: see `_text`."""
+    """Print what was added to a log since the last call. printed: {log: bytes}; whole: see `_text`."""
     text = _text(log.file, printed.get(log.file, 0), whole=whole)
     if log.file not in printed:
         sys.stdout.write(f"== {log.stage} ==\n")
@@ -110,7 +106,7 @@ def _print_new(log: Log, printed: dict[Path, int], *, whole: bool) -> None:
 
 
 def _text(file: Path, begin: int, *, whole: bool) -> str:
-    """Return the text of a file from a byte on. whole: whether to return also a last line that has no end yet."""
+    """Return a file's text from a byte on. whole: also a last line that has no end yet."""
     data = file.read_bytes()[begin:]
     return data[: None if whole else data.rfind(b"\n") + 1].decode("utf-8", "surrogateescape")
 

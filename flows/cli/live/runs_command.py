@@ -1,4 +1,4 @@
-"""`trnflow runs`: list the runs in progress and the past runs of a store. A preview or a plan is no run and is not listed."""
+"""`trnflow runs`: list the runs in progress and the past runs of a store, without previews and plans."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def runs(options: Namespace) -> int:
-    """Print one line for each run of a store: first the runs in progress, then the past runs, each group newest first.
-    Return exit code 0."""
+    """Print a line for each run: those in progress, then the past ones, each newest first."""
     store = store_of(options)
     found = listed(store)
     emit(options, {"runs": found}, report.aligned([HEAD, *map(_row, found)]))
@@ -35,17 +34,11 @@ def runs(options: Namespace) -> int:
 
 
 def listed(store: Store) -> list[Meta]:
-    """Return a list of dicts, one for each run: first the runs in progress, then the past runs, each group newest
-    first.
+    """Return a dict for each run, in the order of `runs`: run, recipe, outcome, seconds (of a run in progress since the
+    time in its id).
 
-    For every run: "run": its id; "recipe": the recipe's name; "outcome": running, completed, failed or cancelled;
-    "seconds": its duration; for a run in progress the seconds since the time in its id, None if the id has no time.
-
-    For past runs, else None: "ended": when the run ended; "hit", "ran", "skip": how many stages were taken from the
-    store, ran, and were left out. "metrics": {name: value} of all stages; {} for a run in progress.
-
-    For runs in progress, else None: "stage": the stage that runs now; "step": how many units of its work are done;
-    "of": how many there are; "unit": the name of a unit, such as `steps`; "eta": the seconds left in the stage.
+    Past runs have ended, hit, ran, skip (numbers of stages) and metrics; runs in progress stage, step, of, unit and eta
+    (seconds). The others' fields are None, metrics {}.
     """
     now = running(store)  # first: a run that ends meanwhile is then on record
     past = run_ids(store)
@@ -65,7 +58,7 @@ def _live(one: Meta) -> Meta:
 
 
 def _seconds_since(run: str) -> float | None:
-    """Return the seconds since the time with which a run's id begins; None if it begins with no time."""
+    """Return the seconds since the time in a run's id; None if it has none."""
     try:
         begun = datetime.strptime(run.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:

@@ -1,8 +1,5 @@
-"""`trnflow status`: list the stages that run now, on any machine that uses the store.
-
-A stage that runs is found by its lease, a file in the store by which a process says that it makes the stage's result.
-The process renews the lease by heartbeats. Neither Prefect nor MLflow is asked.
-"""
+"""`trnflow status`: list the stages that run now, on any machine that uses the store, by their leases. Neither Prefect
+nor MLflow is asked."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def status(options: Namespace) -> int:
-    """Print one line for each stage that runs now, on any machine that uses the store: the run's id, recipe, stage,
-    progress, time left, machine, process id and start; return exit code 0."""
+    """Print a line for each stage that runs now."""
     found = running(store_of(options))
     rows = [("run", "recipe", "stage", "progress", "left", "host", "pid", "since"), *map(_row, found)]
     emit(options, {"runs": found}, report.aligned(rows) if found else "nothing runs")
@@ -35,15 +31,11 @@ def status(options: Namespace) -> int:
 
 
 def running(store: Store) -> list[Meta]:
-    """Return the stages that run now, the one that began first at the head of the list.
+    """Return the stages that run now, the oldest first: run, recipe, stage, step, of, unit, eta (seconds), host, pid,
+    since.
 
-    Each is a dict: "run": the run's id; "recipe": the recipe's name, or None; "stage": the stage's name; "step": how
-    many units of work are done; "of": how many there are; "unit": the name of a unit, such as `steps`; "eta": the
-    seconds left; "host", "pid": the machine and process that run the pipeline; "since": when the process
-    took the stage's lease (the file by which it says that it makes the stage's result).
-
-    "step", "of" and "unit" are None if the stage has reported no progress, "eta" also while it is unknown. The four are
-    as old as the last heartbeat of the process, which writes a heartbeat every third of `store.lease_ttl_seconds`.
+    Progress is as old as the last heartbeat, at most a third of `store.lease_ttl_seconds`, and None before the first
+    report.
     """
     found = []
     for holder, attempt, progress in leases_of_stages(store):
@@ -58,14 +50,7 @@ def running(store: Store) -> list[Meta]:
 
 
 def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Holder, Meta, Meta]]:
-    """Yield (lease, journal, progress) of each stage that runs now.
-
-    lease: the entry in the store by which a process says that it makes the stage's result; names the run and the
-    process. journal: the store's document of this try to run the stage; names the stage, the recipe and the start.
-    progress: how far the stage was at the last heartbeat: "step" of "of" units of work (named "unit") done, "eta"
-    seconds left.
-
-    silent: yield also leases without recent heartbeats, whose processes may be dead."""
+    """Yield (lease, journal, progress) of each stage that runs now. silent: also leases without recent heartbeats."""
     for key, holder, progress in live_leases(store.backend, silent=silent):
         attempt = store.attempt(key, holder.attempt)
         if (
@@ -75,8 +60,7 @@ def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Ho
 
 
 def counted(one: Meta) -> str:
-    """Return the progress of a stage as text, such as `40/500 steps`; empty when the stage has reported none. one: an
-    entry of the list that `running` returns, with `step`, `of` and `unit`."""
+    """Return a stage's progress as text, such as `40/500 steps`, or ""."""
     return "" if one["step"] is None else f"{one['step']}/{one['of']} {one['unit']}"
 
 

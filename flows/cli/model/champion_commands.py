@@ -1,8 +1,4 @@
-"""The commands about champions. A recipe's champion is the model that its users should get.
-
-`freeze` keeps the present test rows, on which models are then compared (frozen rows). `promote` makes a better model
-the champion, `rollback` makes the earlier champion the champion again, `champions` lists the champions.
-"""
+"""The commands about champions: `freeze`, `promote`, `rollback` and `champions`."""
 
 from __future__ import annotations
 
@@ -48,10 +44,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.Argu
 
 
 def freeze(options: Namespace) -> int:
-    """Keep the test rows of a recipe's present data in the store as the recipe's newest frozen rows, on which its
-    models are compared from now on.
-
-    Print how many test rows are kept; return exit code 0. Runs the stage `load_data` if it is not cached."""
+    """Freeze the test rows of a recipe's present data, and print their number. Runs `load_data` if it is not cached."""
     from trnflow.flows.champions.freeze import freeze as freeze_test_rows
 
     recipe, store = open_recipe(options.recipe, options.overrides)
@@ -64,13 +57,12 @@ def freeze(options: Namespace) -> int:
 
 
 def promote(options: Namespace) -> int:
-    """Compare a model with the recipe's champion (the model that its users should get) on the frozen rows (the test
-    rows kept for this purpose), and make it the champion if it is surely better.
+    """Compare a model with the champion on the frozen rows, make it the champion if it is surely better, and print the
+    decision.
 
-    The model is the one made with the recipe's present data and settings, or the one that RUN or DIGEST names. If the
-    recipe has no champion yet, the model becomes the champion without a comparison. If there are no frozen rows, the
-    present test rows are frozen. The champion is also recorded for MLflow. Print the decision; return exit code 0,
-    whether the model was promoted or not."""
+    The model is that of the present settings, or the one that RUN or DIGEST names. Without a champion it becomes the
+    first; without frozen rows, the present test rows are frozen.
+    """
     from trnflow.flows.champions.contenders import Contender, nth_last_run, of_digest, of_recipe, of_run
     from trnflow.flows.champions.mirror import mirror
     from trnflow.flows.champions.promote import promote as promote_model
@@ -102,10 +94,8 @@ def promote(options: Namespace) -> int:
 
 
 def rollback(options: Namespace) -> int:
-    """Undo a promotion: make the earlier model, which the present champion replaced, the recipe's champion again (the
-    model that its users should get), in the store and in MLflow's model registry.
-
-    Print the champion; return exit code 0. ConfigError when there is no earlier champion."""
+    """Make the model champion again that the present champion replaced, in the store and in MLflow. Raises ConfigError
+    when there is none."""
     from trnflow.flows.champions.mirror import mirror
     from trnflow.flows.champions.promote import rollback as roll_back
 
@@ -119,11 +109,8 @@ def rollback(options: Namespace) -> int:
 
 
 def champions(options: Namespace) -> int:
-    """Print the champion (the model that users should get) of each recipe that has one in the store. If a recipe is
-    named, print its present and all its earlier champions, newest first. Return exit code 0.
-
-    Also print a note for each of these recipes whose frozen rows (the test rows on which models are compared) are older
-    than `promote.frozen_days`."""
+    """Print each recipe's champion, or all champions of a named recipe, newest first, and a note where frozen rows are
+    older than `promote.frozen_days`."""
     from trnflow.flows.champions.frozen_rows import old_frozen
     from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, names_of, numbered
 
@@ -159,7 +146,7 @@ def _brief(number: int, document: Meta) -> Meta:
 
 
 def _frozen_days(name: str) -> float:
-    """The setting `promote.frozen_days` of a recipe; its default for a recipe that is not in `conf/`."""
+    """Return a recipe's `promote.frozen_days`, or its default if the recipe is not in `conf/`."""
     with suppress(TrnflowError):
         return settings.load(name, []).promote.frozen_days
     return PromoteConfig().frozen_days

@@ -1,4 +1,4 @@
-"""Find the model or export that a user names by a recipe, a champion (`RECIPE@champion`), a run or a digest."""
+"""Find the model or export that a user names by a recipe, a champion, a run or a digest."""
 
 from __future__ import annotations
 
@@ -25,14 +25,7 @@ CHAMPION = "@champion"
 
 
 class NamedModel(NamedTuple):
-    """A model or export that a user named, and the store that holds it.
-
-    Attributes:
-        store: The store.
-        artifact: The model or export.
-        record: (stage, key): the stage that made the artifact, and the key (the hash of all that decides the artifact)
-            under which the store has it on record. Known only if the user named a recipe, else None.
-    """
+    """A model or export that a user named. record: (stage, key) on record, if a recipe was named."""
 
     store: Store
     artifact: Artifact
@@ -40,13 +33,8 @@ class NamedModel(NamedTuple):
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """Yield a temporary folder with the artifact's files, as links to verified read-only files; remove the folder
-        when the context ends.
-
-        Raises:
-            BlobLost: A file is missing or damaged. If `record` is known, the store's record of the artifact has then
-                been moved to quarantine, so that the next run makes the artifact again.
-        """
+        """Yield a temporary folder of links to the artifact's verified files. Raises BlobLost; the record is then in
+        quarantine, so that the next run makes the artifact again."""
         self.store.home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.store.home) as folder:
             try:
@@ -59,23 +47,16 @@ class NamedModel(NamedTuple):
 
 
 def named_model(options: Namespace, stages: tuple[str, ...]) -> NamedModel:
-    """Find the model or export that the text `options.recipe` names. Runs no stage.
+    """Find the model or export that `options.recipe` names, without running a stage.
 
-    The text is one of:
-
-    - a recipe: the artifact that the first of `stages` made with the recipe's present settings;
-    - `RECIPE@champion`: the recipe's champion (the model that its users should get), or the newest artifact that the
-      first of `stages` made from it;
-    - a run (its id, the beginning of one, `last` or `last~N`): the artifact of the first of `stages` in that run;
-    - a digest, or its beginning: an artifact of any of `stages`.
-
-    Args:
-        options: The command's arguments: `recipe`, `overrides`, and the root `store` (None for the default).
-        stages: Names of stages: `consolidate` makes the model, `export_neuron` the export.
+    - a recipe: what the first of `stages` made with its present settings;
+    - `RECIPE@champion`: the champion, or the newest artifact that the first of `stages` made from it;
+    - a run's id or its beginning, `last`, `last~N`: the artifact of the first of `stages` in it;
+    - a digest or its beginning: an artifact of any of `stages`.
 
     Raises:
-        ConfigError: There is no such recipe, run or artifact, the named stage made none, or overrides are given beside
-            a run or a digest.
+        ConfigError: There is no such recipe, run or artifact, the stage made none, or overrides come with a run or
+        digest.
     """
     text = options.recipe
     if text.endswith(CHAMPION):
@@ -114,11 +95,8 @@ def _of_recipe(options: Namespace, stage: str) -> NamedModel:
 
 
 def made_by(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Outcome, Artifact]:
-    """Return the artifact that a stage made with a recipe's present data and settings, and the stage's outcome, whose
-    `key` is the hash of all that decides the artifact. Runs no stage.
-
-    The artifact of `trnflow run` is taken; if there is none, the artifact of `trnflow retrain`, which drops training
-    rows that are among the frozen rows (test rows kept to compare models). ConfigError when there is neither."""
+    """Return a stage's outcome and artifact for a recipe's present data and settings: those of `run`, else of
+    `retrain`, which drops frozen rows. Raises ConfigError."""
     outcome = look(recipe, store, FINETUNE).outcomes[stage]
     if outcome.artifact is None and (retrained := look_at_retrain(recipe, store)) is not None:
         outcome = retrained.outcomes[stage]
@@ -131,7 +109,7 @@ def made_by(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Outcome,
 
 
 def _champion(options: Namespace, stage: str) -> NamedModel:
-    """The model that the store names as a recipe's champion, or the newest artifact that `stage` made of that model."""
+    """Return the champion, or the newest artifact that `stage` made of it."""
     recipe = settings.load(options.recipe.removesuffix(CHAMPION), _overrides(options))
     store = open_store(recipe)
     champions = champions_of(store, recipe.name)

@@ -1,5 +1,5 @@
-"""`trnflow predict RECIPE|RUN|DIGEST [TEXT ...]`: print the predictions of a trained model for texts or for the rows of
-a file, or serve a page in the browser to try the model (`--serve`)."""
+"""`trnflow predict RECIPE|RUN|DIGEST [TEXT ...]`: print a model's predictions for texts or rows, or serve a page to try
+it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Environment variables that keep transformers from showing progress beside ours."""
 
 TEXTS_SHOWN = 60
-"""The most characters of a classified text that are printed beside its label."""
+"""The most characters of a text that are printed beside its label."""
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
@@ -51,11 +51,8 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def predict(options: Namespace) -> int:
-    """Run a trained model on the given texts, or on the rows of the file --file. Print a prediction for each text or
-    row, or write the predictions to the file --out as JSON lines.
-
-    With --serve, serve a page instead, on which a user can try the model in the browser until Ctrl-C. RECIPE, RUN or
-    DIGEST names the model. Return exit code 0."""
+    """Print a prediction for each text, or each row of --file; write them to --out as JSON lines; or serve a page
+    (--serve)."""
     _check(options)
     named = named_model(
         options, ("export_neuron", "consolidate") if options.export else ("consolidate", "export_neuron")
@@ -151,7 +148,7 @@ def _about(named: NamedModel, model: Model) -> Meta:
 
 
 def _emit(document: Meta) -> None:
-    """Print one JSON document as it is: texts are the user's and the model's, not settings that may hold a secret."""
+    """Print a JSON document as it is: texts are the user's and the model's, not settings with secrets."""
     sys.stdout.write(f"{json.dumps(document)}\n")
 
 

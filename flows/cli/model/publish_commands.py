@@ -31,11 +31,8 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def publish(options: Namespace) -> int:
-    """Copy a model, its LoRA adapter or its export (--what) to a folder, an object store or a Hugging Face hub.
-
-    RECIPE, RECIPE@champion, RUN or DIGEST names the model. The published card of a model or adapter gets the metrics of
-    the model's evaluation. A destination that holds another model is refused; on a hub, --replace replaces it. Return
-    exit code 0."""
+    """Copy a model, its adapter or its export to a folder, an object store or a hub, its card with the evaluation's
+    metrics. Another model at the destination is refused; on a hub --replace replaces it."""
     from trnflow.flows.champions.publish import evaluation_of
     from trnflow.flows.champions.publish import publish as publish_artifact
 

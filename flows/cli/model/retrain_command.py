@@ -1,5 +1,4 @@
-"""`trnflow retrain RECIPE`: train again if data, code or settings changed, and make a better model the champion (the
-model that the recipe's users should get)."""
+"""`trnflow retrain RECIPE`: train again if data, code or settings changed, and promote a better model."""
 
 from __future__ import annotations
 
@@ -36,13 +35,8 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def retrain(options: Namespace) -> int:
-    """Train a recipe again if its data, code or settings changed, and make the new model the champion (the model that
-    the recipe's users should get) if it is surely better on the frozen rows (test rows kept to compare models).
-
-    Changed means: data, code or settings differ from those of the newest model that a retrain compared with the
-    champion. Print how the retraining ended, and return the exit code: 0 for promoted (the new model is the champion),
-    kept (the champion stays) or unchanged (nothing was trained); 1 for stopped (by a check of the data); else the exit
-    code of the error. With --dry-run, train nothing and print what would be done."""
+    """Retrain and print how it ended: exit code 0 for promoted, kept and unchanged, 1 for stopped by a check, else the
+    error's. With --dry-run only print what would be done."""
     from trnflow.flows.retraining.change import find_change
     from trnflow.flows.retraining.retrain import record_failure, unchanged
 
@@ -66,7 +60,7 @@ def retrain(options: Namespace) -> int:
 
 
 def _dry_run(options: Namespace, change: Change, store: Store) -> int:
-    """Print what a retrain would do, with the checks of the data if they cost little; return exit code 0."""
+    """Print what a retrain would do, with the checks of the data if they cost little."""
     from trnflow.flows.retraining.checks import check_cheaply
 
     checked: tuple[Checked, ...] = ()

@@ -1,9 +1,8 @@
-"""Show a model on a page in the browser, made by gradio (the extra `serve`), until the process is interrupted.
+"""Show a model on a page in the browser, made by gradio, until the process is interrupted.
 
-The server listens on 127.0.0.1 alone, and neither it nor the page asks another host: gradio's telemetry, sharing and server
-variables are off, and the page's Content-Security-Policy forbids the browser to load anything from elsewhere, whatever a
-model generates. The server answers requests that name this machine alone, so a page of another site can't read it under a
-name of its own (DNS rebinding). What is typed is not stored.
+The server listens on 127.0.0.1 and answers only requests that name this machine (against DNS rebinding). Neither it nor
+the page asks another host: gradio's telemetry and sharing are off, and the Content-Security-Policy forbids loading from
+elsewhere, whatever a model generates. What is typed is not stored.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ NAMES = [HOST, "localhost"]
 """The values of the header `Host` that are answered, without the port."""
 
 POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; frame-ancestors 'none'"
-"""The page's Content-Security-Policy. It allows inline scripts and `eval`, because gradio's page has scripts in its
-HTML and compiles templates."""
+"""The Content-Security-Policy. gradio's page has inline scripts and compiles templates by `eval`."""
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-"""Environment variables, of any case, that name a proxy. Of a SOCKS proxy httpx raises ImportError where socksio is missing."""
+"""Variables that name a proxy. With a SOCKS proxy httpx raises ImportError where socksio is missing."""
 
 LONGEST_ANSWER = 20
 """Lines of a generated text that are shown without scrolling."""
@@ -42,14 +40,11 @@ def check_installed() -> None:
 
 
 def serve(model: Model, predict: Predict, title: str, port: int | None, show: Callable[[str], None]) -> None:
-    """Serve a page in the browser on which a user can try a model, on 127.0.0.1 alone, until KeyboardInterrupt.
+    """Serve a page to try a model on 127.0.0.1, until KeyboardInterrupt.
 
     Args:
-        model: The model; says which columns the page asks for, and whether it is a chat.
-        predict: Called with pairs (the row's name in errors, the row); yields a prediction for each row. Made by
-            `trnflow.tasks.prediction.predict.predictor`.
-        title: The page's title.
-        port: The port to listen on; None for the first free port from 7860 to 7959.
+        predict: Called with pairs (name for errors, row); yields a prediction for each.
+        port: None for the first free one from 7860 to 7959.
         show: Called with the page's address when the server answers.
 
     Raises:
@@ -73,8 +68,8 @@ def serve(model: Model, predict: Predict, title: str, port: int | None, show: Ca
 
 
 def _prepare_environment(folder: str) -> None:
-    """Remove gradio's environment variables, which could open the server to others, and those of proxies: gradio asks its own
-    server whether it answers, and this process asks nobody else. folder: for gradio's temporary files."""
+    """Remove gradio's variables, which could open the server to others, and those of proxies. folder: for gradio's
+    temporary files."""
     for name in [name for name in os.environ if name.startswith("GRADIO_") or name.lower() in PROXIES]:
         del os.environ[name]
     os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})
@@ -199,7 +194,7 @@ def _chat_page(model: Model, answer: Callable[[dict[str, Any]], Meta], title: st
 
 
 def _said(turn: dict[str, Any]) -> str:
-    """The text of a turn, which gradio 6 gives as a list of parts. The page holds the model's turns as escaped HTML."""
+    """Return the text of a turn, which gradio 6 gives as a list of parts."""
     content = turn["content"]
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
     return html.unescape(text) if turn["role"] == "assistant" else text

@@ -1,4 +1,4 @@
-"""`trnflow sweep RECIPE`: train a recipe with varied settings (trials), then run its whole pipeline with the best."""
+"""`trnflow sweep RECIPE`: train with varied settings, then run the whole pipeline with the best."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.system.redaction import scrub
 
 OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
-"""Options of the command that set the recipe's settings of the same name in the section `sweep`."""
+"""Options that set the settings of the same name in the section `sweep`."""
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
@@ -33,10 +33,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def run_sweep(options: Namespace) -> int:
-    """Run the trials of a sweep (trainings of a recipe with varied settings) that have not ended yet, then the whole
-    pipeline with the settings of the best trial (the winner).
-
-    Print a table of the trials. Return exit code 0, or that of the error if the winner's run failed."""
+    """Run the trials that are left, then the winner, and print a table. The exit code is that of the winner's run."""
     from trnflow.flows.sweeps.plan import read_plan
     from trnflow.flows.sweeps.sweep import sweep
     from trnflow.flows.sweeps.trial import run_directly

@@ -1,5 +1,4 @@
-"""`trnflow watch RECIPE`: look at a recipe's data every few minutes; when the data changed, send an event to Prefect's
-server or, with --retrain, retrain the recipe."""
+"""`trnflow watch RECIPE`: look at a recipe's data every few minutes, and announce or retrain when it changed."""
 
 from __future__ import annotations
 
@@ -38,15 +37,11 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def watch(options: Namespace) -> int:
-    """Look at the recipe's data every `--every` seconds until Ctrl-C, or once with --once.
+    """Look at the data every `--every` seconds until Ctrl-C, or once with --once.
 
-    The data counts as changed when it differs from the data of the newest retrain that did not fail, and was the same
-    for at least half of `--every`. Then send the event `trnflow.data.changed` to Prefect's server, if one is configured
-    or runs locally; an automation that `trnflow deploy` creates there retrains the recipe. With --retrain, retrain the
-    recipe in a child process of this command instead, and send no event.
-
-    Print a line when the data changed, when the finding differs from that of the look before, and with --once. Return
-    exit code 0. An error at the first look, or with --once, ends the command; later errors are printed.
+    A change counts when the data was the same for half of `--every`. Then send the event `trnflow.data.changed` to
+    Prefect's server, if there is one, or with --retrain retrain in a child process. An error at the first look, or with
+    --once, ends the command; later ones are printed.
     """
     settings.load(options.recipe, options.overrides)
     printed, is_first = "", True
@@ -87,7 +82,7 @@ def _look(options: Namespace, printed: str) -> str:
 
 
 def _act(options: Namespace, found: Look) -> str:
-    """Send the event of a change to Prefect's server if there is one. Returns what was done."""
+    """Send a change's event to Prefect's server if there is one, and return what was done."""
     from trnflow.flows.cli.prefect_run import quiet
     from trnflow.flows.services.prefect_address import configured_url
     from trnflow.flows.services.prefect_server import running_server
@@ -107,11 +102,8 @@ def _act(options: Namespace, found: Look) -> str:
 
 
 def _retrain(options: Namespace) -> None:
-    """Retrain the recipe in a process of its own, whose output goes to stderr. Its exit code is in the store's record too.
-
-    The process has a session of its own, so that Ctrl-C does not reach it. Ctrl-C and TERM are passed on as TERM, and the
-    process is waited for: training saves its state first.
-    """
+    """Retrain in a process with a session and output of its own; Ctrl-C and TERM are passed on as TERM, and training
+    saves its state."""
     more = ["--offline"] if options.offline else []
     command = [sys.executable, "-m", "trnflow", "retrain", options.recipe, *more, *options.overrides]
     is_stopped = False
