@@ -27,19 +27,19 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 class DataFile(NamedTuple):
-    """A data file of a source (the place that `data.source` in a recipe names). name: its path relative to the source,
-    with `/`; path: its path on this machine, or in the remote file system."""
+    """A data file of a source. name: relative to the source, with `/`; path: on this machine or in the remote file
+    system."""
 
     name: str
     path: str
 
 
 def local_files(source: str, folder: Path = Path()) -> list[DataFile]:
-    """List the files, of any format, that a path or glob stands for: the file at the path, the files of the folder and
-    of its direct subfolders, or the files that match the glob. Sorted by name in natural order (part-2 before part-10).
-    Hidden files are left out, except a file that `source` names itself. [] if there are no files.
+    """List the files of a path (a file, a folder with its direct subfolders) or glob, in natural order; [] if there are
+    none.
 
-    source: the path or glob, with or without `~`; folder: the folder to which a relative `source` is joined."""
+    Hidden files are left out, except one that `source` names. folder: what a relative `source` is joined to.
+    """
     pattern = Path(source).expanduser()
     path = folder / pattern
     if path.is_file():
@@ -55,8 +55,7 @@ def local_files(source: str, folder: Path = Path()) -> list[DataFile]:
 
 
 def _listed(folder: Path, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (name, path) of each file in a folder and its direct subfolders. Symbolic links are followed. Costs 2 us a
-    file."""
+    """Yield (name, path) of each file in a folder and its direct subfolders, through links. Costs 2 us a file."""
     with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
         for entry in entries:
             is_link = entry.is_symlink()
@@ -68,9 +67,8 @@ def _listed(folder: Path, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split (`train`, `validation` or `test`) that the name of a file or of its folder means, as in
-    `val.csv`, `imdb_test.jsonl`, `train/0001.parquet`. The file's own name is looked at first. None if the names mean
-    no split."""
+    """Return the split that a file's name, else its folder's, means: `val.csv`, `imdb_test.jsonl`,
+    `train/0001.parquet`; or None."""
     for part in reversed(name.split("/")):
         if match := _WORD.search(part):
             return ALIASES[match[1].lower()]
@@ -78,9 +76,7 @@ def split_of(name: str) -> str | None:
 
 
 def format_of(name: str) -> str | None:
-    """Return the format of a file, `parquet`, `csv`, `tsv`, `jsonl`, `arrow` or `txt`, by its extension. An extension
-    of a compression at the end is ignored (`.csv.gz` is csv). None if the extension does not belong to a data format.
-    name: the file's path."""
+    """Return a file's format by its extension, past one of a compression (`.csv.gz` is csv); None for no data format."""
     stem, _, suffix = name.lower().rpartition(".")
     if f".{suffix}" in COMPRESSED:
         stem, _, suffix = stem.rpartition(".")
@@ -88,14 +84,13 @@ def format_of(name: str) -> str | None:
 
 
 def visible_files(found: Iterable[tuple[str, str]]) -> list[DataFile]:
-    """Return a DataFile for each (name, path) pair, without hidden files and files in hidden folders, sorted by name in
-    natural order: part-2 before part-10."""
+    """Return a DataFile for each (name, path) that is not hidden, in natural order: part-2 before part-10."""
     files = [DataFile(name, path) for name, path in found if not name.startswith(".") and "/." not in name]
     return sorted(files, key=lambda file: (_natural(file.name), file.path))
 
 
 def _natural(name: str) -> list[str | int]:
-    """Return a sort key for natural order: the name split into texts and numbers by turns, beginning with a text."""
+    """Return a sort key: the name split into texts and numbers by turns."""
     parts: list[str | int] = [*_NUMBER.split(name)]
     parts[1::2] = map(int, parts[1::2])
     return parts

@@ -1,10 +1,8 @@
-"""Resolve `data.source` to exact bytes: a path, a glob, a URL or a name on the Hugging Face hub becomes a `Source` with
-a digest for each file, or for a hub dataset with its commit.
+"""Resolve `data.source` (path, glob, URL or hub name) to exact bytes: a digest for each file, or a hub dataset's
+commit.
 
-Paths, URLs and file names are not part of the stage key (the hash by which a stage's earlier result is found): if files
-are moved or renamed, the key stays the same. The key does include the name of a hub dataset. URLs and hub names are
-resolved by `trnflow.tasks.sources.remote`. A local file whose digest is known costs one stat. Fails with ConfigError when there
-is no data or no train split, DataError when a file can't be read.
+Paths, URLs and file names are in no key; the name of a hub dataset is. A local file whose digest is known costs one
+stat.
 """
 
 from __future__ import annotations
@@ -29,21 +27,20 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 def resolve_source(
     source: str, name: str | None, revision: str | None, settings: FileSettings, resolver: Resolver
 ) -> Source:
-    """Resolve the dataset at `source` (a path, glob, URL or hub name) to exact bytes.
+    """Resolve the dataset at `source` to exact bytes.
 
     Args:
-        name: a hub dataset's configuration, or None.
-        revision: a hub dataset's branch, tag or commit; None for its branch main.
-        settings: the recipe's settings for finding the files and their formats.
-        resolver: the caches of this machine, and whether the network may be asked.
+        name: A hub dataset's configuration, or None.
+        revision: A hub dataset's branch, tag or commit; None for main.
 
-    Returns a Source. Its identity is the JSON that becomes part of stage keys (the hashes by which stages' earlier
-    results are found). For files it is {"files": [{"split": such as "train", "format": such as "csv", "digest": of the
-    file's bytes}, ...]}; for a hub dataset {"hub": repository, "name": the dataset's configuration, "commit", "splits":
-    the recipe's `data.splits`}.
+    Returns:
+        A Source with the identity {"files": [{"split", "format", "digest"}, ...]}, or of a hub dataset {"hub",
+        "name", "commit", "splits"}.
 
-    Raises ConfigError when there is no data or no train split, DataError when a file can't be read, MissingDependency
-    when the package for a URL's file system is not installed.
+    Raises:
+        ConfigError: There is no data or no train split.
+        DataError: A file can't be read.
+        MissingDependency: The package of a URL's file system is not installed.
     """
     path = local_path(source)
     if path is None:
@@ -80,7 +77,7 @@ def _resolve_local(
 
 
 def _not_read(found: list[DataFile], chosen: list[SplitFile]) -> str:
-    """Return a note for the user that names the data files which belong to no split; empty if there are none."""
+    """Return a note that names the data files of no split, or ""."""
     used = {item.file.path for item in chosen}
     names = [file.name for file in found if file.path not in used and format_of(file.name)]
     return f"not read: {', '.join(names[:5])}" if names else ""

@@ -1,5 +1,4 @@
-"""Turn errors of the Hugging Face hub's client (huggingface_hub) into errors of this project: one line on the error,
-and one on what the user can do."""
+"""Turn errors of huggingface_hub into ours: one line on the error, one on the fix."""
 
 from __future__ import annotations
 
@@ -13,13 +12,8 @@ from trnflow.tasks.system.redaction import scrub
 
 @contextmanager
 def hub_errors(section: Literal["data", "model"], repo: str, revision: str | None) -> Iterator[None]:
-    """Context for calls of the Hugging Face hub's client. In place of the client's errors it raises an error of this
-    project, with a message of one line: ConfigError if the revision does not exist; if the repository is gated, unknown
-    or can't be reached, DataError for section "data" and ModelError for section "model".
-
-    section: the recipe's section that names the repository; repo, revision: the repository and its branch, tag or
-    commit.
-    """
+    """Raise our errors in place of the hub client's: ConfigError for an unknown revision; DataError (section "data") or
+    ModelError ("model") for a repository that is gated, unknown or can't be reached."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     what, kind = ("dataset", DataError) if section == "data" else ("model", ModelError)

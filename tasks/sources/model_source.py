@@ -1,10 +1,7 @@
-"""Resolve the recipe's `model` to exact bytes: a Hugging Face model in a folder or on the hub, or the configuration of
-a model that is trained from scratch.
+"""Resolve the recipe's `model` to exact bytes: a model in a folder or on the hub, or a configuration from scratch.
 
-The result is a Source. Its identity is JSON that identifies the bytes, with the fields `tokenizer` (the tokenizer's
-files alone), `config` (the architecture), `weights`, `generation` (`generation_config.json`) and `name` (the hub name).
-The key of a stage (the hash by which its earlier result is found) includes only those fields that the stage reads.
-Therefore the rows are not tokenized again if only the weights change.
+A key holds only the parts of the identity that its stage reads (`tokenizer`, `config`, `weights`, `generation`,
+`name`), so other weights do not tokenize rows again.
 """
 
 from __future__ import annotations
@@ -130,16 +127,13 @@ def _check_not_quantised(fields: Meta, source: str | None) -> None:
 
 
 def model_folder(source: Source) -> Path | None:
-    """Return the folder with a model's config.json and weights; None for a model that is trained from scratch. Files of
-    a hub model are downloaded to the hub client's cache if they are not there. source: what `model_source` returned."""
+    """Return the folder with config.json and weights, downloaded if needed; None for a model from scratch."""
     return _folder(source.location["model"], ("config.json", GENERATION, *WEIGHT_PATTERNS))
 
 
 def generation_config(source: Source) -> Meta | None:
-    """Return the content of the model's `generation_config.json`, the default settings of text generation; None if the
-    model has no such file. The file of a hub model is downloaded if needed. source: what `model_source` returned.
-
-    Raises ModelError when the file is no JSON object."""
+    """Return the model's `generation_config.json`, downloaded if needed, or None. Raises ModelError when it is no JSON
+    object."""
     if source.identity.get("generation") is None:
         return None
     file = cast(Path, _folder(source.location["model"], (GENERATION,))) / GENERATION
@@ -147,14 +141,12 @@ def generation_config(source: Source) -> Meta | None:
 
 
 def tokenizer_folder(source: Source) -> Path | None:
-    """Return the folder with the tokenizer's files, downloaded from the hub if needed; None if the recipe names neither
-    a tokenizer nor a pretrained model, and so trains a tokenizer. source: what `model_source` returned."""
+    """Return the folder with the tokenizer's files, downloaded if needed; None if the recipe trains a tokenizer."""
     return _folder(source.location["tokenizer"], TOKENIZER_FILES)
 
 
 def _resolve(setting: str, source: str, revision: str | None, resolver: Resolver) -> Meta:
-    """Return the fields of the identity, and the location, of one folder or hub model. setting: `model.source` or
-    `model.tokenizer`, for errors and for the folder to which a relative path is joined."""
+    """Return identity and location of a folder or hub model. setting: `model.source` or `model.tokenizer`."""
     folder = resolver.folder(setting) / Path(source).expanduser()
     if folder.is_dir():
         return _resolve_folder(folder, resolver)

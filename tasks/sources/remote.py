@@ -1,9 +1,7 @@
-"""Resolve datasets that are not on this machine: URLs of any fsspec file system, and dataset names of the Hugging Face hub.
+"""Resolve datasets at URLs of any fsspec file system and on the Hugging Face hub.
 
-A URL's files are downloaded when the URL is resolved, because the stage key needs their digests. A file whose strong
-ETag (the server's identifier of the file's bytes) has not changed is not downloaded again. A hub name is pinned to a
-commit. Offline, the commit or digests found last time are used. Fails with DataError (missing, gated, unreachable) or
-MissingDependency (the file system's package is not installed).
+A URL's files are downloaded at once, because the key needs their digests, unless their strong ETag is unchanged. A hub
+name is pinned to a commit. Offline, the last answer is used.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ _NETWORK = "check the URL, the network and the credentials in the environment"
 
 
 def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Resolve the dataset at a URL of any fsspec file system: download its files to the download cache (`cache/data` in
-    the folder of local state) and return a Source (exact bytes from outside the store) with the split, format and
-    digest of each file. Offline, nothing is downloaded, and the digests found last time are returned.
+    """Download a URL's files to the download cache and return a Source with split, format and digest of each.
 
-    settings: the recipe's settings for finding the files and their formats; resolver: the caches of this machine, and
-    whether the network may be asked. Raises DataError (missing, unreachable), MissingDependency (the file system's
-    package is not installed), ConfigError (no train split, or offline and never resolved before)."""
+    Raises:
+        DataError: Missing or unreachable.
+        MissingDependency: The file system's package is not installed.
+        ConfigError: No train split, or offline and never resolved before.
+    """
     asked = f" {settings.format} {sorted(settings.splits.items())}" if settings.format or settings.splits else ""
     answer, note = resolver.remembered(f"url/{source}{asked}", lambda: _ask_url(source, settings, resolver))
     cache = resolver.downloads()
@@ -57,8 +55,7 @@ def _ask_url(source: str, settings: FileSettings, resolver: Resolver) -> Json:
 
 
 def _remote_files(source: str) -> tuple[Any, list[DataFile]]:
-    """Return (the fsspec file system, the files at the URL). An http(s) URL names one file, since http has no
-    folders."""
+    """Return (file system, files at the URL). An http(s) URL names one file, since http has no folders."""
     from fsspec.core import url_to_fs
 
     try:
@@ -86,8 +83,7 @@ def _remote_files(source: str) -> tuple[Any, list[DataFile]]:
 
 
 def _download(filesystem: Any, path: str, source: str, resolver: Resolver) -> str:
-    """Download a file into the download cache and return its digest. Nothing is downloaded if the file's strong ETag
-    has not changed."""
+    """Download a file into the cache and return its digest; not if its strong ETag is unchanged."""
     cache = resolver.downloads()
     tag = _etag(filesystem.info(path))
     asked = resolver.lookup_name(f"{source} {path}")
@@ -103,26 +99,19 @@ def _download(filesystem: Any, path: str, source: str, resolver: Resolver) -> st
 
 
 def _etag(info: Meta) -> str:
-    """Return the file's strong ETag, which changes whenever the bytes change; empty for a weak ETag or none, because
-    weak ETags and modification times may stay the same."""
+    """Return a file's strong ETag, or "": weak ETags and modification times may stay the same when bytes change."""
     tag = str(info.get("ETag") or info.get("etag") or "")
     return "" if tag.startswith("W/") or not tag else f"{tag} {info.get('size')}"
 
 
 def resolve_hub(repo: str, name: str | None, revision: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Resolve a dataset of the Hugging Face hub: ask the hub at which commit `revision` is now, and return a Source
-    (exact bytes from outside the store) with this commit. Offline, the commit found last time is used. No files are
-    downloaded.
+    """Return a Source with the commit at which a hub dataset's `revision` is now; no file is downloaded.
 
-    Args:
-        repo: the dataset's name on the hub.
-        name: the dataset's configuration, or None; whether the dataset has it is not checked here.
-        revision: a branch, tag or commit.
-        settings: the recipe's settings for finding the files; only `splits` is used.
-        resolver: the caches of this machine, and whether the network may be asked.
+    name: the dataset's configuration, unchecked here.
 
-    Raises DataError (missing, gated, unreachable), ConfigError (no such revision, or offline and never resolved
-    before).
+    Raises:
+        DataError: Missing, gated or unreachable.
+        ConfigError: No such revision, or offline and never resolved before.
     """
     answer, note = resolver.remembered(f"hub/datasets/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     identity = {"hub": repo, "name": name, "commit": answer["commit"], "splits": dict(settings.splits)}

@@ -1,6 +1,4 @@
-"""Explain exceptions of the libraries behind remote file systems (fsspec, aiohttp, botocore, google-auth): what happened
-and what the user can do, one line each.
-"""
+"""Explain exceptions behind remote file systems (fsspec, aiohttp, botocore, google-auth): what happened, and the fix."""
 
 from __future__ import annotations
 
@@ -20,13 +18,11 @@ _NO_CREDENTIALS = frozenset(
         "UnauthorizedSSOTokenError", "SSOTokenLoadError", "DefaultCredentialsError",
     }
 )  # fmt: skip
-"""Class names of errors of botocore and google-auth. Compared by name, so that these libraries need not be imported."""
+"""Class names of botocore's and google-auth's errors: compared by name, so that the libraries are not imported."""
 
 
 def credentials_fix(error: BaseException, url: str) -> str | None:
-    """Return a text that tells the user how to set credentials, if no credentials for the URL were found: `error` or
-    one of its causes says this. None for any other error. url: its protocol decides which credentials the text
-    names."""
+    """Return how to set credentials if `error` or a cause says that there were none for the URL, else None."""
     if not any(type(one).__name__ in _NO_CREDENTIALS for one in _chain(error)):
         return None
     protocol = url.partition("://")[0]
@@ -34,8 +30,7 @@ def credentials_fix(error: BaseException, url: str) -> str | None:
 
 
 def explain_error(error: BaseException, url: str) -> tuple[str, str]:
-    """Return (what happened, what the user can do), one line each, for an exception raised while the file at `url` was
-    read. The texts may contain secrets: see `trnflow.tasks.system.redaction.scrub`."""
+    """Return (what happened, fix) for an exception while the file at `url` was read. The texts may hold secrets."""
     message = " ".join(str(error).split()) or type(error).__name__
     if fix := credentials_fix(error, url):
         return f"no credentials were found ({message})", fix
@@ -56,13 +51,13 @@ def explain_error(error: BaseException, url: str) -> tuple[str, str]:
 
 
 def _status(error: BaseException) -> int:
-    """Return the HTTP status of an aiohttp error; 0 for any other error."""
+    """Return the HTTP status of an aiohttp error, else 0."""
     status = getattr(error, "status", 0)
     return status if isinstance(status, int) else 0
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, its cause, the cause of its cause, and so on."""
+    """Yield the error, its cause, the cause's cause, and so on."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

@@ -1,8 +1,7 @@
-"""Find out over the network which exact bytes a URL or hub name stands for, and remember the answers for offline use.
+"""Ask which exact bytes a URL or hub name means, and remember the answers in `<home>/resolved.json`.
 
-`trnflow run` asks which commit a hub branch is at; `trnflow plan` and offline runs use the last answer, and a note
-tells the user. The answers are in `<home>/resolved.json` (the home is the folder of local state, TRNFLOW_HOME or
-`.trnflow`), each under the HMAC of its question, because a question may be a URL with credentials.
+`trnflow run` asks; `plan` and offline runs use the last answer and say so. Answers stand under the HMAC of their
+question, which may be a URL with credentials.
 """
 
 from __future__ import annotations
@@ -22,15 +21,12 @@ from trnflow.tasks.system.redaction import hide
 
 
 class Resolver:
-    """The tools for resolving a source (finding the exact bytes that a path, URL or hub name stands for): the caches of
-    this machine, the answers that are remembered for offline use, and the folders to which relative paths are joined.
+    """What resolving a source needs: caches, remembered answers, the folders of relative paths.
 
     Args:
-        home: the folder of the project's local state, TRNFLOW_HOME or `.trnflow`.
-        offline: never ask the network.
-        memo: the hash cache, which remembers the digests of files that have not changed.
-        folders: {dotted setting: folder to which a relative path in its value is joined}; for all other settings the
-            working directory is used.
+        offline: Never ask the network.
+        memo: The hash cache.
+        folders: {setting: folder}; else the working directory.
     """
 
     def __init__(
@@ -42,32 +38,23 @@ class Resolver:
         self._folders = folders or {}
 
     def folder(self, setting: str) -> Path:
-        """Return the folder to which a relative path in a setting's value is joined: that of the recipe file in which
-        the setting was written, or else the working directory. setting: the setting's dotted name, such as
-        `data.source`."""
+        """Return the folder to which a relative path in a setting's value is joined."""
         return self._folders.get(setting) or Path.cwd()
 
     def downloads(self) -> DownloadCache:
-        """Return the cache of downloaded and unpacked files, `<home>/cache/data` (the home is the folder of local
-        state). The folder is created if it does not exist."""
+        """Return the cache of downloaded and unpacked files; its folder is created."""
         make_home(self.home)
         folder = self.home / "cache" / "data"
         folder.mkdir(parents=True, exist_ok=True)
         return DownloadCache(folder, self.memo)
 
     def lookup_name(self, text: str) -> str:
-        """Return the HMAC of a text such as a URL, 64 hexadecimal digits, under a secret of the home (the folder of
-        local state). Files and databases in the home use the HMAC as a name for a cached look-up in place of the text,
-        which may contain credentials."""
+        """Return the HMAC of a text under the home's secret."""
         return lookup_name(self.home, text)
 
     def remembered(self, name: str, ask: Callable[[], Json]) -> tuple[Json, str]:
-        """Ask the network a question, save the answer in `<home>/resolved.json` (the home is the folder of local state)
-        and return it; offline, return the answer that was saved last, without asking.
-
-        name: identifies the question, such as `hub/datasets/dair-ai/emotion@main`; ask: asks the network and returns
-        the answer, a JSON value. Returns (answer, note); the note is "last resolution" if the answer was a saved one,
-        else "". Raises ConfigError offline if no answer was saved."""
+        """Return (answer, note): `ask()`, remembered under `name` (such as `hub/datasets/dair-ai/emotion@main`);
+        offline the remembered one, with a note. Raises ConfigError offline without one."""
         answers = self.home / "resolved.json"
         known = json.loads(answers.read_text()) if answers.exists() else {}
         if self.offline:

@@ -1,10 +1,7 @@
-"""Choose which of a data source's files belong to which split, and describe the chosen files for the stage key (the
-hash by which a stage's earlier result is found).
+"""Choose which of a source's files belong to which split.
 
-Without `data.splits` the files' names decide: `val.csv` is validation, `test/part-1.parquet` is test. If no file name
-means a split, the data files are train, except `.txt` and `.json` files beside other data, which usually are licences
-and descriptions. A source that is one file is train, whatever its name. Fails with ConfigError when a split that is
-asked for, or the train split, has no file.
+Without `data.splits` names decide: `val.csv`, `test/part-1.parquet`. If no name means a split, data files are train,
+without `.txt` and `.json` beside other data, usually licences and descriptions. A single file is train.
 """
 
 from __future__ import annotations
@@ -23,13 +20,13 @@ SPLITS = ("train", "validation", "test")
 
 
 class FileSettings(NamedTuple):
-    """The recipe's settings for finding the files of a source.
+    """The recipe's settings for finding files.
 
     Attributes:
-        format: `data.format`, or None to go by the files' names.
-        splits: `data.splits`, {split: the split's name or path at the source, or the path of a file elsewhere}.
-        folder: the folder to which a relative source path is joined.
-        folders: {split: the folder to which the path of this split in `splits` is joined}.
+        format: `data.format`, or None to go by names.
+        splits: `data.splits`, {split: name or path at the source, or a file's path elsewhere}.
+        folder: What a relative source path is joined to.
+        folders: {split: what its path in `splits` is joined to}.
     """
 
     format: str | None
@@ -38,34 +35,29 @@ class FileSettings(NamedTuple):
     folders: Mapping[str, Path] = MappingProxyType({})
 
     def local(self, source: str) -> Path:
-        """Return `source`, the text of `data.source`, as a path on this machine: `~` is replaced by the user's home,
-        and a relative path is joined to the attribute `folder`."""
+        """Return `data.source` as a path on this machine."""
         return self.folder / Path(source).expanduser()
 
 
 class SplitFile(NamedTuple):
-    """A data file with the split that it belongs to and its format (`parquet`, `csv`, `tsv`, `jsonl`, `arrow` or
-    `txt`)."""
+    """A data file with its split and format."""
 
     split: str
     format: str
     file: DataFile
 
     def entry(self, digest: str) -> Meta:
-        """Return the file as a JSON object, from which `files_source` makes a Source (the exact bytes of a run's data):
-        {"split", "format", "digest", "name": the file's path relative to the source}. digest: `sha256:<hex>` of the
-        file's bytes."""
+        """Return {"split", "format", "digest", "name"}, from which `files_source` makes a Source."""
         return {"split": self.split, "format": self.format, "digest": digest, "name": self.file.name}
 
 
 def choose_files(source: str, found: list[DataFile], settings: FileSettings) -> list[SplitFile]:
-    """Choose the files of each split: by `data.splits` if that is set, else by the files' names. Files that belong to
-    no split are left out. Returns the files in the order train, validation, test, other splits by name; within a split,
-    in the order of `found`.
+    """Choose the files of each split, in the order train, validation, test, others by name.
 
-    source: the text of `data.source`; found: all files of the source; settings: the recipe's settings for finding the
-    files. Raises ConfigError for a split without a file, a missing train split, a split in several formats, or a file
-    name without a known format."""
+    Raises:
+        ConfigError: A split without file, no train split, a split in several formats, or a name without known
+        format.
+    """
     by_split = _by_setting(source, found, settings) if settings.splits else _by_name(source, found, settings)
     if "train" not in by_split:
         raise ConfigError(
@@ -88,15 +80,13 @@ def choose_files(source: str, found: list[DataFile], settings: FileSettings) -> 
 
 
 def files_source(entries: list[Meta], locations: list[Meta], note: str) -> Source:
-    """Make a `Source` (exact bytes from outside the store) from a list of data files. The Source's identity, which
-    becomes part of stage keys (the hashes by which stages' earlier results are found), has each file's split, format
-    and digest. The Source's location, which is not part of keys, has their names and paths, too.
+    """Make a Source from data files. Its identity has split, format and digest of each; names and paths are location,
+    in no key.
 
     Args:
-        entries: the JSON object from `SplitFile.entry` for each file.
-        locations: a JSON object for each file, in the order of `entries`: the file's `path` and, for a local file, its
-            `stamp` (inode, size and times). A file from a zip also has `zip`, with the zip's `path` and `stamp`.
-        note: a message for the user, such as "last resolution"; may be empty.
+        entries: `SplitFile.entry` of each file.
+        locations: Of each file `path`, of a local one `stamp`, of one from a zip `zip` with the zip's `path` and
+        `stamp`.
     """
     identity = {"files": [{key: entry[key] for key in ("split", "format", "digest")} for entry in entries]}
     location = {"files": [{**entry, **place} for entry, place in zip(entries, locations, strict=True)]}
@@ -117,8 +107,7 @@ def _by_name(source: str, found: list[DataFile], settings: FileSettings) -> dict
 
 
 def _main_files(files: list[DataFile]) -> list[DataFile]:
-    """Return the files without .txt and .json files, which usually are licences and descriptions of the data. If there
-    are no other files, return all."""
+    """Return the files without .txt and .json, or all if there are no others."""
     for suffix in (".txt", ".json"):
         files = [file for file in files if not file.name.endswith(suffix)] or files
     return files
@@ -129,8 +118,8 @@ def _by_setting(source: str, found: list[DataFile], settings: FileSettings) -> d
 
 
 def _files_of(source: str, found: list[DataFile], split: str, theirs: str, settings: FileSettings) -> list[DataFile]:
-    """Return the files that `data.splits.<split>` names. Tried in this order: a file's path or stem, a folder, the
-    split in a file's name, a path outside the source; for train, the source's only file."""
+    """Return the files that `data.splits.<split>` names: by path or stem, folder, split in the name, a path elsewhere;
+    for train the source's only file."""
     for matches in (
         [file for file in found if file.name == theirs or _stem(PurePosixPath(file.name).name) == theirs],
         [file for file in found if file.name.startswith(f"{theirs.rstrip('/')}/")],

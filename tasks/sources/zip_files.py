@@ -1,10 +1,7 @@
-"""Read zip files as folders of data files: each data file in a zip is unpacked into the download cache, where files are
-named by their digests.
+"""Read zip files as folders: their data files are unpacked into the download cache, under their digests.
 
-A zip is opened if the source is this zip, or if the source's folder holds no other data. The names of files in a zip
-are not used as paths on disk, so such a name can't write outside the cache. A zip that was unpacked before is not read
-again; only its stamp (inode, size and times), and those of the unpacked files, are looked at. Fails with DataError for
-a zip that is broken, encrypted, without data files or too large unpacked, or that names a file outside itself.
+A zip is opened if the source is this zip, or has no other data. Names in a zip are no paths on disk. An unpacked zip is
+not read again while stamps stay the same.
 """
 
 from __future__ import annotations
@@ -26,9 +23,9 @@ if TYPE_CHECKING:
 
 MOST_FILES = 10_000
 MOST_GROWTH = 200
-"""The largest unpacked size, as a multiple of the packed one; real texts come to 3 to 30."""
+"""The largest unpacked size as a multiple of the packed one; real texts come to 3 to 30."""
 ALWAYS_UNPACKED = 1 << 26
-"""A zip whose unpacked size is at most this many bytes is unpacked, even if it grows by more than MOST_GROWTH."""
+"""Unpacked bytes up to which MOST_GROWTH does not count."""
 
 ZipOf = dict[str, Path]
 """{path of an unpacked file: the zip that it came from}."""
@@ -37,20 +34,14 @@ ZipOf = dict[str, Path]
 def unzipped(
     source: str, found: list[DataFile], local: Callable[[DataFile], Path], resolver: Resolver
 ) -> tuple[list[DataFile], ZipOf]:
-    """Unpack the zips among a source's files into the download cache, and list the data files in them in place of the
-    zips.
+    """Unpack a source's zips, and return (data files in natural order, {unpacked path: zip's path}); (`found`, {})
+    without zips or beside other data.
 
     Args:
-        source: the text of `data.source`, for errors.
-        found: all files of the source.
-        local: returns a zip's path on this machine; may download the zip.
-        resolver: has the download cache (`cache/data` in the folder of local state) and the hash cache, by which
-            unchanged zips are not read again.
+        local: Returns a zip's path on this machine; may download it.
 
-    Returns (files, origins). files: the unpacked data files, sorted by name in natural order (part-2 before part-10); a
-    file's name is its name in the zip, after the zip's name if the source has several files. origins: {path of an
-    unpacked file: path of its zip}. If there is no zip, or if there is other data beside the zips, nothing is unpacked,
-    and (`found`, {}) is returned.
+    Raises:
+        DataError: A zip is broken, encrypted, without data or too large, or names a file outside itself.
     """
     zips = [file for file in found if file.name.lower().endswith(".zip")]
     if not zips or any(format_of(file.name) for file in found):
@@ -72,7 +63,7 @@ def unzipped(
 
 
 def _unpacked(path: Path, name: str, resolver: Resolver) -> list[tuple[str, Path]]:
-    """Unpack a zip into the cache. Returns (name in the zip, path in the cache) of each data file."""
+    """Unpack a zip and return (name in the zip, path in the cache) of each data file."""
     import zipfile
     import zlib
 
@@ -95,8 +86,7 @@ def _unpacked(path: Path, name: str, resolver: Resolver) -> list[tuple[str, Path
 
 
 def _checked(archive: zipfile.ZipFile, path: Path, name: str, cache: Path) -> list[zipfile.ZipInfo]:
-    """Return the entries of the data files in a zip. Raises DataError for a name that leads outside the zip, too large
-    an unpacked size, an encrypted file or too small a disk."""
+    """Return a zip's data files. Raises DataError for a name outside, too large a size, encryption or too small a disk."""
     infos = [info for info in archive.infolist() if not info.is_dir()]
     for info in infos:
         if PurePosixPath(info.filename).is_absolute() or ".." in PurePosixPath(info.filename).parts:
@@ -121,5 +111,5 @@ def _checked(archive: zipfile.ZipFile, path: Path, name: str, cache: Path) -> li
 
 
 def _is_link_or_macos(info: zipfile.ZipInfo) -> bool:
-    """Return whether an entry is a symbolic link, or a file that macOS adds to zips."""
+    """Return whether an entry is a symbolic link, or a file that macOS adds."""
     return stat.S_ISLNK(info.external_attr >> 16) or info.filename.startswith("__MACOSX/")

@@ -1,5 +1,4 @@
-"""Databases that MLflow and Optuna reach through SQLAlchemy: recognise their addresses, and explain their errors, such
-as a driver (the Python package that talks to a kind of database) that is not installed."""
+"""Databases behind SQLAlchemy: recognise their addresses, and explain their errors."""
 
 from __future__ import annotations
 
@@ -16,16 +15,15 @@ EXTRAS = {"psycopg2": "postgres"}
 
 _PASSWORD = re.compile(r"^(?!https?:)[^:]+://[^:/@?#]*:([^@]*)@")
 _RESERVED = re.compile(r"[@/:?#]")
-"""Characters that end the password of an address early unless they are percent-encoded."""
+"""Characters that end a password early unless they are percent-encoded."""
 
 
 def fill_address(text: str, setting: str) -> str:
-    """Return the address of a database or server with each `${NAME}` replaced by the value of that environment
-    variable. These values count as secrets from now on: `redaction.scrub` hides them.
+    """Return an address with its `${NAME}` filled in; these values count as secrets from now on.
 
-    text: the address as a setting has it; setting: the setting's dotted name, for errors. Raises ConfigError for a
-    variable that is not set, and for a password in a database's address with an `@`, `/`, `:`, `?` or `#` that is not
-    percent-encoded."""
+    Raises:
+        ConfigError: A variable is not set, or a password holds a character of _RESERVED.
+    """
     filled = fill(text, setting)
     written = _PASSWORD.match(text)
     if written and _RESERVED.search(fill(written[1], setting)):
@@ -37,29 +35,21 @@ def fill_address(text: str, setting: str) -> str:
 
 
 def is_database(uri: str) -> bool:
-    """Return whether an address is that of an SQLite, PostgreSQL, MySQL or MS SQL database, such as
-    `postgresql+psycopg2://host/mlflow`, and not that of an MLflow server or a folder. Only the scheme is looked at."""
+    """Return whether an address is a database's by its scheme, not an MLflow server's or a folder's."""
     return uri.partition("://")[0].partition("+")[0] in DIALECTS
 
 
 def missing_driver(error: BaseException) -> str:
-    """Return the command that installs a missing database driver (the Python package that talks to a kind of database),
-    such as `pip install 'trnflow[postgres]'`, if the driver's absence caused `error`.
-
-    Returns "" if the error has another cause, or if no extra of trnflow (a set of optional dependencies) installs the
-    driver: only psycopg2 has an extra."""
+    """Return the command that installs the database driver whose absence caused `error`, or "". Only psycopg2 has an
+    extra."""
     modules = (cause.name or "" for cause in _causes(error) if isinstance(cause, ImportError))
     extras = (EXTRAS.get(module.partition(".")[0]) for module in modules)
     return next((f"pip install 'trnflow[{extra}]'" for extra in extras if extra), "")
 
 
 def reason(error: BaseException) -> str:
-    """Return in one line why a database failed: the first line of the message of the database driver's exception. If
-    `error` has no such exception among its causes, return the first line of the message of its direct cause, or else of
-    `error` itself.
-
-    error: an exception of SQLAlchemy, MLflow or Optuna. Its own message may hide the reason: after a lost connection,
-    SQLAlchemy may only report that a transaction could not be rolled back."""
+    """Return in one line why a database failed: the driver's message if it is among the causes, since SQLAlchemy's own
+    may only report a failed rollback."""
     drivers = [said for cause in _causes(error) if (said := getattr(cause, "orig", None)) is not None]
     told = str(drivers[-1] if drivers else error.__cause__ or error)
     return " ".join(told.strip().split("\n")[0].split())

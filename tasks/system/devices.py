@@ -16,11 +16,8 @@ def cores() -> int:
 
 
 def device_kind(device: str) -> str:
-    """Return what kind of device computes. For `cpu` and `neuron` this is the name with the machine's processor
-    architecture, such as `cpu x86_64`; for `cuda` it is the model of the first GPU, as the driver names it, or `cuda`
-    if there is no driver.
-
-    device: `cpu`, `cuda` or `neuron`."""
+    """Return the kind of device that computes: `cpu` or `neuron` with the processor's architecture, such as `cpu
+    x86_64`; for `cuda` the model of the first GPU, or `cuda` without a driver."""
     if device != "cuda":
         return f"{device} {platform.machine()}"
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):

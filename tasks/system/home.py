@@ -1,9 +1,7 @@
-"""Find the home: the folder with a project's local state, `.trnflow`.
+"""Find the home: TRNFLOW_HOME, else the nearest `.trnflow` in or above the working directory, else a new one there.
 
-The home is the folder in TRNFLOW_HOME, else the folder `.trnflow` in the working directory or in the nearest folder
-above it that has one, else a new `.trnflow` in the working directory. Commands trust the files in a home (the address
-of the local server, digests of files). Therefore a home is not searched for in $HOME and above, in folders that
-everybody may write, or in folders that belong to other users.
+Commands trust the files in a home. It is not searched for in $HOME and above, in folders that everybody may write, or
+in other users' folders.
 """
 
 from __future__ import annotations
@@ -18,10 +16,8 @@ NAME = ".trnflow"
 
 
 def home_folder() -> Path:
-    """Return the path of the home, the folder with a project's local state: TRNFLOW_HOME, else this user's nearest
-    `.trnflow` in or above the working directory, else `.trnflow` in the working directory. The folder is not created.
-
-    Raises ConfigError if `.trnflow` in the working directory belongs to another user, or everybody may write in it."""
+    """Return the path of the home, which is not created. Raises ConfigError if `.trnflow` in the working directory
+    belongs to another user, or everybody may write in it."""
     named = os.environ.get("TRNFLOW_HOME")
     if named:
         return Path(named).expanduser().absolute()
@@ -35,7 +31,7 @@ def home_folder() -> Path:
 
 
 def _above(here: Path) -> list[Path]:
-    """Return the folders above `here`, the nearest first: those below $HOME if `here` is in $HOME, else all."""
+    """Return the folders above `here`, the nearest first: those below $HOME if `here` is in it, else all."""
     try:
         user = Path.home().resolve()
     except RuntimeError:  # no $HOME, and the user id has no name

@@ -1,5 +1,4 @@
-"""Parse lines of JSON files with one object a line. The last line of such a file may be incomplete, because the process
-that wrote it may have been killed."""
+"""Parse files of one JSON object a line, whose last line may be incomplete after a kill."""
 
 from __future__ import annotations
 
@@ -8,8 +7,7 @@ from typing import Any
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a line; None for an empty line, for an incomplete line and for JSON that is no
-    object."""
+    """Return a line's JSON object; None for an empty or incomplete line, and for JSON that is no object."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -1,9 +1,7 @@
-"""Write everything that a command prints on stderr as JSON objects, one object a line, if the environment variable
-TRNFLOW_LOG is `json`.
+"""Write everything that a command prints on stderr as one JSON object a line, if TRNFLOW_LOG is `json`.
 
-Each object has `time` (UTC), `level` ("info", "warning" or "error"), `stage` (null outside stages), `message`, and the figures
-that the message reports, such as `step`, `of` and `loss`. Secrets are hidden in all texts; a number that is not finite
-is null.
+Fields: `time` (UTC), `level` ("info", "warning", "error"), `stage` (or null), `message`, and figures such as `step`,
+`of`, `loss`. Secrets are hidden; a number that is not finite is null.
 """
 
 from __future__ import annotations
@@ -25,11 +23,8 @@ VARIABLE = "TRNFLOW_LOG"
 
 
 class LogLines:
-    """A text stream that takes the place of stderr: everything that is written to it is passed on to `stream` as JSON
-    objects, each on one line.
-
-    A text with several lines, such as a traceback, becomes one object. `record` writes an object with more fields.
-    """
+    """A stream in place of stderr: each message becomes a JSON object on `stream`, a traceback one object. `record`
+    adds fields."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -37,8 +32,7 @@ class LogLines:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        """Add a text to the unfinished message, which is not written yet. If the text ends with a newline, write the
-        message as a JSON object. Returns the length of `text`."""
+        """Add to the unfinished message; a newline at the end completes it."""
         with self._lock:
             self._unfinished += text
             if self._unfinished.endswith("\n"):
@@ -46,9 +40,7 @@ class LogLines:
         return len(text)
 
     def end_line(self) -> None:
-        """Write the unfinished message (the text that `write` has received but not yet written) as a JSON object; do
-        nothing if the text is blank. Of a line that was overwritten with carriage returns (a progress bar), only the
-        last state is written."""
+        """Write the unfinished message, unless it is blank. Of a progress bar only the last state is written."""
         with self._lock:
             lines, self._unfinished = self._unfinished.replace("\r\n", "\n").split("\n"), ""
             message = "\n".join(line.rpartition("\r")[2] for line in lines).strip()  # as a terminal shows it
@@ -56,9 +48,7 @@ class LogLines:
                 self.record(message)
 
     def record(self, message: str, *, level: str = "info", stage: str | None = None, **figures: Any) -> None:
-        """Write one JSON object with these fields and the present time, with secrets hidden, and flush.
-
-        stage: the stage that the message is about, None outside stages; figures: more fields, as JSON values."""
+        """Write one JSON object at once. figures: more fields, as JSON values."""
         document = {"time": now(), "level": level, "stage": stage, "message": message, **figures}
         with self._lock:
             self._stream.write(f"{json.dumps(scrub_all(_finite(document)), allow_nan=False)}\n")
@@ -74,12 +64,8 @@ class LogLines:
 
 @contextlib.contextmanager
 def log_as_asked() -> Iterator[None]:
-    """Context in which `sys.stderr` is a `LogLines` if TRNFLOW_LOG is `json`; else stderr stays as it is. At the end of
-    the context an unfinished message is written.
-
-    Raises:
-        ConfigError: TRNFLOW_LOG is neither empty, nor `text`, nor `json`.
-    """
+    """Replace `sys.stderr` by a `LogLines` within the context if TRNFLOW_LOG is `json`. Raises ConfigError for another
+    value than "", `text`, `json`."""
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", "text", "json"):
         raise ConfigError(f"{VARIABLE} is {asked!r}, and can be text or json", f"export {VARIABLE}=json, or unset it")
@@ -95,7 +81,7 @@ def log_as_asked() -> Iterator[None]:
 
 
 def _finite(value: Any) -> Any:
-    """Return a JSON value in which numbers that are not finite, for which JSON has no form, are None."""
+    """Return a JSON value with None in place of numbers that are not finite."""
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
 """Identify a process, so that other processes can tell later whether it still runs.
 
-Costs a few reads below /proc (0.1 ms). Without /proc, a process may be taken for running after it has ended.
+Costs a few reads below /proc (0.1 ms). Without /proc, a process may be taken for running after its end.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ATTEMPT = "TRNFLOW_ATTEMPT"
-"""The environment variable that marks the processes of an attempt (one try to run a stage) with the attempt's id. They
-may run on for a grace period after a run is killed."""
+"""Marks an attempt's processes, which may outlive a killed run for a grace period, with the attempt's id."""
 STARTER = "TRNFLOW_STARTER"
-"""The environment variable that marks the processes of all stages that a process started: its `Process.tag`."""
+"""Marks the processes of all stages that a process started: its `Process.tag`."""
 
 NAMELESS = ("", "localhost")
 
@@ -26,14 +25,12 @@ of an exec is empty."""
 
 
 class Process(NamedTuple):
-    """A process on this or another machine, identified so that a later process with the same pid is not mistaken for it.
+    """A process on any machine, told from a later one with the same pid.
 
     Attributes:
-        host: the machine's name.
-        boot: id of the kernel's boot, "" if unknown.
-        space: id of the pid namespace, "" if unknown.
-        pid: the process id.
-        start: when it started, in clock ticks since boot, 0 if unknown.
+        boot: Id of the kernel's boot, "" if unknown.
+        space: Id of the pid namespace, "" if unknown.
+        start: In clock ticks since boot, 0 if unknown.
     """
 
     host: str
@@ -44,20 +41,18 @@ class Process(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """The process as text that can be part of a file name: its five attributes, joined by `_`. The function
-        `read_tag` turns the text back into a Process."""
+        """The five attributes joined by `_`, fit for a file name; `read_tag` reads it."""
         return "_".join(str(part).replace("/", "-") for part in self)
 
     def is_dead(self) -> bool:
-        """Return whether the process has certainly ended: it no longer runs on this machine, or this machine, on which
-        it ran, was booted again since. False if unknown, as for a process of another machine or container."""
+        """Return whether the process has certainly ended: False for one of another machine or container."""
         here = this_process()
         if self._is_seen_by(here):
             return not is_running(self.pid, self.start)
         return self.boot != here.boot and self.host == here.host and self.host not in NAMELESS
 
     def is_running_here(self) -> bool:
-        """Return whether the process runs now on this machine, in the same pid namespace (container) as the caller."""
+        """Return whether the process runs on this machine, in the caller's pid namespace."""
         return self._is_seen_by(this_process()) and is_running(self.pid, self.start)
 
     def _is_seen_by(self, here: Process) -> bool:
@@ -70,13 +65,12 @@ def this_process() -> Process:
 
 
 def process_of(pid: int) -> Process:
-    """Return the Process that identifies the process with this pid on this machine. Its start is 0 if there is no such
-    process, or no /proc."""
+    """Return the Process with this pid on this machine; its start is 0 if there is none, or no /proc."""
     return Process(socket.gethostname(), _boot(), _space(), pid, _stat(pid)[1])
 
 
 def read_tag(tag: str) -> Process | None:
-    """Return the Process that a `Process.tag` stands for; None for any other text."""
+    """Return the Process of a tag; None for any other text."""
     parts = tag.rsplit("_", 4)
     if len(parts) != 5 or not (parts[3].isdigit() and parts[4].isdigit()):
         return None
@@ -84,11 +78,8 @@ def read_tag(tag: str) -> Process | None:
 
 
 def lives_on(attempt: str) -> bool:
-    """Return whether any process of an attempt (one try to run a stage) still runs on this machine: a process in whose
-    environment TRNFLOW_ATTEMPT or TRNFLOW_STARTER has the value `attempt` (these variables are set when a stage's
-    process is started). Reads the environment of every process of this user (10 ms).
-
-    attempt: the attempt's id; or the `Process.tag` of a process, to ask about all stages that the process started."""
+    """Return whether a process of an attempt, or of any stage that a starter's tag names, runs on this machine. Reads
+    the environment of all of this user's processes (10 ms)."""
     marks = {f"{name}={attempt}".encode() for name in (ATTEMPT, STARTER)}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
@@ -98,10 +89,8 @@ def lives_on(attempt: str) -> bool:
 
 
 def _environ(folder: Path) -> bytes:
-    """Return the environment of a process. folder: its folder below /proc. Empty for processes of the kernel.
-
-    While a process is in the middle of an exec, its environment reads as empty, and is read again.
-    """
+    """Return a process's environment; empty for the kernel's. In the middle of an exec it reads as empty, and is read
+    again."""
     for _ in range(EXEC_LOOKS):
         found = (folder / "environ").read_bytes()
         if found:
@@ -112,8 +101,7 @@ def _environ(folder: Path) -> bytes:
 
 
 def is_running(pid: int, start: int = 0) -> bool:
-    """Return whether the process with this pid runs on this machine. start: its start in clock ticks since boot, which
-    tells it from a later process with the same pid; 0 accepts any process with this pid."""
+    """Return whether a pid runs on this machine. start: clock ticks since boot; 0 accepts any process with this pid."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -125,7 +113,7 @@ def is_running(pid: int, start: int = 0) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """Return (state, start in clock ticks since boot) of a process; ("", 0) if there is no such process or no /proc."""
+    """Return (state, start in clock ticks since boot) of a process; ("", 0) if there is none, or no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

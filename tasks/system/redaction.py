@@ -1,14 +1,9 @@
-"""Keep secrets in settings, URLs, environment variables and errors out of everything that is written or shown.
+"""Keep secrets in settings, URLs, environment variables and errors out of all that is written or shown.
 
-`hide` recognises secrets in settings by their form: the user part of a URL, query values with names such as `token`, and
-all values of `environment`. `scrub` is for any text, also that of other libraries: besides those forms it replaces every
-secret that this process knows (from `know`, `learn` or `fill`), raw or URL-encoded, if it has at least LEAST characters.
-A text with hidden parts can't serve as a key for looking something up; use `trnflow.tasks.system.private_files.lookup_name` for
-that.
-
-`${NAME}` in a setting stands for an environment variable. `fill` replaces it where the setting is used; records keep
-`${NAME}`. The filled text of a setting does not become part of a stage's key, except for the name of a hub dataset or
-model.
+`hide` knows secrets in settings by their form: a URL's user part, query values such as `token`, all values of
+`environment`. `scrub` also replaces, in any text, every secret that this process knows (`know`, `learn`, `fill`), raw
+or URL-encoded. A hidden text is no key for a look-up: `lookup_name` is. `${NAME}` stays in records; `fill` replaces it
+where a setting is used.
 """
 
 from __future__ import annotations
@@ -28,10 +23,10 @@ SCHEMA = 1
 
 MASK = "***"
 LEAST = 6
-"""The length of the shortest secret that `scrub` replaces in any text: a shorter one may be part of other words."""
+"""The shortest secret that `scrub` replaces: a shorter one may be part of other words."""
 
 LONG_USER = 12
-"""A user name in a URL that has at least this many characters is treated as a token, even if a password follows."""
+"""A URL's user name of this length counts as a token, even before a password."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERENCES = r"(?:\$\{[A-Za-z_][A-Za-z0-9_]*\})+"
@@ -64,16 +59,16 @@ _SECRET_NAME = re.compile(rf"(^|[._-])({_WORDS})($|[._-])", re.IGNORECASE)
 ENVIRONMENT = "environment"
 
 _known: dict[str, tuple[re.Pattern[str], str]] = {}
-"""{secret: (its pattern, the text shown instead)}, for the whole process: any thread may raise an exception of a
-library that was given the secret."""
+"""{secret: (its pattern, the text shown instead)}, for the whole process: any thread may raise an error with the
+secret."""
 
 
 # Secrets found by the form of a setting
 
 
 def hide(value: Any) -> Any:
-    """Return a copy of settings (any JSON value) in which credentials in URLs, and all values below a key
-    `environment`, are replaced by `***`. A `${NAME}` in place of a credential is kept."""
+    """Return a copy of settings with `***` in place of credentials in URLs and of values below `environment`; `${NAME}`
+    is kept."""
     if isinstance(value, dict):
         return {name: _masked(item) if name == ENVIRONMENT else hide(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -82,8 +77,8 @@ def hide(value: Any) -> Any:
 
 
 def redact(value: Any) -> Any:
-    """Return a copy of settings (any JSON value) for a tracking server: secrets are hidden as by `hide`, and entries
-    whose name suggests a secret, such as `hf_token` or `environment`, are left out."""
+    """Return a copy of settings for a tracking server: hidden, and without entries whose name suggests a secret, such
+    as `hf_token`."""
     if isinstance(value, dict):
         return {name: redact(item) for name, item in value.items() if not _SECRET_NAME.search(str(name))}
     if isinstance(value, list | tuple):
@@ -92,11 +87,8 @@ def redact(value: Any) -> Any:
 
 
 def hide_override(text: str) -> str:
-    """Return a command-line override, a text such as `tracking.uri=http://me:pw@host`, with its secrets replaced by
-    `***`, as `scrub` does.
-
-    The whole value is replaced if the setting is `environment`; also if the setting is below `environment`, unless its
-    value is only a `${NAME}`."""
+    """Return an override such as `tracking.uri=http://me:pw@host` with its secrets replaced, and any value of
+    `environment` but a `${NAME}`."""
     name, equals, value = text.partition("=")
     path = name.strip().split(".")
     if ENVIRONMENT not in path or not equals:
@@ -124,10 +116,8 @@ def _hidden(text: str) -> str:
 
 
 def fill(text: str, setting: str) -> str:
-    """Return a setting's text with each `${NAME}` replaced by the value of that environment variable. From now on,
-    `scrub` treats these values, and credentials in URLs in the returned text, as secrets.
-
-    setting: the setting's dotted name, for the error. Raises ConfigError when a variable is not set."""
+    """Return a setting's text with each `${NAME}` filled in; these values, and credentials in the text's URLs, count as
+    secrets from now on. Raises ConfigError when a variable is not set."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1]
@@ -145,8 +135,7 @@ def fill(text: str, setting: str) -> str:
 
 
 def learn(settings: Any) -> None:
-    """Remember, in this process, the secrets in `settings` (any JSON value): credentials in URLs, and all values below
-    a key `environment`. `scrub` replaces them in every text from now on."""
+    """Remember the secrets in `settings`: credentials in URLs, and all values below `environment`."""
     if isinstance(settings, dict):
         for name, item in settings.items():
             for secret in _texts(item) if name == ENVIRONMENT else ():
@@ -161,9 +150,8 @@ def learn(settings: Any) -> None:
 
 
 def know(secret: str, shown: str = MASK) -> None:
-    """Make `scrub` replace a secret by `shown` from now on, in this process. Each line of the secret, and the
-    URL-decoded forms of the secret and of its lines, are replaced, too. Texts shorter than 6 characters, and texts that
-    consist of `${NAME}` only, are ignored."""
+    """Let `scrub` replace a secret, each of its lines, and their URL-decoded forms. Texts below LEAST, and `${NAME}`
+    alone, are ignored."""
     for part in {secret, *secret.splitlines()}:
         for form in {part, unquote(part), unquote_plus(part)}:
             if len(form) >= LEAST and form not in _known and not _ONLY_REFERENCES.fullmatch(form):
@@ -171,23 +159,21 @@ def know(secret: str, shown: str = MASK) -> None:
 
 
 def scrub(text: str) -> str:
-    """Return a text in which the credentials in URLs and all secrets that this process knows (from `know`, `learn` or
-    `fill`) are replaced by `***`, or by the `${NAME}` that a secret was filled in for."""
+    """Return a text with credentials in URLs and known secrets replaced by `***`, or by the `${NAME}` they came from."""
     for pattern, shown in _longest_first():
         text = pattern.sub(shown, text)
     return _hidden(text)
 
 
 def substitutions() -> list[list[str]]:
-    """Return the replacements that `scrub` makes, as [[regular expression, replacement], ...], for a process that can't
-    import this module: the guard (`trnflow.tasks.launch.guard`, which ends a stage's processes when the flow dies, and hides
-    secrets in their output). [] if this process knows no secret."""
+    """Return the replacements of `scrub` as [[regular expression, replacement], ...], for the guard, which can't import
+    this module."""
     known = [[pattern.pattern, shown] for pattern, shown in _longest_first()]
     return [*known, *map(list, _SHAPES)] if known else []
 
 
 def scrub_all(value: Any) -> Any:
-    """Return a JSON value with `scrub` applied to each text in it, except the keys of objects."""
+    """Return a JSON value with each text in it scrubbed, keys aside."""
     if isinstance(value, dict):
         return {name: scrub_all(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -196,9 +182,8 @@ def scrub_all(value: Any) -> Any:
 
 
 def scrubbed(error: TrnflowError) -> TrnflowError:
-    """Remove the secrets from an error's message, fix and details, in place, and return the same error. The exception
-    that caused the error may hold secrets: it is removed, and `details`, if empty, becomes the traceback without
-    secrets."""
+    """Scrub an error's message, fix and details in place and return it. Its cause, which may hold secrets, is removed;
+    empty `details` become the scrubbed traceback."""
     trace = scrub("".join(traceback.format_exception(error)))
     error.message, error.fix = scrub(error.message), scrub(error.fix)
     error.args = (error.message,)
@@ -209,9 +194,8 @@ def scrubbed(error: TrnflowError) -> TrnflowError:
 
 
 def raisable(error: Exception) -> Exception:
-    """Return an error that is safe to raise where another program, such as Prefect, logs it. A TrnflowError is returned
-    after its secrets were removed in place (see `scrubbed`). Any other error is returned unchanged if its traceback
-    contains no secret, else a TrnflowError without the secrets is returned in its place."""
+    """Return an error that is safe to raise where another program logs it: itself, scrubbed, or a TrnflowError in place
+    of one whose traceback holds a secret."""
     if isinstance(error, TrnflowError):
         return scrubbed(error)
     trace = "".join(traceback.format_exception(error))
@@ -219,14 +203,13 @@ def raisable(error: Exception) -> Exception:
 
 
 class Scrubbed:
-    """A text stream that passes everything written to it on to `stream`, with secrets replaced as `scrub` does."""
+    """A text stream that passes everything on to `stream`, scrubbed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text to the underlying stream with secrets replaced. Returns the length of `text`, as callers of a
-        stream expect."""
+        """Write a text, scrubbed. Returns the length of `text`, as callers of a stream expect."""
         self._stream.write(scrub(text))
         return len(text)
 
@@ -235,8 +218,7 @@ class Scrubbed:
 
 
 def scrub_logs() -> None:
-    """Make Python's logging in this process replace the secrets in all messages and tracebacks from now on, as `scrub`
-    does."""
+    """Let Python's logging scrub all messages and tracebacks from now on."""
     import logging
 
     made = logging.getLogRecordFactory()
@@ -258,7 +240,7 @@ def scrub_logs() -> None:
 
 
 def _longest_first() -> Iterable[tuple[re.Pattern[str], str]]:
-    """Return the substitutions, the longest secret first, because one secret may be part of another."""
+    """Return the substitutions, the longest secret first: one may be part of another."""
     return [_known[secret] for secret in sorted([*_known], key=len, reverse=True)]
 
 
@@ -273,8 +255,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _in_urls(text: str) -> Iterator[str]:
-    """Yield the secrets in the URLs of a text: user names, passwords, both together as an HTTP header encodes them, and
-    values in queries."""
+    """Yield the secrets in a text's URLs: users, passwords, both as an HTTP header encodes them, query values."""
     for url in _URL.findall(text):
         for found in _USER_PART.findall(url):
             user, colon, password = found[:-1].partition(":")
@@ -287,8 +268,7 @@ def _in_urls(text: str) -> Iterator[str]:
 
 
 def _pattern(secret: str) -> str:
-    """Return a regular expression that matches `secret` plainly and as it is written in URLs, in JSON and by Python's
-    `repr`."""
+    """Return a regular expression for a secret as it stands plainly, in URLs, in JSON and in a `repr`."""
     return "".join(map(_character, secret))
 
 

@@ -1,8 +1,7 @@
 """A thread pool that Ctrl-C can leave while its threads still work.
 
-The pools of concurrent.futures wait for their threads when the pool is closed and again when the process ends, and a
-thread that hashes a terabyte or trains a tokenizer can't be interrupted. The threads here are daemons, and a pool waits
-only PATIENCE seconds for them if an exception ends its context.
+concurrent.futures waits for its threads twice, and a thread that hashes a terabyte can't be interrupted. Threads here
+are daemons, and after an exception a pool waits PATIENCE seconds.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _abandoned: list[Thread] = []
 
 
 class ThreadPool:
-    """A pool of at most `count` daemon threads, started as needed, to be used in a `with` statement. At the end of the
-    statement the pool waits for all submitted work. If an exception (such as Ctrl-C) leaves the statement, work that
-    has not begun is cancelled, and threads that do not end within one second are left running.
+    """A pool of at most `count` daemon threads, for a `with` statement, whose end waits for all work.
 
-    name: the name of the threads; on_start: a function that each thread calls first."""
+    After an exception, work that has not begun is cancelled, and threads are left after PATIENCE. on_start: each thread
+    calls it first.
+    """
 
     def __init__(self, count: int, name: str, on_start: Callable[[], object] = lambda: None) -> None:
         self._count, self._name, self._on_start = count, name, on_start
@@ -38,8 +37,7 @@ class ThreadPool:
         self._threads: list[Thread] = []
 
     def submit(self, function: Callable[[], Value]) -> Future[Value]:
-        """Have one of the threads call a function; work begins in the order of the calls to `submit`. Returns the
-        future of the function's value or exception, without waiting."""
+        """Let a thread call a function, in the order of calls; return its future."""
         future: Future[Value] = Future()
         self._todo.put((future, function))
         if len(self._threads) < self._count:
@@ -86,15 +84,13 @@ class ThreadPool:
 
 
 def call_in_thread(function: Callable[[], Value]) -> Value:
-    """Call a function in a new thread, wait, and return the function's value or raise its exception. Ctrl-C is raised
-    within one second, even while the function is in a library that ignores signals; a thread that has not ended by then
-    is left running."""
+    """Call a function in a new thread and return its value or raise its exception; Ctrl-C is raised within PATIENCE,
+    even while a library ignores signals."""
     with ThreadPool(1, "call") as pool:
         return pool.submit(function).result()
 
 
 def abandoned() -> bool:
-    """Return whether this process still has a thread that a pool left running, because the thread did not end in time
-    after an exception such as Ctrl-C. Such a process should not exit normally: it may crash when the thread returns
-    from its library while the interpreter shuts down."""
+    """Return whether a pool left a thread running. Such a process must not exit normally: it may crash when the thread
+    returns during shutdown."""
     return any(thread.is_alive() for thread in _abandoned)
