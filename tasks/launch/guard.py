@@ -1,20 +1,11 @@
-"""The guard: a small process between the flow (the process that runs the pipeline) and a stage's worker process. If
-either of them dies, the guard ends all processes of the stage.
+"""The guard: a small process between the flow and a worker, which ends all processes of the stage if either dies.
 
-    guard.py GRACE COMMAND...     stdin: the lifeline, a pipe from the parent; stdout: the event pipe to the parent; stderr:
-        the log
+    guard.py GRACE COMMAND...     stdin: the lifeline, a pipe from the parent; stdout: the event pipe; stderr: the
+    log
 
-The parent first writes one line to the lifeline: a JSON list of [pattern, replacement] for secrets that must not appear in
-the log. If the list is not empty, the worker's output passes through the guard, which replaces the patterns line by line.
-
-The guard has a session of its own (Ctrl-C in the terminal does not reach it) and starts the worker in another session. It
-ends the worker and all processes that the worker started if the lifeline closes (the parent died), if the parent's id
-changes, or on SIGTERM, SIGINT or SIGHUP. It sends SIGTERM to the worker's process group, and SIGKILL after GRACE seconds or
-on a second signal. If the worker ends by itself, processes that it left get SIGTERM and, a few seconds later, SIGKILL. On
-Linux, descendants outside the worker's process group are ended, too. Last, the guard writes `{"guard": {"exit": status}}`
-to the event pipe; a negative status is the number of the signal that killed the worker.
-
-Uses the standard library only and runs with `python -I -S`: it starts in about 20 ms and needs no installed package.
+The lifeline's first line is a JSON list of [pattern, replacement] that hides secrets in the log. The guard ends the
+worker when the lifeline closes, its parent changes, or on a signal: SIGTERM, then SIGKILL after GRACE seconds. It needs
+no package and starts in 20 ms (`python -I -S`). Last it writes `{"guard": {"exit": status}}`.
 """
 
 from __future__ import annotations
@@ -40,16 +31,12 @@ STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 def main(grace: float, work: list[str] | Callable[[], None]) -> int:
-    """Run as the guard, the process that ends all processes of a stage if the pipeline's process dies: start one worker
-    (the stage's process), wait until the worker and all its descendants have ended, and return the exit status.
-
-    The status is the worker's exit code, or 128 plus the number of the signal that killed it. Descriptor 0 must be the
-    lifeline, a pipe that closes when the pipeline's process dies, descriptor 1 the pipe that takes the stage's events,
-    and descriptor 2 the log.
+    """Run as the guard: start one worker, wait until it and all its descendants have ended, and return its exit code,
+    or 128 plus the signal that killed it.
 
     Args:
-        grace: Seconds between SIGTERM and SIGKILL when the worker is stopped.
-        work: The worker's command line, or a function that the worker calls after a fork without exec.
+        grace: Seconds between SIGTERM and SIGKILL.
+        work: The worker's command line, or a function that it calls after a fork.
     """
     parent = os.getppid()
     wake = _wake_on_signals()
@@ -68,8 +55,7 @@ def main(grace: float, work: list[str] | Callable[[], None]) -> int:
 
 
 def _watch(worker: int, parent: int, wake: int, grace: float) -> int:
-    """Wait until the worker has ended, and stop it on a signal or when the lifeline closes. Returns its exit code, or
-    minus the number of the signal that killed it."""
+    """Wait for the worker, stop it on a signal or a closed lifeline; return its exit code, or minus the killing signal."""
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(LIFELINE, select.POLLIN)
@@ -91,8 +77,7 @@ def _watch(worker: int, parent: int, wake: int, grace: float) -> int:
 
 
 def _hidden() -> list[tuple[re.Pattern[str], str]]:
-    """Read the patterns of secrets, and their replacements, that the parent writes to the lifeline; [] if the parent
-    has died."""
+    """Read the patterns of secrets from the lifeline; [] if the parent has died."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(LIFELINE, 1)):
         line += byte
@@ -100,8 +85,8 @@ def _hidden() -> list[tuple[re.Pattern[str], str]]:
 
 
 def _copy_without(hidden: list[tuple[re.Pattern[str], str]], read: int, write: int) -> threading.Thread:
-    """Start a thread that copies the worker's output to the log with secrets replaced. It ends when all writers of the
-    pipe have closed it."""
+    """Start a thread that copies the worker's output to the log without secrets, until all writers have closed the
+    pipe."""
     os.close(write)
 
     def copy() -> None:
@@ -117,8 +102,7 @@ def _copy_without(hidden: list[tuple[re.Pattern[str], str]], read: int, write: i
 
 
 def _parted(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """Split output into (whole lines, the end of the last line, the rest without a line's end). A rest that is too long
-    for a line is treated as a line."""
+    """Split output into (whole lines, end of the last line, rest). A rest too long for a line counts as a line."""
     for end in (b"\n", b"\r"):
         if end in text:
             return text.rpartition(end)
@@ -136,11 +120,8 @@ def _log_without(hidden: list[tuple[re.Pattern[str], str]], line: bytes) -> None
 
 
 def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) -> int:
-    """Fork the worker in a session of its own, exec its command if it has one, and return its process id.
-
-    The worker has no stdin, stdout and stderr go to `output`, and descriptor 3 is the event pipe. own: the guard's
-    descriptors, which are closed in the worker.
-    """
+    """Fork the worker in a session of its own, exec its command if it has one, and return its pid. own: descriptors
+    that it closes."""
     guard = os.getpid()
     worker = os.fork()
     if worker:
@@ -165,7 +146,7 @@ def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) ->
 
 
 def _reap(worker: int) -> int | None:
-    """Reap every child that has ended. Returns the worker's status if the worker is one of them, else None."""
+    """Reap every child that has ended; return the worker's status if it is among them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -175,8 +156,8 @@ def _reap(worker: int) -> int | None:
 
 
 def _sweep(worker: int, grace: float) -> None:
-    """End the processes that the worker left: those of its process group and, on Linux, all descendants, since orphans
-    become children of the guard."""
+    """End the processes that the worker left: its process group and, on Linux, all descendants, since orphans become
+    the guard's children."""
     for order, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, LEFTOVER_GRACE)):
         deadline = time.monotonic() + seconds
         told: set[int] = set()
@@ -201,7 +182,7 @@ def _living(group: int) -> bool:
 
 
 def _children() -> list[int]:
-    """Return the process ids of this process's children (Linux); [] on other systems."""
+    """Return this process's children (Linux); [] on other systems."""
     try:
         pids = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY)
     except OSError:
@@ -223,7 +204,7 @@ def _signal_one(pid: int, number: int) -> None:
 
 
 def _wake_on_signals() -> int:
-    """Return a file descriptor from which the numbers of arriving signals can be read, SIGCHLD included."""
+    """Return a descriptor from which the numbers of arriving signals, SIGCHLD too, can be read."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -240,26 +221,21 @@ def _drain(wake: int) -> set[int]:
 
 
 def _say(fields: dict[str, int]) -> None:
-    """Write one JSON line to the event pipe; do nothing if the parent has closed it. A line break is written first,
-    because a killed worker may have left half a line."""
+    """Write one JSON line to the event pipe, after a line break: a killed worker may have left half a line."""
     with contextlib.suppress(OSError):
         os.write(EVENTS, b"\n" + json.dumps({"guard": fields}).encode() + b"\n")
 
 
 def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process as soon as its parent process ends (Linux only). The worker, and the ranks
-    (processes that run one stage together), call this at their start.
-
-    Args:
-        parent: The id of the parent. If it is not the parent any more, this process exits at once with status 1.
-    """
+    """Let the kernel kill this process when its parent ends (Linux). If `parent` is its parent no more, exit with
+    status 1."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _prctl(option: int, value: int) -> None:
-    """Call Linux's prctl. On other systems this does nothing, and the lifeline and the process group alone end the child."""
+    """Call Linux's prctl; do nothing elsewhere, where lifeline and process group alone end the child."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

@@ -1,9 +1,4 @@
-"""A job spec: a JSON file by which one process tells another which stage function to call.
-
-The spec contains the names of the function and of its config class, the config as JSON, the inputs and the folders.
-Nothing is pickled. `JobSpec.of` raises TypeError if the function can't be imported by name, or if the config changes
-when it is written as JSON and read again.
-"""
+"""A job spec: a JSON file by which one process tells another which stage function to call. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -24,19 +19,17 @@ Inputs = Mapping[str, Input | Source]
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a stage that works in parts (pieces of its work that can be made one by one), to be run by one
-    process.
+    """One step of a stage that works in parts.
 
     Attributes:
-        name: `whole` (all of the stage); `split` (list the parts, and write the data that all parts read to the folder
-            `shared`); `part` (make one part); or `gather` (make the missing parts and put all parts together).
+        name: `whole`, `split` (list the parts), `part` (make one), or `gather` (make missing parts, put all
+        together).
         shared: For `part` and `gather`: the folder that `split` wrote.
-        arguments: For `part`: the arguments that identify the part.
-        todo: For `gather`: (arguments, metadata) of each part; the metadata is None if the part is missing.
-        folder: For `gather`: the folder whose subfolder `N` has the result of part N.
-        keep: For `gather`: copy each part that is made to the folder `N.kept` and report the part in an event, so that
-            the receiver can put the part on record in the store.
-        threads: The number of threads that make parts.
+        arguments: For `part`: which part.
+        todo: For `gather`: (arguments, metadata) of each part; metadata None if it is missing.
+        folder: For `gather`: its subfolder `N` has the result of part N.
+        keep: For `gather`: copy each made part to `N.kept` and report it, so that the receiver can publish it.
+        threads: Threads that make parts.
     """
 
     name: str = "whole"
@@ -53,23 +46,17 @@ class JobSpec:
     """All that a process needs to call a stage function.
 
     Attributes:
-        function: The name of the function as "module:name".
-        config_type: The name of the config's class as "module:name".
-        config: The config as JSON.
-        out: The folder of the stage's files, which becomes the artifact.
-        scratch: A folder for temporary files, which the caller removes. This spec and the result lie beside it.
-        log: The file that takes the process's stdout and stderr.
-        inputs: The inputs by parameter name.
-        partial: {"root", "home", "key"}: where a resumable stage saves the state that it can resume from: the root of
-            the store, the folder of local state (home), and the stage's key; None for a stage that can't resume.
-        environ: Environment variables of the process; not written to the file.
-        secret: The names of the variables in `environ` whose values are secrets, to be hidden in messages.
-        permit: The project files that the stage may read, because its key includes them; None: reads are not checked.
-        search: Folders to put on `sys.path`, in which the function's package lies.
-        ranks: The number of processes that run the stage together.
-        preload: Modules of the warm parent (a process that has imported them) from which the process is forked (see
-            `trnflow.tasks.launch.warm_start`). Empty: start a new interpreter.
-        step: The step to run, if the stage works in parts.
+        function, config_type: As "module:name".
+        out: The folder of the stage's files.
+        scratch: A folder for temporary files, which the caller removes; spec and result lie beside it.
+        log: Takes the process's stdout and stderr.
+        partial: {"root", "home", "key"} of a resumable stage's state, else None.
+        environ: Environment variables; not written to the file.
+        secret: Names in `environ` whose values are secrets.
+        permit: The project files that the stage may read; None: reads are not checked.
+        search: Folders to put on `sys.path`.
+        ranks: Processes that run the stage together.
+        preload: Modules of the warm parent that forks the process; empty: start a new interpreter.
     """
 
     function: str
@@ -99,18 +86,15 @@ class JobSpec:
         log: Path | None = None,
         **others: Any,
     ) -> JobSpec:
-        """Make the spec of the call `function(config, **inputs, out=Workdir(...))`.
-
-        Writes nothing: see `save`.
+        """Make the spec of the call `function(config, **inputs, out=Workdir(...))`; writes nothing.
 
         Args:
-            inputs: The inputs by parameter name.
-            scratch: A folder for temporary files; the files of the spec and of the result get its name with an ending.
-            log: None puts the log beside `scratch`.
-            others: Further attributes of the spec, such as `out`, the folder of the stage's files.
+            scratch: The files of spec and result get its name with an ending, the log too if it is None.
+            others: Further attributes, such as `out`.
 
         Raises:
-            TypeError: The function can't be imported by name, or the config can't be written as JSON without a change.
+            TypeError: The function can't be imported by name, or the config changes when it is written as JSON and
+            read again.
         """
         return cls(
             function=name_of(function),
@@ -134,19 +118,16 @@ class JobSpec:
 
     @property
     def result(self) -> Path:
-        """Return the path of the file to which the worker, the process of the stage, writes {"meta": metadata} or
-        {"error": error, "details": traceback}."""
+        """Path of the worker's result: {"meta": metadata} or {"error": error, "details": traceback}."""
         return self.scratch.with_name(f"{self.scratch.name}.result.json")
 
     @property
     def ranks_folder(self) -> Path:
-        """Return the path of the folder through which the ranks, the processes that run the stage together, find each
-        other, and to which each rank writes its result."""
+        """Path of the folder through which ranks find each other, and to which each writes its result."""
         return self.scratch.with_name(f"{self.scratch.name}.ranks")
 
     def save(self) -> None:
-        """Write the spec as JSON to the path `file`, readable by its owner alone. `environ` (which may contain secrets)
-        and `preload` are not written."""
+        """Write the spec, without `environ` and `preload`, readable by its owner alone."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         document = {
             "function": self.function,
@@ -185,17 +166,13 @@ class JobSpec:
 
 
 def resolve(name: str) -> Any:
-    """Import and return the object with the name "module:name", the inverse of `name_of`."""
+    """Import the object with the name "module:name", the inverse of `name_of`."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def name_of(thing: Any) -> str:
-    """Return the name of a function or class as "module:name", by which another process can import it.
-
-    Raises:
-        TypeError: The function or class can't be imported by this name: it is local, or defined in `__main__`.
-    """
+    """Return the name of a function or class as "module:name". Raises TypeError if it can't be imported by it."""
     name = f"{thing.__module__}:{thing.__qualname__}"
     if thing.__module__ == "__main__" or getattr(sys.modules[thing.__module__], thing.__qualname__, None) is not thing:
         raise TypeError(f"{name} can't run in a process of its own: it is not at the top level of an importable module")
@@ -203,11 +180,7 @@ def name_of(thing: Any) -> str:
 
 
 def portable(config: StageConfig) -> Meta:
-    """Return a stage's config as a JSON object, from which another process can read an equal config.
-
-    Raises:
-        TypeError: The config that is read from this JSON differs from `config`.
-    """
+    """Return a config as JSON. Raises TypeError if the config read from it differs."""
     document: Meta = config.model_dump(mode="json")
     if type(config).model_validate_json(json.dumps(document)) != config:
         raise TypeError(f"{type(config).__name__} changes when it is written as JSON and read again: {document}")

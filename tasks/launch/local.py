@@ -1,12 +1,8 @@
-"""Run a stage in a process of its own, the worker, on this machine, under a guard, a small process that leaves no
-process of the stage behind.
+"""Run a stage in a process of its own on this machine, under a guard that leaves no process behind.
 
-`run_job` blocks until the stage has ended, and passes the stage's events (progress, metrics, messages) on as they come.
-It can be called in any thread. Guard and worker are forked from a warm parent, a process that has imported slow
-libraries, or, without a warm parent, each started in a new interpreter. However the caller ends
-(Ctrl-C, SIGTERM, SIGKILL), the stage gets SIGTERM, `grace_seconds` to save its state, and then SIGKILL, with all
-processes that it started. A stage that did not announce that it saves state (`Workdir.saves`) gets only STOP_SECONDS,
-since a compiler or another library may not react to SIGTERM for minutes.
+However the caller ends, the stage gets SIGTERM, `grace_seconds` to save its state, then SIGKILL, with all processes
+that it started. A stage that did not announce that it saves (`Workdir.saves`) gets STOP_SECONDS: compilers may ignore
+SIGTERM for minutes.
 """
 
 from __future__ import annotations
@@ -39,26 +35,22 @@ Emit = Callable[[Meta], None]
 
 STOP_SECONDS = 3.0
 LEAST_SPACE = 1 << 16
-"""A limit in bytes: if a process ended without a result and its disk has less free space than this, a full disk is
-reported as the cause."""
+"""If a process died without a result and fewer bytes are free, a full disk is named as the cause."""
 
 
 def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) -> Meta:
-    """Run a stage in a process and return the stage's metadata. Blocks until the process has ended.
+    """Run a stage in a process, wait for its end, and return its metadata.
 
-    If an exception is raised in this thread while the stage runs, for example by `emit`, the stage is stopped first;
-    then the exception is raised.
+    If this thread raises meanwhile, by `emit` for example, the stage is stopped first.
 
     Args:
-        spec: Describes the call of the stage function. It is written to `spec.file`, and the stage's files to
-            `spec.out`.
-        emit: Called with each event of the stage, in this thread.
-        grace_seconds: Seconds between SIGTERM and SIGKILL in which a stage that is stopped may save its state.
+        emit: Called with each event, in this thread.
+        grace_seconds: Seconds between SIGTERM and SIGKILL.
 
     Raises:
-        TrnflowError: The stage's own error; its attribute `details` is the traceback in the stage's process.
+        TrnflowError: The stage's own error; `details` is its traceback.
         ProcessFailed: The process died without a result.
-        Interrupted: The stage was stopped by Ctrl-C, or by a KeyboardInterrupt sent into this thread.
+        Interrupted: The stage was stopped by Ctrl-C.
     """
     spec.result.unlink(missing_ok=True)
     spec.save()
@@ -76,12 +68,8 @@ def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) 
 
 
 class Guarded:
-    """Context manager that starts a guard (a process that ends the stage's processes if this process dies) and under it
-    the worker, the process of the stage. At the end of the context the stage is stopped if it still runs, and all its
-    processes have ended.
-
-    Call `follow` in the context to receive the stage's events until it ends, then `result`.
-    """
+    """Context manager that starts a guard and its worker; at the end all processes of the stage have ended. Call
+    `follow`, then `result`."""
 
     def __init__(self, spec: JobSpec, grace_seconds: float) -> None:
         self._spec = spec
@@ -137,19 +125,14 @@ class Guarded:
                 os.killpg(self._worker, signal.SIGKILL)
 
     def interrupt(self) -> None:
-        """Have the guard (the parent of the stage's process) send SIGTERM to the stage, so that the stage saves its
-        state and ends.
-
-        A second call kills the stage. While events are still read, a stage that did not announce that it saves state is
-        killed after 3 seconds (STOP_SECONDS), any other after the `grace_seconds` that were passed to the constructor.
-        """
+        """Let the guard send SIGTERM to the stage; a second call kills it. A stage that does not save is killed after
+        STOP_SECONDS."""
         self._interrupted = True
         self._deadline = math.inf if self._saves else time.monotonic() + STOP_SECONDS
         self._guard.terminate()
 
     def follow(self, emit: Emit) -> None:
-        """Pass the stage's events (progress, metrics, messages) to `emit`, in this thread, until the stage and its
-        guard (the parent of the stage's process) have ended."""
+        """Pass the stage's events to `emit` until stage and guard have ended."""
         for line in self._lines():
             event = parsed(line)
             if event is not None and "guard" in event:
@@ -161,9 +144,7 @@ class Guarded:
                 emit(event)
 
     def drain(self, emit: Emit) -> None:
-        """Pass the stage's events (progress, metrics, messages) to `emit` until the stage and its guard (the parent of
-        the stage's process) have ended. Ctrl-C does not end this method: it sends the stage another signal (see
-        `interrupt`)."""
+        """Pass events on until stage and guard have ended; Ctrl-C sends the stage another signal."""
         while True:
             try:
                 return self.follow(emit)
@@ -171,11 +152,11 @@ class Guarded:
                 self.interrupt()
 
     def result(self) -> Meta:
-        """Return the metadata of the stage, which must have ended, from the result file that the stage wrote.
+        """Return the metadata of the ended stage.
 
         Raises:
-            TrnflowError: The stage's own error; ProcessFailed if it died without a result, Interrupted if it was stopped.
-            OSError: The process ended without a result, and the disk is full.
+            TrnflowError: The stage's own error; ProcessFailed without a result, Interrupted if it was stopped.
+            OSError: There is no result, and the disk is full.
         """
         written = json.loads(self._spec.result.read_text(encoding="utf-8")) if self._spec.result.exists() else None
         if written is None:
@@ -204,7 +185,7 @@ class Guarded:
         self._guard.wait()
 
     def _read(self) -> bytes | None:
-        """Read from the event pipe: bytes, b"" at the end of the pipe, None when nothing is there to read."""
+        """Read from the event pipe: bytes, b"" at its end, None when nothing is there."""
         try:
             return os.read(self._events, 1 << 16)
         except BlockingIOError:

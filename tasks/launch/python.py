@@ -14,13 +14,7 @@ _BOOT = (
 
 
 def python(entry: str, *arguments: str) -> list[str]:
-    """Return the command line of a new Python process that imports a function and calls it with strings as arguments.
-
-    The option -P keeps files in the working folder from being imported in place of modules.
-
-    Args:
-        entry: The function as "module:function".
-        arguments: The arguments of the function.
-    """
+    """Return the command line of a new Python process that calls `entry` ("module:function") with strings. -P keeps
+    files of the working folder from being imported."""
     assert trnflow.__file__
     return [sys.executable, "-P", "-c", _BOOT, str(Path(trnflow.__file__).parents[1]), entry, *arguments]

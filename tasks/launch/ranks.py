@@ -1,14 +1,9 @@
-"""Start, watch and end the ranks of a stage: processes that run the stage together, such as one for each device in a
-training. The worker, the stage's main process, does this.
+"""Start, watch and end the ranks of a stage.
 
-Ranks stay in the worker's process group, so the guard's SIGTERM reaches all of them and none outlives the worker. torch's
-process groups are set up through a file, which needs no port. Only torch_xla needs a TCP port: one that was free at the
-start.
-
-Each rank writes its result to `rank-K.json`, where K is its number. If a rank fails, the other ranks would wait for it
-without end. They get LAST_WORDS seconds to fail, too; then each rank that still runs writes its stack and is killed. If
-several ranks failed, the reported error is the likeliest cause: a TrnflowError that a rank raised, else the death of a
-rank without a result, else the earliest error.
+Ranks stay in the worker's process group: the guard's SIGTERM reaches all. torch's process groups are set up through a
+file; only torch_xla needs a port. If a rank fails, the others, which would wait for it, get LAST_WORDS seconds to fail,
+then write their stacks and are killed. The error reported is the likeliest cause: a rank's TrnflowError, else a death
+without result, else the earliest error.
 """
 
 from __future__ import annotations
@@ -36,22 +31,17 @@ POLL = 0.05
 
 
 def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pass_fds: Sequence[int] = ()) -> Meta:
-    """Start all ranks of a stage (processes that run the stage together), wait until they have ended, and return the
-    stage's result. If a rank fails, the ranks that still run some seconds later write their stacks and are killed.
+    """Start all ranks, wait until they have ended, and return the stage's result.
 
-    SIGTERM and SIGINT are blocked in this process, and in each rank until the rank calls `enter`; only rank 0 handles
-    these signals.
+    SIGTERM and SIGINT are blocked here, and in each rank until `enter`; only rank 0 handles them.
 
     Args:
-        command: Returns the command line of a rank, given its number, which counts from 0.
-        count: The number of ranks.
-        folder: A folder for the ranks' results, which does not exist yet.
-        pass_fds: File descriptors that rank 0 inherits.
+        command: Returns the command line of the rank with a number.
+        folder: For the ranks' results; must not exist.
+        pass_fds: Descriptors that rank 0 inherits.
 
     Returns:
-        The result of rank 0 if all ranks succeeded: {"meta": the stage's metadata}. Otherwise {"error": the likeliest
-        cause of the failure, as JSON, "details": tracebacks and stacks of the ranks, as text; missing if the stage was
-        stopped before the ranks were started}.
+        {"meta": metadata}, or {"error": the likeliest cause, "details": tracebacks and stacks}.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if signal.sigpending() & set(SIGNALS):
@@ -76,19 +66,8 @@ def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pas
 
 
 def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
-    """Return the environment variables of a rank (one of the processes that run a stage together): those that torchrun
-    sets, and TRNFLOW_RENDEZVOUS.
-
-    TRNFLOW_RENDEZVOUS is the path of a file through which the ranks find each other. torch_xla needs
-    TORCHELASTIC_RUN_ID. torch's backend gloo is given the loopback interface, so that it does not look up the host's
-    name.
-
-    Args:
-        rank: The number of the rank, from 0.
-        count: The number of ranks.
-        folder: The folder of the file TRNFLOW_RENDEZVOUS.
-        port: The TCP port for torch_xla.
-    """
+    """Return a rank's environment: torchrun's variables, and TRNFLOW_RENDEZVOUS, the file through which ranks find each
+    other. gloo gets the loopback interface, so that it looks up no host name."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return {
         "RANK": str(rank),
@@ -104,16 +83,9 @@ def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
 
 
 def enter(rank: int, parent: int, folder: Path, interrupt: Callable[..., None]) -> None:
-    """Set up this process as a rank, one of the processes that run a stage together; called first in each rank.
+    """Set up this process as a rank: killed with its parent, writes its stack on SIGUSR1, receives signals from now on.
 
-    The process is killed when its parent ends, writes its stack to `rank-K.stack` on SIGUSR1, and from now on receives
-    SIGTERM and SIGINT.
-
-    Args:
-        rank: The number of this rank.
-        parent: The process id of the worker, which started this rank.
-        folder: The folder for the ranks' results.
-        interrupt: Handles SIGTERM and SIGINT in rank 0. The other ranks ignore them and stop when rank 0 does.
+    interrupt: handles SIGTERM and SIGINT in rank 0; the others ignore them and stop when rank 0 does.
     """
     die_with_parent(parent)
     faulthandler.register(signal.SIGUSR1, file=_stack(folder, rank).open("w"), all_threads=True)
@@ -123,20 +95,14 @@ def enter(rank: int, parent: int, folder: Path, interrupt: Callable[..., None]) 
 
 
 def leave(rank: int, folder: Path, document: Meta) -> None:
-    """Write the result of this rank (one of the processes that run a stage together) to `rank-K.json` in `folder`;
-    called last in each rank.
-
-    Args:
-        rank: The number K of this rank.
-        document: {"meta": metadata} or {"error": error, "details": traceback}.
-    """
+    """Write this rank's result, {"meta"} or {"error", "details"}, to `rank-K.json`."""
     aside = folder / f"rank-{rank}.part"
     aside.write_text(json.dumps({**document, "time": time.time()}), encoding="utf-8")
     aside.replace(folder / f"rank-{rank}.json")
 
 
 def _free_port() -> int:
-    """Return a TCP port of this machine on which no process listens now."""
+    """Return a TCP port on which nothing listens now."""
     with socket.socket() as some:
         some.bind(("127.0.0.1", 0))
         port: int = some.getsockname()[1]
@@ -144,8 +110,8 @@ def _free_port() -> int:
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[int]:
-    """Wait for all ranks. If one fails and others still run LAST_WORDS seconds later, have these write their stacks and
-    return their numbers; the caller kills them. Else return []."""
+    """Wait for all ranks. If others still run LAST_WORDS seconds after a failure, let them write their stacks and
+    return their numbers, else []."""
     deadline: float | None = None
     while left := [rank for rank, process in enumerate(processes) if process.poll() is None]:
         if deadline is None and any(process.returncode for process in processes):
@@ -197,7 +163,7 @@ def _told(first: int, statuses: list[int], document: Meta | None, left: list[int
 
 
 def _last_words(folder: Path, rank: int, document: Meta | None) -> str:
-    """Return the traceback of a rank that failed, or the stack of a rank that was killed."""
+    """Return the traceback of a failed rank, or the stack of a killed one."""
     said = str(document.get("details", "")) if document else ""
     stack = _stack(folder, rank)
     if not said and stack.exists():

@@ -1,9 +1,4 @@
-"""Run the steps of a stage that works in parts: list the parts (split), make each part, put the results together
-(gather).
-
-A part is a piece of the stage's work that can be made by itself, such as some of the rows. `whole` does all steps in
-one process. Otherwise each step runs in a process of its own: `split`, then `make_part` for each part, then `gather`.
-"""
+"""Run the steps of a stage that works in parts: split, make each part, gather; or `whole` in one process."""
 
 from __future__ import annotations
 
@@ -26,15 +21,7 @@ Said = list[Meta]
 
 
 def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, out: Workdir, threads: int = 1) -> Meta:
-    """Run a stage in this process and return the stage's metadata. The stage's files are written to `out.path`. If the
-    stage works in parts (pieces of its work), the parts are listed, made in threads and put together.
-
-    Args:
-        function: The stage function.
-        inputs: The stage's inputs by parameter name.
-        out: The folders that the stage writes to.
-        threads: The number of threads that make parts.
-    """
+    """Run a stage in this process, its parts in threads, and return its metadata."""
     stage: Stage | None = getattr(function, "stage", None)
     if stage is None or stage.split is None:
         return function(config, **inputs, out=out)
@@ -47,24 +34,13 @@ def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, ou
 
 
 def split(stage: Stage, config: StageConfig, inputs: Inputs, out: Workdir) -> list[Part]:
-    """Call the stage's `split` function and return the list of the parts, the pieces into which it divides the stage's
-    work, in order. The function writes the data that all parts read to `out.path`. inputs: the stage's inputs by
-    parameter name.
-    """
+    """Return the list of the stage's parts; what they share is written to `out.path`."""
     assert stage.split is not None
     return stage.split(config, **_named(stage.split, inputs), out=out)
 
 
 def make_part(stage: Stage, config: StageConfig, inputs: Inputs, shared: Input, arguments: Meta, out: Workdir) -> Meta:
-    """Make one part (piece of the work) of the stage and return the part's metadata; the part's files are written to
-    `out.path`.
-
-    Args:
-        inputs: The stage's inputs by parameter name.
-        shared: The folder of the data that all parts read, which `split` wrote.
-        arguments: The arguments that identify the part, from the list that `split` returned.
-        out: The folders that the part writes to; `out.path` must not exist yet, `out.scratch` is removed.
-    """
+    """Make one part and return its metadata. `out.path` must not exist yet."""
     assert stage.part is not None
     out.path.mkdir(parents=True)
     out.scratch.mkdir(parents=True, exist_ok=True)
@@ -87,21 +63,14 @@ def gather(
     threads: int,
     made: Callable[[int, Path, Meta], None] = lambda number, folder, meta: None,
 ) -> Meta:
-    """Make the missing parts (pieces of the stage's work), call the stage's function on the results of all parts, and
-    return the stage's metadata.
+    """Make the missing parts, call the stage's function on all, and return its metadata.
 
-    Parts are made in threads while the stage's function reads earlier parts, at most `threads` parts ahead. Threads are
-    enough to use several cores, because tokenizers and numpy release the GIL.
+    Threads make at most `threads` parts ahead of the function; tokenizers and numpy release the GIL.
 
     Args:
-        shared: The folder of the data that all parts read, which `split` wrote.
-        todo: (arguments, metadata) of each part, in order; the metadata is None if the part is missing.
-        folder: The folder whose subfolder `N` has, or gets, the result of part N. Each result is deleted after it was
-            read.
-        out: The folders that the stage writes its own files to.
-        threads: The number of threads that make parts.
-        made: Called, in order, for each part that this function made: with the part's number N, the folder of its
-            result and its metadata.
+        todo: (arguments, metadata) of each part, in order; metadata None if it is missing.
+        folder: Its subfolder `N` has, or gets, the result of part N, which is deleted after it was read.
+        made: Called, in order, with number, folder and metadata of each part that was made here.
     """
     with ThreadPool(threads, stage.name) as pool:
 

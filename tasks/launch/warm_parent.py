@@ -1,17 +1,10 @@
-"""The warm parent: a process that has imported slow libraries, and from which stage processes are forked in some 30 ms.
+"""The warm parent: a process that has imported slow libraries, and forks stage processes in 30 ms.
 
     warm_parent:serve SOCKET
 
-The warm parent waits on SOCKET (a file descriptor) for requests of the flow, the process that runs the pipeline
-(`trnflow.tasks.launch.warm_start`). A request either names modules, all third-party, that later stages need: the warm parent
-imports them, one after the other, while it has nothing else to do. Or it starts a stage: the warm parent imports what
-this stage needs and is not imported yet, and forks a guard (`trnflow.tasks.launch.guard`), which forks the worker, the process
-that runs the stage. Guard and worker have the libraries loaded, and import the project's own code after the fork. The
-warm parent creates no XLA client, no CUDA context and no thread. If a library started a thread, the warm parent refuses
-to fork, and the flow starts the stage in a new interpreter.
-
-The warm parent ends when the flow ends or closes the socket. The guards that were forked from it then end their
-workers.
+A request names modules to import while idle, or a stage to start: missing modules are imported, then a guard is forked,
+which forks the worker. Our own code is imported after the fork. The process holds no XLA client, CUDA context or
+thread: if a library started one, it refuses to fork. It ends when the flow does.
 """
 
 from __future__ import annotations
@@ -34,20 +27,13 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks whether the flow still runs."""
 
 RESERVED = 256
-"""Length in bytes that is reserved in the environment for the attempt's name, which `/proc/PID/environ` of a forked
-process shows."""
+"""Bytes reserved in the environment for the attempt's name, which `/proc/PID/environ` of a forked process shows."""
 
 LONGEST_REQUEST = 1 << 18
 
 
 def serve(descriptor: str) -> None:
-    """Run as a warm parent, the process from which the processes of stages are forked: import the modules that the flow,
-    the process that runs the pipeline, asks for, and fork a guard (the process that starts and ends the process of one
-    stage) for each stage, as soon as the modules that this stage needs are imported. Does not return: the process exits
-    when the flow ends or closes the socket.
-
-    descriptor: the file descriptor of the socket to the flow, as text.
-    """
+    """Run as a warm parent on a socket's descriptor; the process exits when the flow ends or closes the socket."""
     flow = os.getppid()
     requests = _socket(int(descriptor))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes guards that ended
@@ -83,8 +69,7 @@ def _import(modules: list[str]) -> None:
 
 
 def _socket(descriptor: int) -> socket.socket:
-    """Return the socket that has this descriptor. If the descriptor is 3, the socket gets another one, because a
-    worker's event pipe must be 3."""
+    """Return the socket with this descriptor, moved away from 3, which is a worker's event pipe."""
     requests = socket.socket(fileno=os.dup(descriptor) if descriptor == guard.WORKER_EVENTS else descriptor)
     nothing = os.open(os.devnull, os.O_RDONLY)
     if nothing != guard.WORKER_EVENTS:
@@ -93,8 +78,8 @@ def _socket(descriptor: int) -> socket.socket:
 
 
 def _fork(requests: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
-    """Fork a guard and send its pid and a pidfd to the flow. Send "threads" instead if this process has several
-    threads, because forking it would not be safe."""
+    """Fork a guard and send its pid and a pidfd; or send "threads" if this process has several, since a fork would not
+    be safe."""
     if len(os.listdir("/proc/self/task")) > 1:
         requests.send(b"threads")
     elif pid := os.fork():
@@ -111,7 +96,7 @@ def _fork(requests: socket.socket, request: dict[str, Any], descriptors: list[in
 
 
 def _guard(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Run the guard of one worker, in the forked process. descriptors: the guard's lifeline, event pipe and log."""
+    """Run the guard of one worker, in the forked process. descriptors: lifeline, event pipe and log."""
     status = 1
     try:
         os.setsid()
@@ -125,8 +110,7 @@ def _guard(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _work(request: dict[str, Any]) -> None:
-    """Run the worker, in the forked process: set up what a new interpreter would have (arguments, environment, import
-    path), then call the requested function."""
+    """Run the worker, in the forked process: set up what a new interpreter would have, then call the function."""
     for number in (*guard.STOP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -143,11 +127,8 @@ def _work(request: dict[str, Any]) -> None:
 
 
 def _show_attempt(attempt: str | None) -> None:
-    """Overwrite, in memory, the value of the variable ATTEMPT that this process was started with.
-
-    `trnflow.tasks.system.process.lives_on` finds the processes of an attempt by `/proc/PID/environ`, which shows the memory of
-    the first environment and not later changes of `os.environ`.
-    """
+    """Overwrite in memory this process's first ATTEMPT: `/proc/PID/environ` shows that and no later change of
+    `os.environ`."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
     place = getenv(b"TRNFLOW_ATTEMPT")

@@ -1,10 +1,7 @@
-"""Start and keep warm parents, and have them fork the guards of stage processes.
+"""Start and keep warm parents, and let them fork the guards of stage processes.
 
-A warm parent (`trnflow.tasks.launch.warm_parent`) is a process that has imported slow libraries such as torch, so that a
-process forked from it starts at once. A guard (`trnflow.tasks.launch.guard`) is the process that starts and ends a stage's
-worker. Libraries read most environment variables when they are imported, so there is one parent for each set of
-variables. Variables in LATE are read later, and can differ between the jobs of one parent. Linux only; elsewhere, or if
-a parent can't fork, a stage starts in a new interpreter.
+Libraries read most environment variables when they are imported, so there is one parent for each set, LATE aside. Linux
+only; elsewhere, or if a parent can't fork, a stage starts in a new interpreter.
 """
 
 from __future__ import annotations
@@ -29,21 +26,18 @@ from trnflow.tasks.launch.warm_parent import RESERVED
 from trnflow.tasks.system.process import ATTEMPT, STARTER, this_process
 
 PARTIAL_ROOT = "TRNFLOW_PARTIAL_ROOT"
-"""The environment variable that passes the store's root to a stage's process: the root may contain credentials."""
+"""Passes the store's root, which may hold credentials, to a stage's process."""
 
 IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PREFECT_API_URL")
-"""Environment variables that change from one command to the next, or during a command, and that no library of a stage
-reads."""
+"""Variables that change during or between commands, and that no library reads."""
 
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""The environment variables that a warm parent is started with so that numpy, scipy and pyarrow start no threads when
-they are imported. On x86-64 only numpy and scipy use OpenBLAS; the other variable belongs to pyarrow's allocator, which
-then gives memory back in the threads that free it."""
+"""Keeps numpy, scipy and pyarrow from starting threads when they are imported. pyarrow's allocator then gives memory
+back in the threads that free it."""
 
 LATE = ("CPU_NUM_DEVICES", "TOKENIZERS_PARALLELISM", ATTEMPT, PARTIAL_ROOT, *WITHOUT_THREADS, *IRRELEVANT)
-"""Variables that can differ between the jobs of one warm parent: modules imported before the fork do not read them.
-
-The exceptions are those of WITHOUT_THREADS. XLA_FLAGS can't be in this list: torch_xla changes it when it is imported."""
+"""Variables that modules imported before the fork do not read, those of WITHOUT_THREADS aside. XLA_FLAGS is none:
+torch_xla changes it on import."""
 
 LIGHT = ("pydantic.main", "pydantic.types", "pydantic._internal._generate_schema", "numpy")
 """Modules that every stage needs."""
@@ -56,7 +50,7 @@ HEAVY = {
     "transformers": ("transformers.modeling_utils",),
     "torch-xla": ("torch_xla", "torch_xla.core.xla_model"),
 }
-"""Distribution -> further modules that the warm parent of a stage that uses this distribution imports."""
+"""Distribution -> further modules to import for a stage that uses it."""
 
 MOST_PARENTS = 4
 PATIENCE = 120.0
@@ -64,16 +58,8 @@ PATIENCE = 120.0
 
 
 def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the modules that the warm parent of a stage (a process from which the stage's process is
-    forked) has to import before it forks.
-
-    Empty if the stage's process can't be forked from a warm parent and must start in a new interpreter: the machine is
-    not Linux on x86-64, or PJRT_DEVICE names another device than the CPU, whose runtime does not support a fork.
-
-    Args:
-        distributions: Names of the Python distributions that the stage's code imports, such as torch.
-        environ: The stage's environment variables.
-    """
+    """Return the modules that a stage's warm parent imports before it forks. Empty where a fork does not work: not
+    Linux on x86-64, or a PJRT_DEVICE other than the CPU."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or environ.get("PJRT_DEVICE", "CPU") != "CPU":
         return ()
     names = {*distributions} - ({"torch-xla"} if environ.get("USE_TORCH_XLA") == "0" else set())
@@ -81,13 +67,7 @@ def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tup
 
 
 class ForkedGuard:
-    """A guard (the process that starts and ends a stage's process) that was forked by a warm parent, a process that has
-    imported slow libraries. The class has the methods of `subprocess.Popen` that `trnflow.tasks.launch.local` calls, since a
-    process that is not a child of this process has no Popen object.
-
-    Args:
-        pidfd: A Linux file descriptor that refers to the process.
-    """
+    """A guard that a warm parent forked, with the methods of `Popen` that `local` calls. pidfd: refers to the process."""
 
     def __init__(self, pidfd: int) -> None:
         self._pidfd = pidfd
@@ -95,13 +75,11 @@ class ForkedGuard:
         self._poll.register(pidfd, select.POLLIN)
 
     def poll(self) -> int | None:
-        """Return None while the guard (the process that starts and ends a stage's process) runs, and 0 when it has
-        ended. The guard's real exit status is unknown here."""
+        """Return None while the guard runs, then 0: its exit status is unknown."""
         return 0 if self._poll.poll(0) else None
 
     def wait(self) -> int:
-        """Wait until the guard (the process that starts and ends a stage's process) has ended. Always returns 0, since
-        the guard's real exit status is unknown here."""
+        """Wait until the guard has ended; returns 0, since its exit status is unknown."""
         while not self._poll.poll(500):
             pass
         return 0
@@ -115,12 +93,7 @@ class ForkedGuard:
 
 
 class WarmParent:
-    """A child process that imports slow modules once and then forks the guard of each stage (the process that starts
-    and ends the stage's process), so that stages start at once. The constructor does not wait until the process runs.
-
-    Args:
-        environ: The environment variables of the process.
-    """
+    """A child process that imports slow modules once and then forks guards. The constructor does not wait for it."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
@@ -138,23 +111,20 @@ class WarmParent:
             )
 
     def preload(self, modules: tuple[str, ...]) -> None:
-        """Have the warm parent import modules while it has nothing else to do. Does not wait for it."""
+        """Let the warm parent import modules while it is idle."""
         with self._lock, contextlib.suppress(OSError):  # without them a stage starts later
             self._requests.send(json.dumps({"modules": modules}).encode())
 
     def start(self, request: Mapping[str, Any], descriptors: list[int]) -> ForkedGuard | None:
-        """Have the warm parent fork a guard, the process that starts and ends the process of one stage. Waits until the
-        warm parent has imported the modules that the stage needs.
+        """Let the warm parent fork a guard, once the stage's modules are imported.
 
         Args:
-            request: {"entry", "arguments", "modules", "grace": as the arguments of `start_guard`; "folder": the
-                worker's working folder; "environ": {name: value} of variables to set, None to unset; "attempt": the
-                name of the variable with the id of the attempt (try to run the stage)}.
-            descriptors: The file descriptors that become the guard's stdin (lifeline), stdout (events) and stderr
-                (log).
+            request: {"entry", "arguments", "modules", "grace": as in `start_guard`; "folder": the working folder;
+            "environ": {name: value, None to unset}; "attempt": the variable with the attempt's id}.
+            descriptors: The guard's stdin (lifeline), stdout (events) and stderr (log).
 
         Returns:
-            The guard, or None if the warm parent has ended or can't fork; the stage then needs a new interpreter.
+            The guard, or None if the warm parent has ended or can't fork.
         """
         with self._lock:
             try:
@@ -181,8 +151,7 @@ class WarmParent:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """Kill the warm parent and wait until it has ended. Stages that still run are ended, too: the guards that the
-        warm parent forked end the stages' processes."""
+        """Kill the warm parent and wait for its end; its guards end their stages."""
         self._requests.close()
         self._process.kill()
         self._process.wait()
@@ -199,12 +168,8 @@ def _close_all() -> None:
 
 
 def warm_parent(environ: Mapping[str, str]) -> WarmParent:
-    """Return a running warm parent (a process that has imported slow libraries, and from which stages' processes are
-    forked) that was started with these environment variables; start one if there is none. The variables in the list
-    LATE may differ, because they do not matter to the imports.
-
-    If there are then more than 4 warm parents (MOST_PARENTS), the one that was used least recently is killed.
-    """
+    """Return a running warm parent with these variables, LATE aside; start one if there is none. Beyond MOST_PARENTS
+    the one used least recently is killed."""
     early = {name: value for name, value in environ.items() if name not in LATE}
     variables = frozenset(early.items())
     with _lock:
@@ -218,16 +183,9 @@ def warm_parent(environ: Mapping[str, str]) -> WarmParent:
 
 
 def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None:
-    """Start the warm parents of stages that will run later: processes from which the stages' processes are forked, and
-    which import their modules while earlier stages run.
+    """Start the warm parents of stages that will run later, so that they import meanwhile.
 
-    Stages with equal environment variables share a warm parent. The variables in the list LATE may differ, because they
-    do not matter to the imports.
-
-    Args:
-        stages: For each stage (its environment variables, the modules of its warm parent), in the order in which they
-            run. A warm parent imports while the next stage is drawn from the iterable. Where there are no modules, no
-            warm parent is started.
+    stages: (variables, modules) of each stage in order; drawing the next lets a parent begin. No modules, no parent.
     """
     for variables, modules in stages:
         if modules:
@@ -235,8 +193,7 @@ def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None
 
 
 def process_environ(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a stage's process: that of this process, updated with the stage's variables, and with
-    the variable TRNFLOW_STARTER, by which other processes can tell that this process started it. Sets nothing."""
+    """Return a stage's environment: this process's with the stage's variables and TRNFLOW_STARTER."""
     return {**os.environ, "PYTHONUNBUFFERED": "1", STARTER: this_process().tag, **variables}
 
 
@@ -244,17 +201,13 @@ def start_guard(
     entry: str, arguments: list[str], environ: Mapping[str, str], modules: tuple[str, ...], grace: float,
     descriptors: list[int],
 ) -> ForkedGuard | None:  # fmt: skip
-    """Start the process of one stage, the worker, under a guard, a process that ends the worker if this process dies. A
-    warm parent (a process that has imported slow libraries) forks the guard, and the guard forks the worker. A warm
-    parent is started if none has the right environment variables.
+    """Fork a guard and its worker from a warm parent.
 
     Args:
-        entry: The function that the worker calls, as "module:function".
-        arguments: The arguments of that function.
-        environ: The environment variables of the worker.
-        modules: The modules that the warm parent imports before it forks, if it has not yet.
-        grace: Seconds between SIGTERM and SIGKILL when the worker is stopped.
-        descriptors: The file descriptors that become the guard's stdin, stdout and stderr.
+        entry: The worker's function, as "module:function".
+        modules: What the warm parent imports first.
+        grace: Seconds between SIGTERM and SIGKILL.
+        descriptors: The guard's stdin, stdout and stderr.
 
     Returns:
         The guard, or None if the warm parent has ended or can't fork.

@@ -1,10 +1,8 @@
-"""The worker: the process that a stage runs in. A guard, the process that later ends the worker, starts it: it calls
-`trnflow.tasks.launch.worker:run` with the path of a job spec, the JSON file that describes the call of the stage function.
+"""The worker: the process that a stage runs in, started by a guard with the path of a job spec.
 
-The worker calls the stage function, writes the stage's events as JSON lines to file descriptor 3, and writes the
-result atomically to a file beside the spec. SIGTERM raises Interrupted in the stage, unless the stage installs a
-handler of its own to save state first. A stage of several ranks (processes that run the stage together) runs in child
-processes of the worker, one for each rank (`trnflow.tasks.launch.ranks`); only the events of rank 0 are passed on.
+It calls the stage function, writes events as JSON lines to descriptor 3, and the result atomically beside the spec.
+SIGTERM raises Interrupted unless the stage handles it. Ranks are its child processes; only rank 0's events are passed
+on.
 """
 
 from __future__ import annotations
@@ -39,11 +37,8 @@ from trnflow.tasks.system.redaction import know, learn, scrub, scrub_all
 
 
 def run(file: str) -> None:
-    """Run a job in this process: call the stage function and write its result. Then exit the process at once, with
-    status 0 if the stage succeeded and 1 if it failed, since some libraries hang or crash when they unload.
-
-    file: the path of a job spec, the JSON file that describes the call.
-    """
+    """Run the job of a spec's file, write its result, and exit at once with 0 or 1: some libraries hang or crash when
+    they unload."""
     status = main(file)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -51,11 +46,8 @@ def run(file: str) -> None:
 
 
 def main(file: str) -> int:
-    """Run the job that the spec in `file` describes: call the stage function, or start and watch its ranks (processes
-    that run the stage together), and write the result to the file `JobSpec.result`. Return 0 if the stage succeeded, 1
-    if the result is an error.
-
-    The spec's file is removed at the start if the stage has one rank."""
+    """Run the job of a spec's file, or its ranks, and write `JobSpec.result`. Return 0, or 1 if the result is an error.
+    The file is removed if there is one rank."""
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
     spec = _spec(file)
@@ -67,14 +59,7 @@ def main(file: str) -> int:
 
 
 def rank(file: str, number: str, parent: str) -> None:
-    """Run one rank of a stage (one of the processes that run the stage together) in a process that `main` started: call
-    the stage function, write the rank's result to a file for `main`, and exit the process.
-
-    Args:
-        file: The path of the job spec.
-        number: The number of the rank from 0, as text.
-        parent: The process id of the worker that started this process, as text.
-    """
+    """Run one rank, write its result for `main`, and exit."""
     faulthandler.enable()
     spec, me = _spec(file), int(number)
     enter(me, int(parent), spec.ranks_folder, _interrupt)
@@ -86,8 +71,7 @@ def rank(file: str, number: str, parent: str) -> None:
 
 
 def _spec(file: str) -> JobSpec:
-    """Read the job spec, and register the secret values among this process's environment variables, so that they are
-    hidden in messages."""
+    """Read the job spec, and register its secret variables."""
     spec = JobSpec.load(Path(file))
     for name in spec.secret:
         know(os.environ.get(name, ""))
@@ -109,8 +93,7 @@ def _lead(spec: JobSpec) -> Meta:
 
 
 def _call(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
-    """Call the stage function. Return {"meta": the stage's metadata}, or {"error": the error as JSON, "details":
-    traceback} without secrets. No error of the stage is raised."""
+    """Call the stage function; return {"meta"}, or {"error", "details"} without secrets."""
     sys.path[:0] = [folder for folder in spec.search if folder not in sys.path]
     try:
         with watch_process(spec.permit) if spec.permit else nullcontext():
@@ -141,8 +124,7 @@ def _run(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
 
 
 def _keep(emit: Callable[[Meta], None], number: int, folder: Path, meta: Meta) -> None:
-    """Copy a part's result to `N.kept`, since the store moves the files that it takes in, and report the part in an
-    event."""
+    """Copy a part's result to `N.kept`, since the store moves the files that it takes in, and report the part."""
     refuse_recorded()
     shutil.copytree(folder, folder.with_name(f"{number}.kept"))
     emit({"part": number, "meta": meta})
@@ -161,10 +143,7 @@ def _partial(spec: JobSpec) -> Partial | None:
 
 
 class Events:
-    """A function that writes each event of a stage as a JSON line to a file descriptor. It may be called in any thread.
-
-    Once the reader has closed the pipe, events are dropped without an error.
-    """
+    """Writes each event as a JSON line to a descriptor, in any thread; after the reader closed the pipe, nothing."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor

@@ -1,8 +1,7 @@
-"""Artifacts in a store: make an artifact from a folder, lay it out in another folder, and verify its bytes.
+"""Artifacts in a store: make them from folders, lay them out, verify their bytes.
 
-An artifact is a list of files with metadata; the list is its manifest. The bytes of each file are in the store as a
-blob, named by their digest. They are verified when a stage first opens the blob on this machine. Afterwards the blob is
-taken as unchanged while its stamp (inode, size and times) stays the same.
+A blob's bytes are verified when a stage first opens it on this machine, then trusted while its stamp (inode, size,
+times) stays the same.
 """
 
 from __future__ import annotations
@@ -36,12 +35,10 @@ from trnflow.tasks.store.pull import ReportBytes, pull_all
 
 
 class Seen(NamedTuple):
-    """The state on disk of an artifact's blobs (its files, named by the digests of their bytes), found without reading
-    bytes (see `Artifacts.seen`).
+    """The state of an artifact's blobs on disk, without reading them.
 
-    missing: the first file of the artifact whose blob is gone or has another size, None when there is none. changed:
-    the files whose blobs have another inode or other times than when this machine verified their bytes, so that the
-    bytes should be verified again. If `missing` is a file, the files after it were not looked at.
+    missing: the first file whose blob is gone or of another size; later files were not looked at. changed: files whose
+    blobs have another stamp than when they were verified.
     """
 
     missing: File | None
@@ -49,19 +46,15 @@ class Seen(NamedTuple):
 
 
 class Artifacts:
-    """The artifacts (lists of files, which stages made) of a store, without the records that say which stage made them
-    for which key (see `Store`).
+    """The artifacts of a store, without its records (see `Store`).
 
     Args:
-        root: a folder or an fsspec URL.
-        home: the folder of the project's local state (TRNFLOW_HOME or `.trnflow`), which contains the hash cache and,
-            for a remote store, copies of its blobs.
-        memo: the hash cache, which remembers the digests of files that have not changed; by default `memo.db` in
-        `home`.
+        root: A folder or an fsspec URL.
+        home: Has the hash cache and, for a remote store, copies of its blobs.
 
     Attributes:
-        backend: the file operations of this store, also for verification and garbage collection, which read the whole store.
-        cache: the folder in which this machine keeps blobs of a remote store, under the same names as in the store.
+        backend: The store's file operations, also for what reads the whole store.
+        cache: The folder of a remote store's blobs on this machine.
     """
 
     def __init__(self, root: str, home: Path, memo: Memo | None = None) -> None:
@@ -77,15 +70,11 @@ class Artifacts:
         return self.backend.local is not None
 
     def ingest(self, folder: Path, kind: str, meta: Meta, *, cache: bool = True) -> Artifact:
-        """Make an artifact of all files below `folder` and return it: write the files and the manifest (the list of the
-        files) to the store.
+        """Write all files below `folder` and their manifest to the store, and return the artifact, which is no stage's
+        result yet.
 
-        The files are moved into the store, or copied if the store is on another filesystem or remote. A file whose
-        bytes the store has already is not written again. The artifact is no stage's result yet: `Store.publish` makes
-        it one.
-
-        kind: what the artifact is, such as `tokens`; meta: its metadata; cache: with a remote store, whether the files
-        then move to this machine's cache, for stages that read them next.
+        Files are moved, or copied to another filesystem or remote store. cache: whether a remote store's files then
+        move to this machine's cache.
         """
         paths = files_below(folder)
         digests = sha256_files([f"{folder}/{path}" for path in paths])
@@ -101,9 +90,8 @@ class Artifacts:
         return Artifact(digest, kind, meta, tuple(files))
 
     def artifact(self, digest: str) -> Artifact:
-        """Read the manifest (the list of files) with this digest and return the artifact; the files themselves are not
-        looked at. BlobLost when the manifest is missing or damaged; a damaged manifest is moved to the store's folder
-        `quarantine`."""
+        """Return the artifact with this digest; its files are not looked at. Raises BlobLost when the manifest is
+        missing or damaged, which is quarantined."""
         name = blob_name(digest)
         try:
             document, files = checked_manifest(self.backend.read(name), digest)
@@ -117,25 +105,18 @@ class Artifacts:
         return Artifact(digest, document["kind"], document["meta"], files)
 
     def link(self, digest: str) -> str:
-        """Return the URL of the blob (a file of the store that is named by the digest of its bytes) with this digest,
-        whether or not the blob exists. For a local store it is a `file://` URL."""
+        """Return the URL of a blob, whether or not it exists."""
         root = self.backend.local.as_uri() if self.backend.local else self.root
         return f"{root}/{blob_name(digest)}"
 
     def missing(self, artifact: Artifact) -> File | None:
-        """Return the first file of the artifact whose blob (the file in the store, named by the digest of its bytes) is
-        gone or has another size, or None. No bytes are read. Always None for a remote store, whose blobs are verified
-        when they are fetched."""
+        """Return the first file whose blob is gone or has another size. Reads no bytes; None for a remote store, whose
+        blobs are verified when fetched."""
         return self.seen(artifact).missing
 
     def seen(self, artifact: Artifact) -> Seen:
-        """Return which blobs of an artifact (its files in the store) are missing and which have changed, without
-        reading bytes: their sizes are compared with the manifest (the artifact's list of files), and their stamps
-        (inode, size and times) with those recorded when the blobs were verified.
-
-        For a remote store the result is always "none missing, none changed", because its blobs are verified when they
-        are fetched.
-        """
+        """Compare the blobs' sizes and stamps with the manifest and the hash cache. Nothing is missing or changed for a
+        remote store."""
         if not self.is_local:
             return Seen(None, [])
         stamps: list[Stamp] = []
@@ -165,12 +146,8 @@ class Artifacts:
         return Seen(artifact.files[len(stamps)] if len(stamps) < len(artifact.files) else None, changed)
 
     def recheck(self, files: Iterable[File]) -> list[File]:
-        """Hash the blobs of these files (the bytes that a local store has for them). Return the files whose blobs are
-        missing or damaged.
-
-        Damaged blobs are moved to the store's folder `quarantine`. The stamps (inode, size and times) of the other
-        blobs are recorded in the hash cache, so that these blobs count as verified.
-        """
+        """Hash the blobs of these files, and return the files whose blobs are missing or damaged; damaged ones are
+        quarantined."""
         by_digest = {file.digest: file for file in files}
         with storage_errors(self.root, "blobs", "reading"):
             sound = dict(zip(by_digest, in_threads(self._sound_stamp, [*by_digest], os.cpu_count() or 1), strict=True))
@@ -183,16 +160,11 @@ class Artifacts:
         return [file for digest, file in by_digest.items() if not sound[digest]]
 
     def checkout(self, artifact: Artifact, folder: Path, report: ReportBytes = lambda done, total: None) -> Path:
-        """Lay out the artifact below `folder` as symbolic links to read-only blobs (the store's files, named by the
-        digests of their bytes), which are verified; return `folder`.
+        """Lay out the artifact as symbolic links to verified, read-only blobs below `folder`, which is created and
+        returned.
 
-        The folder is created if it is missing. Blobs of a remote store are downloaded to this machine's cache first.
-
-        report: called with (bytes fetched or verified so far, bytes in all); not called when all blobs are verified
-        already.
-
-        Raises:
-            BlobLost: a blob is missing or corrupt; a corrupt blob is moved to the store's folder `quarantine`.
+        report: called with (bytes done, bytes in all), unless all blobs are verified already. Raises BlobLost; a
+        corrupt blob is quarantined.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for blob, target in self._pulled(artifact, folder, report):
@@ -200,14 +172,9 @@ class Artifacts:
         return folder
 
     def copy_out(self, artifact: Artifact, folder: Path, *, cache: bool = True) -> None:
-        """Copy the artifact's files into `folder`, where the user may change them. Their bytes are checked against
-        their digests.
+        """Copy the artifact's files into `folder`, where they may be changed.
 
-        cache: whether files that are downloaded from a remote store for this copy also stay in this machine's cache.
-
-        Raises:
-            BlobLost: a file's bytes are missing or corrupt in the store; corrupt ones are moved to the store's folder
-                `quarantine`.
+        cache: whether downloaded blobs stay in this machine's cache. Raises BlobLost; corrupt blobs are quarantined.
         """
         if cache or self.is_local:
             for blob, target in self._pulled(artifact, folder, lambda done, total: None):
@@ -232,20 +199,14 @@ class Artifacts:
                 shutil.copyfile(folder / first[file.digest].path, place)
 
     def changed(self, artifact: Artifact) -> File | None:
-        """Return the first file of an artifact, laid out by `checkout`, whose blob (the file on this machine to which
-        the symbolic link points) no longer has its digest or is gone; None when there is none. Used to find a stage
-        that wrote to its inputs.
-
-        Costs one stat for each file. A blob is read and hashed only if its stamp (inode, size and times) differs from
-        that at verification.
-        """
+        """Return the first file whose blob no longer has its digest: a stage wrote to its inputs. Costs a stat for each
+        file; only changed stamps are hashed."""
         return next(
             (file for file in artifact.files if not self._is_unchanged(self._local_blob(file.digest), file)), None
         )
 
     def _keep(self, path: str, file: File, cache: bool) -> None:
-        """Put a file that was just hashed into the store. A remote store gets a copy, and with `cache` the file itself moves
-        to this machine's cache, because the next stage would download the same bytes."""
+        """Put a file that was just hashed into the store; with `cache` it then moves to this machine's cache."""
         name = blob_name(file.digest)
         blob = self._local_blob(file.digest)
         there = self.backend.size(name) == file.size
@@ -259,8 +220,7 @@ class Artifacts:
             self._cache_file(path, blob, file.digest)
 
     def _cache_file(self, path: str, blob: str, digest: str) -> None:
-        """Move a file with this digest to its place in the cache. If that fails, the blob is downloaded when it is
-        needed."""
+        """Move a file to its place in the cache. If that fails, the blob is downloaded when it is needed."""
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(blob), exist_ok=True)
             os.chmod(path, 0o444)
@@ -268,8 +228,7 @@ class Artifacts:
             self.memo.put("blob", blob, stamp(blob), digest)
 
     def _pulled(self, artifact: Artifact, folder: Path, report: ReportBytes) -> Iterator[tuple[str, str]]:
-        """Verify each file's blob, fetch it if the store is remote, and create the file's folder. Yields (blob on this
-        machine, path below `folder`) of each file."""
+        """Verify or fetch each blob, and yield (blob on this machine, path below `folder`) of each file."""
         unknown = [file for file in artifact.files if not self._is_known(self._local_blob(file.digest), file)]
         pull_all(self._pull, unknown, report)
         self.memo.save()
@@ -279,15 +238,15 @@ class Artifacts:
             yield self._local_blob(file.digest), f"{folder}/{file.path}"
 
     def _local_blob(self, digest: str) -> str:
-        """Return the path that a blob has on this machine, whether or not the blob exists."""
+        """Return a blob's path on this machine, whether or not it exists."""
         return f"{self.backend.local or self.cache}/{blob_name(digest)}"
 
     def _has_changed(self, blob: str, now: Stamp) -> bool:
-        """Return whether the blob's stamp differs from the one under which this machine verified the blob."""
+        """Return whether a blob was verified under another stamp."""
         return self.memo.last("blob", blob) not in (None, now)
 
     def _sound_stamp(self, digest: str) -> Stamp:
-        """Read a blob and return its stamp from before reading if the bytes have the blob's digest; else return ""."""
+        """Return a blob's stamp from before reading if its bytes have the digest, else ""."""
         blob = self._local_blob(digest)
         try:
             now = stamp(blob)
@@ -302,12 +261,12 @@ class Artifacts:
             return False
 
     def _is_unchanged(self, blob: str, file: File) -> bool:
-        """Return whether a blob's bytes have its digest. The bytes are read only if the stamp has changed, as after a
-        move to the trash and back."""
+        """Return whether a blob has its digest; it is read only after a changed stamp, as after a move to the trash and
+        back."""
         return self._is_known(blob, file) or (os.path.exists(blob) and sha256_file(blob) == file.digest)
 
     def _pull(self, file: File, count: CountBytes) -> None:
-        """Check the digest of a blob on this machine; fetch the blob first if the store is remote."""
+        """Check a blob on this machine; fetch it first from a remote store."""
         count(0)
         blob = self._local_blob(file.digest)
         before = stamp(blob) if os.path.exists(blob) else None  # before reading: a later change must be seen
@@ -329,8 +288,7 @@ class Artifacts:
             raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
 
     def _fetch(self, file: File, target: Path, count: CountBytes, mode: int | None = None) -> None:
-        """Download a blob of a remote store to the path `target`, and verify its digest. mode: the file's permissions; None
-        for those that this process gives to new files."""
+        """Download a blob and verify it. mode: the file's permissions; None for this process's default."""
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = target.with_name(f".{os.getpid()}-{time.monotonic_ns()}")
         try:
@@ -347,7 +305,6 @@ class Artifacts:
             aside.unlink(missing_ok=True)
 
     def _quarantine(self, name: str) -> None:
-        """Move a damaged file to the quarantine folder. In a store that can only be read the file is not moved, and is
-        treated as missing."""
+        """Move a damaged file to quarantine; in a store that can only be read it counts as missing."""
         with contextlib.suppress(FileNotFoundError, ReadOnlyStore):
             self.backend.move(name, f"quarantine/{name}.{time.time_ns()}")

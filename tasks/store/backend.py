@@ -1,9 +1,7 @@
-"""The file operations that a store needs, as the interface `Backend`: `local.py` implements it for a folder,
-`remote.py` for an fsspec filesystem such as S3.
+"""The file operations that a store needs: `local.py` for a folder, `remote.py` for an fsspec filesystem such as S3.
 
-The name of a file is its path relative to the store's root, with `/`. An operation that needs a file raises
-FileNotFoundError if the file is missing. Any other failure is a StoreError, so that a failing disk or server is never
-mistaken for a missing file.
+A name is a path relative to the root. A missing file raises FileNotFoundError, any other failure StoreError: a failing
+disk is never taken for a missing file.
 """
 
 from __future__ import annotations
@@ -20,18 +18,15 @@ from trnflow.tasks.sources.remote_errors import credentials_fix
 WRITES = ("creating", "writing", "moving", "removing")
 
 CountBytes = Callable[[int], None]
-"""A function that a transfer calls with the number of bytes since its last call, in any thread. An exception ends the
-transfer."""
+"""Called by a transfer with the bytes since its last call, in any thread; an exception ends the transfer."""
 
 
 def count_nothing(size: int) -> None:
-    """Do nothing with a number of copied bytes: the default of `count` for callers of `Backend.fetch` that do not count
-    bytes."""
+    """Used by callers that do not count bytes."""
 
 
 class Entry(NamedTuple):
-    """A file of a store, as a listing shows it. name: its path relative to the store's root; size: bytes; time: when it
-    was last written, in seconds since 1970, by the clock of the store's machine."""
+    """A file in a listing. time: of its last write, in seconds since 1970 by the store's clock."""
 
     name: str
     size: int
@@ -39,73 +34,58 @@ class Entry(NamedTuple):
 
 
 class Backend(Protocol):
-    """The file operations on one store. root: the store's folder or URL, as text; local: the folder of a local store, None
-    for a remote one."""
+    """The file operations on one store. local: the folder of a local store, else None."""
 
     root: str
     local: Path | None
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of the store's file `name` (a path relative to the store's root). FileNotFoundError when
-        there is no such file."""
+        """Return a file's bytes. Raises FileNotFoundError."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create the file `name` of the store with these bytes and return True; return False, and change nothing, if
-        there is a file of this name. Of several simultaneous writers one succeeds; readers never see an incomplete
-        file."""
+        """Create a file whole and return True; return False if it exists. Of several writers one succeeds."""
 
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Write a file with these bytes, replacing an older file of this name. Readers never see an incomplete file.
-        durable: return only when the file is on disk and would survive a power cut."""
+        """Write a file whole, in place of an older one. durable: return only when it would survive a power cut."""
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, or None when there is no such file."""
 
     def move_in(self, name: str, path: str | Path) -> None:
-        """Put the file at `path` on this machine into the store under `name`, replacing an older file. A local store
-        moves the file and makes it read-only (it copies a file of another filesystem or a symbolic link); a remote
-        store uploads a copy."""
+        """Put a local file into the store, in place of an older one: moved and read-only in a local store (copied
+        across filesystems and from a link), uploaded to a remote one."""
 
     def fetch(self, name: str, path: Path, count: CountBytes = count_nothing) -> None:
-        """Copy a file of the store to `path` on this machine. count: called, in the course of the copy, with the number
-        of bytes copied since its last call."""
+        """Copy a file to `path` on this machine."""
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names of all files below a folder, at any depth, sorted; [] if there is no such folder. Files that
-        are still being written are left out. prefix: the folder, relative to the store's root."""
+        """Return the names of all finished files below a folder, sorted; [] if there is no such folder."""
 
     def entries(self, prefix: str) -> list[Entry]:
-        """Return all files of the store below the folder `prefix`, at any depth, with size and time of the last write;
-        [] if there is no such folder. Files that are being written, and unfinished files of killed writers, are
-        included: see `layout.is_unfinished`."""
+        """Return all files below a folder, unfinished ones (`layout.is_unfinished`) included."""
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the names of the folders directly below the folder `prefix` of the store, without its path, sorted; []
-        if there is no such folder."""
+        """Return the names of the folders directly below a folder, sorted."""
 
     def remove_empty(self, prefix: str, *, unfinished: bool = False) -> None:
-        """Remove the folder `prefix` of the store if it is empty. unfinished: also remove a folder that contains only
-        unfinished files of killed writers, and these files."""
+        """Remove a folder if it is empty. unfinished: also one with nothing but unfinished files of killed writers."""
 
     def move(self, name: str, to: str) -> None:
-        """Rename a file of the store from `name` to `to`. A file that has the new name already is replaced."""
+        """Rename a file, in place of an older one."""
 
     def remove(self, prefix: str) -> None:
-        """Remove the file `prefix` of the store, or the folder of this name with everything below it. Do nothing if
-        there is neither."""
+        """Remove a file, or a folder with all below it, if there is one."""
 
     def sync(self) -> None:
-        """Wait until everything written to the store so far is on disk and would survive a power cut."""
+        """Wait until all that was written would survive a power cut."""
 
 
 @contextlib.contextmanager
 def storage_errors(root: str, name: str, doing: str) -> Iterator[None]:
-    """Context that raises StoreError in place of an exception of a filesystem. Only FileNotFoundError is passed on
-    unchanged.
+    """Raise StoreError in place of any filesystem's exception but FileNotFoundError: object stores' libraries raise
+    other types than OSError.
 
-    All other subclasses of Exception are replaced, since libraries of object stores raise other types than OSError, for
-    example for a lost connection. root, name: the store and the file, for the message; doing: what the caller was
-    doing, such as `reading`.
+    doing: what the caller was doing, such as `reading`.
     """
     try:
         yield

@@ -1,11 +1,7 @@
-"""`Store`: the content store with all operations that a run needs, on artifacts (lists of files) and on three kinds of
-JSON documents: a record names the artifact that a stage made for a key, an attempt is the journal of one try to make
-that artifact, and a run lists the stages of one run of a recipe.
+"""`Store`: all operations that a run needs.
 
-A stage key is the hash of everything that decides a stage's result: code, settings, inputs, library versions,
-accelerator. A result is written in this order: blobs (the artifact's files, named by their digests), manifest (the list
-of these files), sync, attempt, record. The record is written last, so a crash never leaves a record of a result that is
-not on disk. Finding the result of a key costs one read of a record and one of a manifest.
+A result is written blobs, manifest, sync, attempt, record: a crash leaves no record of what is not on disk. Finding a
+key's result costs one read of a record and one of a manifest.
 """
 
 from __future__ import annotations
@@ -33,25 +29,19 @@ READERS = 16
 
 FORMAT = {"format": 1, "hash": "sha256"}
 FORMAT_PAUSES = (0.5, 1.0, 2.0)
-"""Seconds between two attempts to read FORMAT.json from an object store, beside the retries of its library."""
+"""Seconds between reads of FORMAT.json, beside the retries of the object store's library."""
 
 
 class Store(Artifacts):
-    """A content store: files that are named by the digest of their bytes, and three kinds of JSON documents about them.
-
-    A *record* names the artifact that a stage made for a key; an *attempt* is the journal of one try to make that
-    artifact; a *run* lists the stages of one run of a recipe. Store(root, home) opens the store at `root` (a folder or
-    an fsspec URL), which need not exist yet: `prepare` creates it. home: the folder of local state, TRNFLOW_HOME or
-    `.trnflow`."""
+    """A content store at `root`, a folder or an fsspec URL, which `prepare` creates: artifacts, records, attempts and
+    runs."""
 
     def prepare(self) -> None:
-        """Create the store at its root, by writing FORMAT.json, if there is no store yet. Create the home (the folder
-        of local state), too.
+        """Create the store, if there is none, and the home.
 
         Raises:
-            ConfigError: FORMAT.json is damaged, or the store is of another format than this version of trnflow uses.
-            StoreError: the bucket is missing, or the filesystem can't create files exclusively, so that two runs could
-                overwrite each other's results.
+            ConfigError: FORMAT.json is damaged, or of another format.
+            StoreError: The bucket is missing, or the filesystem can't create files exclusively.
         """
         make_home(self.home)
         if self.is_made():
@@ -70,15 +60,13 @@ class Store(Artifacts):
         self.check()
 
     def check(self) -> None:
-        """Check that there is a store at the root, of the format that this version of trnflow uses; raise ConfigError
-        otherwise. Write nothing."""
+        """Raise ConfigError unless there is a store of our format at the root."""
         if not self.is_made():
             fix = "`trnflow run` makes one; or name another: --store, TRNFLOW_STORE, store.root"
             raise ConfigError(f"there is no store at {self.root}", fix)
 
     def is_made(self) -> bool:
-        """Return whether there is a store at the root, that is, a file FORMAT.json. ConfigError when this file is
-        damaged or names another format than this version of trnflow uses."""
+        """Return whether there is a store. Raises ConfigError when FORMAT.json is damaged or of another format."""
         try:
             found = read_object(self._read_format())
         except FileNotFoundError:
@@ -94,8 +82,8 @@ class Store(Artifacts):
         return True
 
     def _read_format(self) -> bytes:
-        """Read FORMAT.json: the first request of each command. After a failure of the network or of an object store, read it
-        again after each of FORMAT_PAUSES. A refused permission and missing credentials are errors at once."""
+        """Read FORMAT.json, again after a failure of the network; refused permission and missing credentials are errors
+        at once."""
         for pause in FORMAT_PAUSES if self.backend.local is None else ():
             try:
                 return self.backend.read("FORMAT.json")
@@ -107,9 +95,7 @@ class Store(Artifacts):
         return self.backend.read("FORMAT.json")
 
     def record(self, stage: str, key: str) -> Meta | None:
-        """Return the record of a stage's key: the document that names the artifact that the stage made. None when there
-        is no record. A damaged record is moved to the store's folder `quarantine`, and None is returned. The artifact
-        is not checked."""
+        """Return a key's record, or None; a damaged one is quarantined. The artifact is not checked."""
         name = record_name(stage, key)
         try:
             return checked_record(name, self.backend.read(name))
@@ -120,12 +106,11 @@ class Store(Artifacts):
             return None
 
     def records(self, stage: str, newest: int | None = None) -> list[Meta]:
-        """Return the records of a stage (documents that each name the artifact that the stage made for a key), sorted
-        by their time of creation (field `created`), newest first.
+        """Return a stage's records, newest first; damaged ones are quarantined.
 
-        newest: how many records to read, those whose files were written last; None for all. Damaged records are moved
-        to the store's folder `quarantine` and are not returned. Costs one listing of the store, and one read for each
-        record; the records of a remote store are read in parallel."""
+        newest: read only so many, those written last. Costs a listing and a read for each, in parallel from a remote
+        store.
+        """
         listed = [entry for entry in self.backend.entries(f"records/{stage}") if not is_unfinished(entry.name)]
         listed.sort(key=lambda entry: entry.time, reverse=True)
         keys = [document_name(entry.name) for entry in listed[:newest]]
@@ -133,12 +118,8 @@ class Store(Artifacts):
         return sorted((record for record in found if record), key=lambda record: str(record["created"]), reverse=True)
 
     def publish(self, record: Meta, *, replace: bool = False) -> Meta:
-        """Write a record (the document that names the artifact that a stage made for a key). This makes the stage's
-        result visible to all runs. Return the record that the key has afterwards.
-
-        When the key has a record already, the earlier record stays and is returned. With `replace` the earlier record
-        is moved to the trash, and `record` takes its place.
-        """
+        """Write a record, which makes the result visible to all runs, and return the record that the key then has: an
+        earlier one stays, unless `replace` moves it to the trash."""
         name = f"records/{record['stage']}/{record['key']}.json"
         data = _pretty(record)
         if self.backend.create(name, data):
@@ -154,80 +135,60 @@ class Store(Artifacts):
         return self.record(record["stage"], record["key"]) or record
 
     def retract(self, stage: str, key: str) -> None:
-        """Move the record of a stage's key (the document that names the artifact that the stage made) to the store's
-        folder `quarantine`, because its artifact is damaged. The key then has no result, so the next run makes the
-        artifact again. The artifact's files stay."""
+        """Quarantine a key's record, because its artifact is damaged; the next run makes the artifact again."""
         self._quarantine(record_name(stage, key))
 
     def write_attempt(self, key: str, attempt: str, document: Meta) -> None:
-        """Write the journal of an attempt (one try to make the result of a key) to `attempts/<key>/<attempt>.json`; an
-        earlier journal of the same attempt is replaced. attempt: the attempt's id."""
+        """Write an attempt's journal, in place of its earlier one."""
         self.backend.replace(f"attempts/{key}/{attempt}.json", _pretty(document))
 
     def attempt(self, key: str, attempt: str) -> Meta:
-        """Return the journal of an attempt (one try to make the result of a key), as `write_attempt` wrote it; {} when
-        there is none or when it is damaged."""
+        """Return an attempt's journal; {} when there is none or it is damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_object(self.backend.read(f"attempts/{key}/{attempt}.json"))
         return {}
 
     def write_run(self, run: str, document: Meta) -> None:
-        """Write the document of a run (recipe, stages, keys, attempts and outcome) to `runs/<run>.json`, replacing the
-        document that this run wrote before.
-
-        As long as garbage collection keeps the run's document, it also keeps the results that the document names. If
-        garbage collection moved some of these results to the trash just before this call, they are moved back.
-
-        run: the run's id."""
+        """Write a run's document, in place of its earlier one. Results that it names are brought back if gc has just
+        moved them to the trash."""
         self.backend.replace(f"runs/{run}.json", _pretty(document))
         with contextlib.suppress(BlobLost):  # the next run makes lost results again
             self.secure([stage for stage in document.get("stages", []) if stage.get("artifact")])
 
     def secure(self, held: list[Meta], artifact: Artifact | None = None) -> None:
-        """Move back from the trash the records and files that a document names, since garbage collection may have moved
-        them there just before the document was written.
+        """Bring back from the trash what a document names: gc may have moved it just before the document was written.
 
-        held: the records (documents that name a stage's artifact), each as {"stage", "key"}; with a missing record its
-        artifact is brought back, too; artifact: an artifact whose manifest (list of files) and files are needed. Costs
-        about one request for each record and file. BlobLost when a record or file is neither in place nor in the trash.
+        held: {"stage", "key"} of records, whose artifacts come back with a missing record. Costs about a request for
+        each file. Raises BlobLost.
         """
         secure(self.backend, held, artifact)
 
     def run(self, run: str) -> Meta | None:
-        """Return the document of a run (recipe, stages, keys, attempts and outcome) by the run's id, as `write_run`
-        wrote it, or None when there is none or when it is damaged."""
+        """Return a run's document, or None when there is none or it is damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_object(self.backend.read(f"runs/{run}.json"))
         return None
 
     def partial(self, key: str) -> PartialState:
-        """Return access to the training states that are saved under the stage key of a training, from which an
-        interrupted training resumes. No state need exist yet. Makes no request."""
+        """Return access to the training states saved under a key. Makes no request."""
         return PartialState(self.backend, self.home / "cache" / "partial" / key[:16], key)
 
     def waiter(self, key: str, *, run: str, attempt: str, ttl: float, patient: bool = False) -> Waiter:
-        """Return a waiter for the lease of `key`: the right to make the key's result, which one run has at a time. The
-        lease is taken by the waiter's method `take`, not by this call.
+        """Return a waiter for the lease of `key`; its `take` takes the lease.
 
-        run, attempt: the ids that the lease will name; ttl: seconds without a heartbeat after which others may take
-        over the lease; patient: whether a holder without heartbeats keeps its lease, up to a day, while its process
-        runs on this machine (used for the lease of a device)."""
+        ttl: seconds without a heartbeat after which others may take over; patient: a holder whose process runs on this
+        machine keeps it up to a day (devices).
+        """
         return Waiter(self.backend, key, run=run, attempt=attempt, ttl=ttl, patient=patient)
 
     def sweep_leases(self) -> None:
-        """Remove the leases (rights to make a key's result, which one run has at a time) that have certainly ended,
-        such as those of killed runs. Costs one listing when the store has no leases. Errors of the store are ignored,
-        since leases also expire by themselves."""
+        """Remove leases that have certainly ended. Errors are ignored, since leases also expire."""
         with contextlib.suppress(StoreError, FileNotFoundError):
             sweep_leases(self.backend)
 
     def check_space(self, needed: int, reserve: int) -> None:
-        """Raise StoreError unless `needed` + `reserve` bytes are free: on the store's disk or, for a remote store, on
-        the disk of the home folder.
-
-        needed: the expected size in bytes of a stage's files; reserve: the bytes that must stay free when the files are
-        written (`store.min_free_gb`).
-        """
+        """Raise StoreError unless `needed` + `reserve` bytes are free on the store's disk or, for a remote store, the
+        home's."""
         place = self.backend.local or self.home
         while not place.exists():
             place = place.parent

@@ -10,12 +10,8 @@ from trnflow.tasks.errors import StoreError
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the paths of all files below a folder, at any depth, relative to the folder and with `/`, sorted name by
-    name. A symbolic link to a file counts as a file.
-
-    Raises:
-        StoreError: there is a link to a folder, a broken link, a socket or a device, none of which a store can hold.
-    """
+    """Return all files below a folder, relative, sorted; a link to a file counts. Raises StoreError for a link to a
+    folder, a broken link, a socket or a device."""
     return sorted(
         _files(str(folder), ""), key=lambda path: path.replace("/", "\0")
     )  # "\0" sorts before every character that a name may have

@@ -1,5 +1,4 @@
-"""Build the names of files in a store; parse and check manifests (an artifact's list of files) and records (documents
-that name the artifact that a stage made for a key)."""
+"""Names of files in a store; parsing and checking of manifests and records."""
 
 from __future__ import annotations
 
@@ -17,15 +16,14 @@ from trnflow.tasks.store.backend import Entry
 SCHEMA = 1
 """The schema number of records."""
 SHARD = ".shard"
-"""The ending of a stage's name in the names of its shards' records: `records/tokenize_text.shard/`."""
+"""Ends a stage's name in the names of its shards' records: `records/tokenize_text.shard/`."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PLAIN_PATH = re.compile(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*")
 """Matches most paths that `checked_path` accepts, and none that it refuses."""
 
 
 def blob_name(digest: str) -> str:
-    """Return the path, relative to the store's root, of a blob (a file that is named by the digest of its bytes):
-    `sha256:abcd...` -> `blobs/sha256/ab/abcd...`. StoreError when `digest` has another form."""
+    """Return a blob's path: `sha256:abcd...` -> `blobs/sha256/ab/abcd...`. Raises StoreError for another form."""
     if not _DIGEST.fullmatch(digest):
         raise StoreError(f"{digest!r} is no digest", "digests are written sha256:<64 hexadecimal digits>")
     return f"blobs/sha256/{digest[7:9]}/{digest[7:]}"
@@ -37,32 +35,29 @@ def file_name(file: File) -> str:
 
 
 def record_name(stage: str, key: str) -> str:
-    """Return the path, relative to the store's root, of a record (the document that names the artifact that a stage
-    made for a key): `records/<stage>/<key>.json`."""
+    """Return a record's path: `records/<stage>/<key>.json`."""
     return f"records/{stage}/{key}.json"
 
 
 def document_name(path: str) -> str:
-    """Return the name of a JSON file in the store without its folder and ending: the key of a record, the id of a run."""
+    """Return a JSON file's name without folder and ending: a record's key, a run's id."""
     return path.rsplit("/", 1)[-1].removesuffix(".json")
 
 
 def newest_runs(entries: Iterable[Entry]) -> list[str]:
-    """Return the ids of the runs in a listing of `runs/`, newest first: sorted by the start of the run (to the second;
-    the run's id has it), then by the time at which the run's file was written. Unfinished files are left out."""
+    """Return the ids of the runs in a listing, newest first: by the start in the id, to the second, then by the time of
+    writing."""
     runs = [(document_name(entry.name), entry.time) for entry in entries if not is_unfinished(entry.name)]
     return [run for run, _ in sorted(runs, key=lambda item: (item[0].split("-")[0], item[1], item[0]), reverse=True)]
 
 
 def is_unfinished(name: str) -> bool:
-    """Return whether a file is still being written, or was left by a killed writer, judged by its name: until a file is
-    complete, its name begins with a dot."""
+    """Return whether a name begins with a dot: the file is still being written, or its writer was killed."""
     return name.rsplit("/", 1)[-1].startswith(".")
 
 
 def read_manifest(data: bytes, digest: str) -> Meta | None:
-    """Parse a manifest (an artifact's list of files) and return its document {"kind", "meta", "files": [[path, size,
-    digest], ...]}. None when the bytes have another digest or are no valid manifest (see `checked_manifest`)."""
+    """Return a manifest's document {"kind", "meta", "files": [[path, size, digest], ...]}; None if it is invalid."""
     try:
         return checked_manifest(data, digest)[0]
     except ValueError:
@@ -70,12 +65,11 @@ def read_manifest(data: bytes, digest: str) -> Meta | None:
 
 
 def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
-    """Parse and check a manifest (an artifact's list of files); return its document and its files. digest: the digest
-    that the bytes should have.
+    """Parse and check a manifest; return its document and its files.
 
     Raises:
-        ValueError: the bytes have another digest or are not a manifest; or a path leads out of the artifact's folder,
-        occurs twice, or is below another file.
+        ValueError: The bytes have another digest or are no manifest; a path leads out of the artifact, occurs
+        twice, or is below another file.
     """
     if sha256_bytes(data) != digest:
         raise ValueError("its bytes have another digest")
@@ -105,7 +99,7 @@ def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
 
 
 def read_object(data: bytes) -> Meta:
-    """Parse bytes as a JSON object and return the object. ValueError when they are anything else."""
+    """Parse bytes as a JSON object. Raises ValueError for anything else."""
     document = json.loads(data)
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")
@@ -113,11 +107,8 @@ def read_object(data: bytes) -> Meta:
 
 
 def checked_record(name: str, data: bytes) -> Meta:
-    """Parse and check a record (the document that names the artifact that a stage made for a key), and return it. The
-    artifact that the record names is not looked at.
-
-    name: the name of the record's file. ValueError when the record is malformed, lacks a field, or does not belong to
-    the stage and key in `name`."""
+    """Parse and check a record, without its artifact. Raises ValueError when it is malformed, or not of the stage and
+    key in `name`."""
     record = read_object(data)
     try:
         if record_name(record["stage"], record["key"]) != name:

@@ -1,20 +1,13 @@
-"""Leases: when several runs need the same result, the run that holds the lease makes it, and the others wait. Leases
-are files in the store, so they need neither locks, nor compare-and-swap, nor a common clock.
+"""Leases: of several runs that need one result, the holder makes it, the others wait. A device's lease is the right to
+use it.
 
-A key is the hash of everything that decides a stage's result; a lease is the right to make the key's result. (Devices
-have keys, too: there a lease is the right to use the device.) The files of a lease:
+<root>/leases/<key>/<fence>.json     create-only: owner, since, ttl; the fence is 1, 2, ...
+<root>/leases/<key>/<fence>.<token>  its heartbeat, rewritten every ttl/3 seconds
 
-<root>/leases/<key>/<fence>.json     create-only: owner, since, ttl; the fence is the lease's fencing number: 1, 2, ...
-<root>/leases/<key>/<fence>.<token>  its heartbeat, rewritten every ttl/3; ttl (time to live) is a number of seconds
-
-The lease with the highest fencing number is valid. A lease ends when its holder releases it, when a run on the same
-machine finds the holder's process dead, or when a waiting run has seen no heartbeat for the lease's ttl (by its own
-monotonic clock). The run that then creates the file with the next number has the lease. A holder that was paused finds
-the newer number when it checks its lease. Released leases are removed.
-
-Results do not depend on leases: if two runs hold a lease of one key at once, both make the result, and the record that
-is created first counts. Taking and releasing a lease costs at least six small requests to the store. While a run waits,
-each check of the other run's lease costs up to three requests.
+The highest fence is valid. A lease ends when it is released, its process is found dead on the same machine, or a waiter
+saw no heartbeat for ttl by its own monotonic clock; who then creates the next fence has it. Results do not depend on
+leases: two holders cost work, and the record created first counts. Taking and releasing costs at least six small
+requests.
 """
 
 from __future__ import annotations
@@ -38,11 +31,11 @@ from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.process import Process, lives_on, this_process
 
 FORGOTTEN_SECONDS = 86400.0
-"""A lease whose last heartbeat is older than this, by wall clocks, has ended: no waiter needs to watch it for its ttl."""
+"""A lease whose last heartbeat is older, by wall clocks, has ended: nobody needs to watch it."""
 
 FALLBACK_TTL = 60.0
 FIRST_BEAT_SECONDS = 3.0
-"""The first heartbeat comes early, so that `trnflow status` has the progress of a stage that just began."""
+"""The first heartbeat comes early, so that `trnflow status` soon has a stage's progress."""
 WATCH_SECONDS = 2.0
 """The pause between two looks of `take_watching`."""
 SWEEP_SECONDS = 10.0
@@ -51,24 +44,20 @@ NOBODY = Process("?", "?", "?", 0, 0)
 
 
 class LeaseLost(Exception):
-    """Raised when another run took over the lease (the right to make a key's result) while this run was paused or could
-    not reach the store. The result of the other run is used."""
+    """Raised when another run took over the lease; that run's result is used."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A lease as it is written in the store: which run makes the result of a key (the hash that identifies a stage's
-    result).
+    """A lease as the store has it.
 
     Attributes:
-        fence: the fencing number, from 1 on; of several leases of a key the one with the highest number is valid.
-        token: random text, different for each lease.
-        process: the process that holds the lease.
-        run, attempt: the ids of the run and of the attempt (one try to run a stage) for which the lease was taken.
-        since: when the lease was taken, UTC.
-        ttl: seconds without a heartbeat after which others may take over.
-        at: the last heartbeat, UTC by the holder's clock; empty before the first.
-        beat: the number of heartbeats.
+        fence: From 1 on; the highest is valid.
+        token: Random text of this lease.
+        since: When it was taken, UTC.
+        ttl: Seconds without a heartbeat until takeover.
+        at: The last heartbeat, UTC by the holder's clock; "" before the first.
+        beat: The number of heartbeats.
     """
 
     fence: int
@@ -83,16 +72,13 @@ class Holder:
 
     @property
     def is_over(self) -> bool:
-        """Whether the lease (the right to make a key's result) has certainly ended: the processes of its run and its
-        stage are dead, or its last heartbeat is a day (or 10 times `ttl`, if that is more) old. False if this is not
-        certain."""
+        """Whether the lease has certainly ended: its processes are dead, or its last heartbeat is a day (or 10 ttl)
+        old."""
         return (self.process.is_dead() and not lives_on(self.attempt)) or self._is_forgotten()
 
     @property
     def seems_silent(self) -> bool:
-        """Whether the last heartbeat, or else the start of the lease (the right to make a key's result), is more than
-        `ttl` seconds ago, by this machine's clock and that of the holder. The clocks may differ, so this is no proof
-        that the holder is dead."""
+        """Whether the last heartbeat is older than ttl by both machines' wall clocks, which is no proof."""
         return self._silent_for(self.ttl)
 
     def _is_forgotten(self) -> bool:
@@ -110,13 +96,10 @@ class Holder:
 
 
 class Waiter:
-    """A run that needs the lease of a key: the right to make the result that the key identifies. Call `take` again and
-    again until it returns the lease; `take_watching` does this.
+    """A run that needs the lease of a key.
 
-    run, attempt: the ids that the lease will name; ttl: seconds without a heartbeat after which others may take over
-    the lease. holder: the lease of another run that `take` found last, or None. patient: whether a holder without
-    heartbeats keeps its lease, up to a day, while its process runs on this machine: used for the lease of a device,
-    whose memory a paused process keeps.
+    holder: the lease that `take` found last, or None. patient: a holder whose process runs on this machine keeps its
+    lease up to a day: a paused process keeps a device's memory.
     """
 
     def __init__(
@@ -132,9 +115,7 @@ class Waiter:
         self._unchanged_since = 0.0
 
     def take(self) -> Lease | None:
-        """Try once to take the lease (the right to make a key's result), by creating its file in the store. Return the
-        lease, or None while another run has it. If the key already has a lease in the store, the attribute `holder` is
-        set to that lease."""
+        """Try once to take the lease; return it, or None while another run has it, which `holder` then names."""
         newest = newest_holder(self._backend, self._key)
         if newest is not None and not self._is_over(newest):
             return None
@@ -153,15 +134,13 @@ class Waiter:
     def take_watching(
         self, *, wait: bool = False, tell: Callable[[Holder], None] = lambda holder: None
     ) -> Lease | None:
-        """Take the lease (the right to make a key's result) and return it; wait for it if needed. Return None if a
-        living run has the lease and `wait` is false.
+        """Take the lease; None if a living run has it and `wait` is false.
 
-        A holder whose last heartbeat is older than its ttl (time to live, in seconds) is always watched for that time,
-        and its lease is then taken over if no heartbeat came (unless the waiter is `patient` and the holder's process
-        runs on this machine): a killed process of another machine or container leaves its lease behind.
+        A silent holder is watched for its ttl in any case, then its lease is taken over: a process killed on another
+        machine leaves its lease behind.
 
         Args:
-            wait: Whether to wait, without a time limit, for a living holder, too.
+            wait: Wait for a living holder, too, without limit.
             tell: Called once with each holder that is waited for.
         """
         begun, told = time.monotonic(), None
@@ -187,8 +166,7 @@ class Waiter:
 
 
 class Lease:
-    """A lease that this process holds: the right to make a key's result, which one run has at a time. Used in a `with`
-    statement, it writes heartbeats to the store, in a thread, until the statement ends; then the lease is released."""
+    """A lease that this process holds. In a `with` statement a thread writes its heartbeats; at the end it is released."""
 
     def __init__(self, backend: Backend, key: str, mine: Holder) -> None:
         self._backend = backend
@@ -209,25 +187,20 @@ class Lease:
 
     @property
     def attempt(self) -> str:
-        """The id of the attempt (one try to run a stage) for which this lease, the right to make a key's result, was
-        taken."""
+        """The id of the attempt for which this lease was taken."""
         return self._mine.attempt
 
     def tell(self, **progress: Json) -> None:
-        """Set the stage's progress that the following heartbeats of this lease write to the store, where `trnflow
-        status` reads it. Makes no request. progress: figures by name, as JSON; they replace those of the last call."""
+        """Set the progress that the next heartbeats carry, for `trnflow status`. Makes no request."""
         self._said = progress
 
     def heed(self) -> None:
-        """Raise LeaseLost if an earlier `check`, such as the one before each heartbeat, found that another run took
-        over this lease (the right to make a key's result). Makes no request, so a takeover since that check goes
-        unnoticed."""
+        """Raise LeaseLost if an earlier `check`, such as before each heartbeat, found a takeover. Makes no request."""
         if self._lost:
             raise LeaseLost(self._lost)
 
     def check(self) -> None:
-        """Ask the store whether this lease (the right to make a key's result) is the newest of its key; raise LeaseLost
-        when it is not, since another run then makes the result. Costs two or three requests."""
+        """Ask the store whether this lease is the newest; LeaseLost when it is not. Two or three requests."""
         newest = newest_holder(self._backend, self._key)
         if newest is None or newest.token != self._mine.token:
             who = newest or "another run"
@@ -235,12 +208,7 @@ class Lease:
         self.heed()
 
     def release(self) -> None:
-        """Give up the lease, the right to make a key's result: stop the heartbeats, and remove the lease's files and
-        those of older leases of the key. If another run took over the lease, remove only this lease's heartbeat.
-
-        The file of this lease is removed last, so that a paused holder of an older lease still finds a newer lease when
-        it checks.
-        """
+        """Stop the heartbeats, and remove this lease's files and older leases'; after a takeover only its heartbeat."""
         self._left.set()
         if self._thread.is_alive():
             self._thread.join(LAST_BEAT_SECONDS)
@@ -256,7 +224,7 @@ class Lease:
         self._backend.remove_empty(_folder(self._key))
 
     def _is_newer(self, name: str) -> bool:
-        """Whether a file of the key's leases, a lease or a heartbeat, belongs to a lease after this one."""
+        """Return whether a file belongs to a later lease."""
         fence = name.rsplit("/", 1)[1].split(".")[0]
         return fence.isdigit() and str(int(fence)) == fence and int(fence) > self._mine.fence
 
@@ -275,8 +243,7 @@ class Lease:
 
 
 def newest_holder(backend: Backend, key: str) -> Holder | None:
-    """Return the lease of a key (which run makes the key's result) with the highest fencing number, the newest, with
-    its last heartbeat; None when the key has no lease. The lease may have ended: see `Holder.is_over`."""
+    """Return a key's newest lease with its last heartbeat; it may have ended. None when there is none."""
     names = backend.names(_folder(key))
     for fence in sorted(_fences(names), reverse=True):
         holder = _holder(backend, key, fence)
@@ -288,12 +255,8 @@ def newest_holder(backend: Backend, key: str) -> Holder | None:
 
 
 def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str, Holder, Meta]]:
-    """Yield (key, lease, progress) for every key whose result a run is making now, as far as processes and clocks show.
-    lease: the newest lease of the key (the right to make its result), with the run that holds it; progress: what the
-    run passed to `Lease.tell` before its last heartbeat, {} if nothing. Costs one listing, and up to four requests for
-    each key.
-
-    silent: whether to yield also leases without a heartbeat for their ttl (time to live), whose holders may be dead."""
+    """Yield (key, lease, progress) of each key in work. Costs a listing and up to four requests a key. silent: also
+    holders that may be dead."""
     for key in backend.folders("leases"):
         holder = newest_holder(backend, key)
         if holder is not None and not holder.is_over and (silent or not holder.seems_silent):
@@ -302,12 +265,8 @@ def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str
 
 
 def sweep_leases(backend: Backend) -> int:
-    """Remove the leases (rights to make a key's result, which one run has at a time) that have certainly ended
-    (`Holder.is_over`) from a store, such as those of killed processes. Return the number of keys whose leases were
-    removed. Costs one listing when the store has no leases.
-
-    Each lease is taken over before it is removed, so that a lease in use is never removed.
-    """
+    """Remove the leases that have certainly ended; return the number of keys. Each is taken over first, so none in use
+    is removed."""
     swept = 0
     for key in backend.folders("leases"):
         newest = newest_holder(backend, key)
@@ -321,7 +280,7 @@ def sweep_leases(backend: Backend) -> int:
 
 
 def _holder(backend: Backend, key: str, fence: int) -> Holder | None:
-    """Return the lease with a fencing number, without its heartbeat; None when there is none."""
+    """Return the lease with a fence, without its heartbeat, or None."""
     found = _read(backend, _name(key, fence))
     if found is None:
         return None
@@ -343,7 +302,7 @@ def _to_json(holder: Holder) -> bytes:
 
 
 def _read(backend: Backend, name: str) -> dict[str, Any] | None:
-    """Return the JSON object in a file; {} when the file has no JSON object, None when there is no file."""
+    """Return a file's JSON object; {} without one, None without file."""
     try:
         found = json.loads(backend.read(name))
     except FileNotFoundError:

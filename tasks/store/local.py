@@ -14,12 +14,12 @@ from pathlib import Path
 from trnflow.tasks.store.backend import Backend, CountBytes, Entry, count_nothing, storage_errors
 
 ATTEMPTS = 16
-"""How often a write is tried, because other processes may remove the file's folder while it is empty."""
+"""How often a write is tried: other processes may remove the file's folder while it is empty."""
 
 
 class LocalBackend(Backend):
-    """The file operations on a store in a local folder (see `Backend`). A file is written under a hidden name. Then it
-    is linked (`create`) or renamed to its final name, so that readers never see an incomplete file."""
+    """A store in a local folder. A file is written under a hidden name, then linked (`create`) or renamed: readers
+    never see a part."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -66,8 +66,7 @@ class LocalBackend(Backend):
         os.replace(aside, target)
 
     def _rename(self, path: str | Path, target: str) -> None:
-        """Rename a file. If the target's folder is missing, create it: another process may have removed it while it was
-        empty."""
+        """Rename a file; create the target's folder if another process removed it while it was empty."""
         for attempt in range(ATTEMPTS):
             try:
                 return os.replace(path, target)
@@ -127,7 +126,7 @@ class LocalBackend(Backend):
             path.unlink(missing_ok=True)
 
     def sync(self) -> None:
-        """Wait until all files are on disk, by one `syncfs`: an fsync of each file takes five times as long for many small
+        """Wait until all files are on disk, by one `syncfs`: an fsync each takes five times as long for many small
         files."""
         with storage_errors(self.root, "", "syncing"):
             handle = os.open(self._folder, os.O_RDONLY)
@@ -143,8 +142,7 @@ class LocalBackend(Backend):
                 os.close(handle)
 
     def _place(self, name: str, data: bytes, put: Callable[[Path, Path], bool], *, durable: bool = True) -> bool:
-        """Write a file under a hidden name, then call `put` to give it its final name. Try again if another process
-        removed the empty folder."""
+        """Write a file under a hidden name, then let `put` name it; again if another process removed the empty folder."""
         target = self._folder / name
         for attempt in range(ATTEMPTS):
             aside = target.with_name(f".{uuid.uuid4().hex}")
@@ -170,7 +168,7 @@ def _copied(path: str | Path, aside: str) -> str:
 
 
 def _finish(path: str | Path) -> None:
-    """Make a file read-only and set the time of its last write to now, because its age in the store counts from now."""
+    """Make a file read-only, and its last write now: its age in the store counts from now."""
     os.utime(path)
     os.chmod(path, 0o444)
 
@@ -198,8 +196,8 @@ def _renamed(aside: Path, target: Path) -> bool:
 
 
 def _raise_unless_absent(error: OSError) -> None:
-    """Raise an error of a folder's listing, unless the folder does not exist. If a folder that can't be listed were
-    taken for an empty one, garbage collection would remove files that are still needed."""
+    """Raise a listing's error unless the folder does not exist: garbage collection must not take an unreadable folder
+    for an empty one."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 

@@ -12,17 +12,13 @@ VARIABLE = "TRNFLOW_STORE"
 
 
 def default_root(home: Path) -> str:
-    """Return the store's root for cases where no recipe and no option names a root: the environment variable
-    TRNFLOW_STORE, else `<home>/store`. home: the folder of local state, TRNFLOW_HOME or `.trnflow`."""
+    """Return the root that counts when nothing names one: TRNFLOW_STORE, else `<home>/store`."""
     return os.environ.get(VARIABLE) or str(home / "store")
 
 
 def open_backend(root: str) -> Backend:
-    """Return the backend (an object with the file operations) of the store at `root`: a local folder (`path`,
-    `file://path`) or any fsspec URL (`s3://bucket/prefix`, `memory://name`).
-
-    fsspec is imported only for URLs.
-    """
+    """Return the backend for a folder (`path`, `file://path`) or an fsspec URL (`s3://bucket/prefix`); fsspec is
+    imported for URLs alone."""
     folder = local_path(root)
     if folder is None:
         from trnflow.tasks.store.remote import RemoteBackend

@@ -1,12 +1,8 @@
-"""The saved training states from which an interrupted training resumes. Each state is a folder,
-`<root>/partial/<key>/step-N/`: the key is the hash that identifies the training's result, N the training step at which
-the state was saved.
+"""The training states from which an interrupted training resumes: `<root>/partial/<key>/step-N/`.
 
-A state is complete when its folder has the file COMMIT, which is written last and holds the digests of the other files.
-If the files of a state do not have these digests, the state is moved to quarantine, and the state of an earlier step is
-used. In a local store the folder of a state is put in place by a rename. In a remote store the files of a state are
-uploaded one by one, and they are downloaded to a local cache to be read. An incomplete state is removed: at once if
-writing failed (a full disk, a lost connection); if training was killed, by the next training with the same key.
+A state is complete when COMMIT, written last, holds the digests of its files. A damaged state is quarantined, and an
+earlier one used. A local state is put in place by a rename; a remote one is uploaded file by file and read from a local
+cache. Incomplete states are removed, after a kill by the next training of the key.
 """
 
 from __future__ import annotations
@@ -28,18 +24,12 @@ from trnflow.tasks.store.location import open_backend
 
 
 def partial_state(root: str, home: str | Path, key: str) -> PartialState:
-    """Return access to the saved training states of `key` in the store at `root`. Makes no request: no state need
-    exist.
-
-    root: a folder or an fsspec URL; home: the folder of local state (TRNFLOW_HOME), in which downloaded states are
-    cached; key: the stage key of the training."""
+    """Return access to the training states of `key` in the store at `root`. Makes no request."""
     return PartialState(open_backend(root), Path(home) / "cache" / "partial" / key[:16], key)
 
 
 class PartialState:
-    """The saved training states of one key (the hash that identifies the training's result) in a store, from which an
-    interrupted training resumes. Each state is a folder, saved at one training step. Implements the interface
-    `trnflow.tasks.stage.Partial`, which stages use."""
+    """The training states of one key (`trnflow.tasks.stage.Partial`)."""
 
     def __init__(self, backend: Backend, cache: Path, key: str) -> None:
         self._backend = backend
@@ -47,15 +37,10 @@ class PartialState:
         self._prefix = f"partial/{key}"
 
     def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
-        """Return (step, folder) of the newest saved training state that is complete and undamaged, so that training can
-        resume from this state; None when there is none. step: the training step at which the state was saved; folder:
-        the folder in the store, or for a remote store a downloaded copy.
+        """Return (step, folder) of the newest complete, undamaged state, or None; a remote one is downloaded.
 
-        States of steps after `upto`, and states that were not saved completely, are deleted. No other process may write
-        states of this key at the same time.
-
-        warn: called with a message for each damaged state, which is moved to quarantine; upto: the last step that may
-        be returned, None for any.
+        Later states than `upto` and incomplete ones are deleted, so no other process may write states of the key. warn:
+        called for each damaged state, which is quarantined.
         """
         self._sweep()
         for step in self.steps():
@@ -68,9 +53,8 @@ class PartialState:
         return None
 
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
-        """Return the folder of the training state saved at a step if the state is complete and its files have the
-        digests in its file COMMIT, else None. For a remote store the folder is a downloaded copy. A damaged state is
-        moved to the store's folder `quarantine`, and `warn` is called with a message."""
+        """Return the folder of a step's state if it is complete and undamaged, else None; a damaged one is quarantined,
+        and `warn` called."""
         if step not in self.steps():
             return None
         local = self._backend.local
@@ -85,14 +69,11 @@ class PartialState:
         return None
 
     def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
-        """Move the files below `folder` into the store as the complete training state at `step`, from which an
-        interrupted training can resume. Afterwards `folder` is gone.
+        """Move the files below `folder` into the store as the complete state at `step`; afterwards `folder` is gone.
 
-        If the state of this step is complete already, `folder` is only deleted. If writing fails, nothing of the state
-        stays in the store, and the error is raised.
-
-        digests: {path below `folder`: `sha256:<hex>`} of files whose digests are known already; other files are
-        hashed."""
+        If the step has one already, `folder` is only deleted. If writing fails, nothing of the state stays. digests:
+        {path: digest} that are known already.
+        """
         target = self._folder(step)
         if self._committed(step):
             shutil.rmtree(folder)  # the same key and step have the same state
@@ -118,8 +99,7 @@ class PartialState:
         return self._backend.size(f"{self._folder(step)}/COMMIT") is not None
 
     def _damaged(self, step: int, folder: Path) -> str | None:
-        """Return what is wrong with a step's files, or None. All files are read and hashed; they are about to be loaded
-        anyway."""
+        """Return what is wrong with a step's files, or None. All are hashed; they are about to be loaded anyway."""
         try:
             digests = read_object(self._backend.read(f"{self._folder(step)}/COMMIT"))
             found = sha256_files([folder / name for name in digests])
@@ -130,15 +110,14 @@ class PartialState:
         return next((name for name, digest in zip(digests, found, strict=True) if digest != digests[name]), None)
 
     def _quarantine(self, step: int) -> None:
-        """Move a step to quarantine. COMMIT is moved first, so that a partly moved step does not count as complete."""
+        """Quarantine a step, COMMIT first: a partly moved step is not complete."""
         folder = self._folder(step)
         for name in [f"{folder}/COMMIT", *self._backend.names(folder)]:
             with contextlib.suppress(FileNotFoundError):
                 self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
 
     def _move_in(self, folder: Path, destination: Path) -> None:
-        """Rename the whole folder at once, so that no mixture of two states can remain after a kill or with another
-        writer."""
+        """Rename the whole folder at once: no kill or other writer can leave a mixture of two states."""
         destination.parent.mkdir(parents=True, exist_ok=True)
         aside = destination.with_name(f".{uuid.uuid4().hex}")
         try:
@@ -158,9 +137,8 @@ class PartialState:
         shutil.rmtree(folder)
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
-        """Delete old training states from the store: all complete states except those of the newest `keep` steps and of
-        the steps in `protect`. With `keep` 0 everything saved under the key is deleted, also the states of steps in
-        `protect`, incomplete states and the local cache."""
+        """Delete all complete states but the newest `keep` and those of `protect`; with `keep` 0 everything of the key,
+        the cache too."""
         steps = self.steps()
         old = [step for step in steps[:-keep] if step not in protect] if keep else steps
         for step in old:
@@ -170,13 +148,12 @@ class PartialState:
             shutil.rmtree(self._cache, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
-        """Remove a step. COMMIT is removed first, so that a partly removed step does not count as complete."""
+        """Remove a step, COMMIT first: a partly removed step is not complete."""
         self._backend.remove(f"{self._folder(step)}/COMMIT")
         self._backend.remove(self._folder(step))
 
     def _sweep(self) -> None:
-        """Remove folders of incomplete steps: those without COMMIT, and those that were not renamed to their final
-        name."""
+        """Remove incomplete steps: without COMMIT, or not renamed to their final name."""
         complete = {f"step-{step:09d}" for step in self.steps()}
         for name in set(self._backend.folders(self._prefix)) - complete:
             self._backend.remove(f"{self._prefix}/{name}")
@@ -185,8 +162,7 @@ class PartialState:
         return f"{self._prefix}/step-{step:09d}"
 
     def steps(self) -> list[int]:
-        """Return the training steps of which a complete state is saved, ascending. Whether the states are damaged is
-        not checked."""
+        """Return the steps with a complete state, ascending, damaged or not."""
         marks = [name.split("/") for name in self._backend.names(self._prefix) if name.endswith("/COMMIT")]
         return sorted(int(parts[2].removeprefix("step-")) for parts in marks)
 

@@ -1,5 +1,4 @@
-"""Fetch or verify blobs (an artifact's files as the store has them) in several threads, while the calling thread
-reports the progress in bytes."""
+"""Fetch or verify blobs in several threads, while the calling thread reports progress in bytes."""
 
 from __future__ import annotations
 
@@ -17,17 +16,14 @@ REPORT_SECONDS = 0.2
 """Seconds between two progress reports."""
 
 ReportBytes = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), in the thread that called `pull_all`. An exception that it raises ends the
-work."""
+"""Called with (bytes done, bytes in all) in the calling thread; its exception ends the work."""
 
 
 def pull_all(pull: Callable[[File, CountBytes], None], files: Sequence[File], report: ReportBytes) -> None:
-    """Call `pull` for each file, in up to 8 threads at a time, and return when all calls have ended. Meanwhile the
-    calling thread calls `report` every 0.2 seconds with the progress. An exception of `pull` is raised.
+    """Call `pull` for each file in up to 8 threads, and `report` every 0.2 s. An exception of `pull` is raised.
 
-    pull: fetches or verifies a file; called with the file and a function, to which `pull` passes the number of bytes
-    done since its last call; report: called with (bytes done, bytes of all files); not called if there are no files. If
-    the calling thread is interrupted, each running `pull` is ended by an exception when it next reports bytes.
+    pull: gets a file and a function to which it passes the bytes done since its last call, by which an interruption
+    ends it.
     """
     if not files:
         return
@@ -52,7 +48,7 @@ class _Counter:
         self._lock = threading.Lock()
 
     def count(self, size: int) -> None:
-        """Add a number of bytes to the progress. Raises InterruptedError after the calling thread was interrupted."""
+        """Add bytes to the progress. Raises InterruptedError after the calling thread was interrupted."""
         if self.is_ended:
             raise InterruptedError("nobody waits for this file any longer")
         with self._lock:

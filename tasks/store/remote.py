@@ -12,11 +12,8 @@ from trnflow.tasks.store.backend import Backend, CountBytes, Entry, count_nothin
 
 
 class RemoteBackend(Backend):
-    """The file operations on a store at an fsspec URL (see `Backend`).
-
-    Credentials and endpoint come from the usual environment variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL ...). `create`
-    needs a filesystem that creates files exclusively, which `Store.prepare` tests.
-    """
+    """A store at an fsspec URL. Credentials come from the usual environment variables (AWS_ACCESS_KEY_ID ...). `create`
+    needs a filesystem that creates files exclusively, which `Store.prepare` tests."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
@@ -106,14 +103,12 @@ class RemoteBackend(Backend):
 
 
 def _is_file(info: dict[str, Any]) -> bool:
-    """Return whether an entry of an fsspec listing is a file. (s3fs lists the prefix itself as a folder if it was empty
-    before.)"""
+    """Return whether a listing's entry is a file; s3fs lists the prefix itself as a folder if it was empty before."""
     return bool(info["type"] == "file")
 
 
 def _written(info: dict[str, Any], root: str) -> float:
-    """Return the time of an object's last write, in seconds since 1970. Each filesystem has its own name for this
-    entry."""
+    """Return an object's last write in seconds since 1970; each filesystem has its own name for it."""
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
         value = info.get(name)
         if value is not None:
@@ -124,7 +119,7 @@ def _written(info: dict[str, Any], root: str) -> float:
 
 
 def _counting(count: CountBytes) -> Any:
-    """Return an fsspec callback that passes the number of transferred bytes on to `count`."""
+    """Return an fsspec callback that passes transferred bytes on to `count`."""
     from fsspec.callbacks import Callback
 
     class Counting(Callback):  # type: ignore[misc]

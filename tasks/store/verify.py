@@ -1,13 +1,8 @@
-"""Check a whole store for damaged files. Each blob (a file named by the digest of its bytes) is hashed. Each JSON
-document is parsed: the records (a record names the artifact that a stage made), the attempts (an attempt is the journal
-of one try to make an artifact), the runs, and the roots (files below `roots/`, such as pins and champions, which say
-what garbage collection must keep).
+"""Check a whole store: hash each blob, parse each record, attempt, run and root, in parallel.
 
-All these files are read, in parallel; training states, leases, trash and quarantine are not checked. Blobs of a remote
-store are downloaded to a temporary folder. Without `repair`, nothing is changed. With `repair`, damaged files, and
-records whose artifact can't be read, are moved to quarantine, so that the next run makes their results again; missing
-blobs that are in the trash are brought back; damaged roots stay where they are. Blobs that nothing refers to are
-counted, but are not problems, since garbage collection removes them.
+Training states, leases, trash and quarantine are left out; a remote store's blobs are downloaded. With `repair`,
+damaged files and unusable records are quarantined, so that the next run makes them again, and blobs come back from the
+trash; roots stay.
 """
 
 from __future__ import annotations
@@ -39,13 +34,11 @@ class Problem:
     """A damaged file of a store.
 
     Attributes:
-        what: `corrupt`: a blob whose bytes have another digest, or a document that is malformed. `unusable`: a record
-            (the document that names a stage's artifact) or a root (such as a pin or a champion) whose artifact can't be
-            read; a record whose artifact is of a wrong kind; or a root whose run is missing. `missing`: a blob that was
-            in the trash and was brought back.
-        name: the name of the file in the store; for a file of this machine's cache, its path.
-        detail: what is wrong, as text for the user.
-        repaired: whether the file was moved to quarantine, brought back or, in the cache, removed.
+        what: `corrupt` (other bytes, or malformed), `unusable` (a record or root whose artifact can't be read or is
+        of a wrong kind, a root without its run), `missing` (a blob that came back from the trash).
+        name: In the store, or a path in this machine's cache.
+        detail: What is wrong, for the user.
+        repaired: Whether it was quarantined, brought back or removed from the cache.
     """
 
     what: str
@@ -59,12 +52,9 @@ class Verified:
     """The result of verifying a store.
 
     Attributes:
-        checked: {kind of file: number of files that were checked, damaged files included}; the kinds are records,
-            attempts, runs, roots, blobs and, for this machine's copies of a remote store's blobs, cached.
-        bytes: the size in bytes of all blobs that were hashed.
-        problems: the damaged files.
-        unreferenced, unreferenced_bytes: number, and size in bytes, of the undamaged blobs that belong to no artifact
-            of a record or root. Nothing is done with these blobs.
+        checked: {records, attempts, runs, roots, blobs, cached: number of files}.
+        bytes: The size of all hashed blobs.
+        unreferenced, unreferenced_bytes: Sound blobs of no record or root, which garbage collection removes.
     """
 
     checked: dict[str, int] = field(default_factory=dict)
@@ -75,13 +65,11 @@ class Verified:
 
     @property
     def ok(self) -> bool:
-        """Whether no problem (a damaged or missing file) was found in the store, or all problems were repaired."""
+        """Whether nothing is damaged, or all was repaired."""
         return all(problem.repaired for problem in self.problems)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the result of verifying a store as the JSON object that `trnflow verify --json` prints: "ok",
-        "checked", "bytes" and "problems" as in this class, and "unreferenced": {"files": number of blobs that nothing
-        refers to, "bytes": their size}."""
+        """Return what `trnflow verify --json` prints."""
         return {
             "ok": self.ok,
             "checked": self.checked,
@@ -94,19 +82,15 @@ class Verified:
 def verify(
     backend: Backend, *, repair: bool = False, cache: Path | None = None, kinds: Mapping[str, str] | None = None
 ) -> Verified:
-    """Check all blobs (files named by the digests of their bytes) and all documents (records of stages' results,
-    attempts, runs, and roots such as pins and champions) of a store, and return the problems that were found. Without
-    `repair`, change nothing.
+    """Check a store; change nothing without `repair`.
 
     Args:
-        repair: move damaged files to the store's folder `quarantine` (but never roots), and bring back missing blobs
-            from the trash.
-        cache: the folder with this machine's copies of a remote store's blobs, which are then checked too, and removed
-            if they are damaged and `repair` is true.
-        kinds: {stage: kind of its artifacts}; artifacts of other stages may be of any kind.
+        repair: Quarantine damaged files, never roots, and bring blobs back from the trash.
+        cache: This machine's copies of a remote store's blobs, checked too, and removed if damaged.
+        kinds: {stage: kind of its artifacts}; other stages' may be of any kind.
 
     Raises:
-        StoreError: the disk or the server fails.
+        StoreError: The disk or the server fails.
     """
     found = _Verifier(backend, repair, kinds or {}).verify()
     if cache is not None:
@@ -138,7 +122,7 @@ class _Verifier:
         return self._found
 
     def _documents(self, kind: str) -> Iterator[tuple[str, Meta]]:
-        """Yield (name, document) of all valid documents of a kind, and add a problem for each other one."""
+        """Yield (name, document) of all valid documents of a kind; add a problem for each other."""
         names = [entry.name for entry in _named(self._backend.entries(kind))]
         self._found.checked[kind] = len(names)
         with ThreadPoolExecutor(THREADS) as pool:
@@ -164,7 +148,7 @@ class _Verifier:
                         self._corrupt(entry.name, f"its bytes are {digest[:19]}")
 
     def _digest(self, name: str, folder: Path) -> str | None:
-        """Return the digest of a blob's bytes; None when the blob was removed since the listing."""
+        """Return a blob's digest; None when it was removed since the listing."""
         try:
             if self._backend.local is not None:
                 return sha256_file(self._backend.local / name)
@@ -185,8 +169,7 @@ class _Verifier:
             self._found.problems.append(Problem("unusable", name, why, repaired))
 
     def _root(self, name: str, document: Meta) -> None:
-        """Check a root. A damaged root is never repaired, because only the person who made it knows what it should
-        keep."""
+        """Check a root. It is never repaired: only its maker knows what it should keep."""
         for kind, value in references(document):
             if kind == "run" and self._backend.size(f"runs/{value}.json") is None:
                 self._found.problems.append(Problem("unusable", name, f"there is no run {value}"))
@@ -195,7 +178,7 @@ class _Verifier:
                 self._found.problems.append(Problem("unusable", name, why))
 
     def _lacks(self, artifact: str) -> str:
-        """Return what is wrong with an artifact, or "". Its manifest and blobs are noted as referenced."""
+        """Return what is wrong with an artifact, or ""; note its manifest and blobs as referenced."""
         manifest = self._manifest(artifact)
         if manifest is None:
             return f"its manifest {artifact[:19]} is missing, corrupt or forged"
@@ -220,8 +203,7 @@ class _Verifier:
         return self._manifests[artifact]
 
     def _blob(self, digest: str) -> int | None:
-        """Return the size in bytes of an undamaged blob, or None. With `repair`, a blob that is in the trash is first
-        moved back."""
+        """Return an undamaged blob's size, or None; with `repair` it first comes back from the trash."""
         name = blob_name(digest)
         if name not in self._reached:
             self._reached.add(name)
@@ -272,7 +254,7 @@ def _digest_in(name: str) -> str:
 
 
 def _verify_cache(cache: Path, found: Verified, *, repair: bool) -> None:
-    """Hash the blobs in the cache; with `repair` remove the corrupt ones, which are then fetched again when needed."""
+    """Hash the cache's blobs; with `repair` remove corrupt ones, which are fetched again when needed."""
     paths = sorted(path for path in cache.glob("blobs/sha256/??/*") if not path.name.startswith("."))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, digest in zip(paths, pool.map(sha256_file, paths), strict=True):
