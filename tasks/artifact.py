@@ -1,9 +1,7 @@
-"""The values that stages take and return: artifacts (immutable, content-hashed folders with metadata, in the store) and
-sources (data or a model outside the store).
+"""What stages take and return: artifacts (in the store) and sources (outside it).
 
-An artifact's *manifest* is canonical JSON: its kind, its metadata and the sorted list of `[path, size, digest]` of its
-files. The manifest's sha256 is the artifact's digest, so equal bytes with equal metadata are the same artifact, wherever
-and whenever they were made. Metadata holds nothing that varies from run to run (no seconds, hosts or paths).
+A manifest is canonical JSON of kind, metadata and sorted `[path, size, digest]`; its sha256 is the artifact's digest.
+Metadata holds nothing that varies from run to run.
 """
 
 from __future__ import annotations
@@ -23,13 +21,7 @@ _NO_NAMES = frozenset(("", ".", ".."))
 
 
 class File(NamedTuple):
-    """A file of an artifact, as the artifact's manifest (the JSON that lists its files and metadata) has it.
-
-    Attributes:
-        path: the path in the artifact's folder, normalised, with `/`.
-        size: the number of bytes.
-        digest: `sha256:<hex>` of the file's bytes.
-    """
+    """A file in a manifest: normalised path with `/`, bytes, `sha256:<hex>`."""
 
     path: str
     size: int
@@ -38,13 +30,12 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact in the store: the files and the metadata that a stage made.
+    """Files and metadata that a stage made, in the store.
 
     Attributes:
-        digest: `sha256:<hex>` of the artifact's manifest, the JSON that lists its files and metadata.
-        kind: the kind of content, which the stage sets, such as "rows" or "tokens".
-        meta: the metadata that the stage returned.
-        files: the artifact's files, sorted by path.
+        digest: `sha256:<hex>` of the manifest.
+        kind: Such as "rows" or "tokens".
+        files: Sorted by path.
     """
 
     digest: str
@@ -60,9 +51,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Input:
-    """An artifact as a stage receives it. path: a read-only folder with the artifact's files; kind: the kind of
-    content, such as "rows"; meta: the metadata that the stage which made the artifact returned; digest: the artifact's
-    digest."""
+    """An artifact as a stage receives it: a read-only folder with its files, and its metadata."""
 
     path: Path
     kind: str
@@ -76,11 +65,9 @@ class Source:
 
     Attributes:
         kind: "data" or "model".
-        identity: JSON that becomes part of the cache key of each stage that reads the source (digests, a repository's
-            commit; never a path or a time).
-        location: where the stage finds the bytes, such as paths (not part of the key).
-        note: a message for the user, such as "last resolution": the hub was not asked, and its last known answer is
-            used.
+        identity: Part of the key of each stage that reads it: digests or a commit, never a path or a time.
+        location: Where the bytes are; not part of the key.
+        note: For the user, such as "last resolution".
     """
 
     kind: str
@@ -90,8 +77,7 @@ class Source:
 
 
 def checked_path(path: str) -> str:
-    """Return `path` if it is relative, normalised and stays inside its folder. Raises StoreError otherwise, because a
-    path in a manifest must not lead outside the artifact."""
+    """Return a path that is relative, normalised and inside its folder; else raise StoreError."""
     if "\x00" in path or not _NO_NAMES.isdisjoint(path.split("/")):
         raise StoreError(f"an artifact holds the path {path!r}, which is not a normalised path inside it")
     return path

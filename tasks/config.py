@@ -1,10 +1,7 @@
-"""The base class of stage configs, and the marks on their fields. A mark is written in the type of a field and says
-how the field affects the stage's result. Configs are immutable and refuse unknown fields.
+"""The base class of stage configs, and marks on their fields.
 
-A stage's key is the hash under which the store keeps the stage's result. Every field is part of the key, except fields
-marked `NOT_KEYED`: settings that can't change the bytes of the result (paths, intervals, workers). A field of the
-training config marked `GRAPH` affects the graphs of training (the programs that a device runs) and is therefore part
-of the key of the stage `precompile`, which lists the graphs.
+Every field is part of the key, except those marked `NOT_KEYED`, which can't change the result's bytes. Fields of the
+training config marked `GRAPH` affect training's graphs, and so precompile's key.
 
     class PackConfig(StageConfig):
         chunk_length: Tokens = 2048
@@ -32,9 +29,7 @@ Seconds = Annotated[float, Field(gt=0, le=604_800)]  # a week
 
 
 class Mark:
-    """A mark on a config field, written in the field's `Annotated` type: NOT_KEYED (the field does not change the
-    stage's result, and is no part of its cache key) or GRAPH (the field affects training's graphs, the programs that a
-    device runs). `marked` finds the fields with a mark."""
+    """A mark in a field's `Annotated` type: NOT_KEYED or GRAPH."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -55,21 +50,19 @@ class StageConfig(BaseModel):
 
 
 def marked(kind: type[BaseModel], mark: Mark) -> set[str]:
-    """Return the names of the fields of a config class that have the given mark, such as NOT_KEYED, in their type."""
+    """Return the names of the fields with a mark."""
     return {name for name, field in kind.model_fields.items() if any(entry is mark for entry in field.metadata)}
 
 
 def keyed_params(config: StageConfig) -> dict[str, Any]:
-    """Return {field: value} of the config's fields that can change the stage's result, all but those marked NOT_KEYED.
-    They become part of the stage's cache key. Values are plain JSON. Fields with default values are included; nested
-    configs are treated the same way."""
+    """Return {field: value} of all fields but those marked NOT_KEYED, as plain JSON, defaults and nested configs
+    included."""
     skip = marked(type(config), NOT_KEYED)
     return {name: _plain(getattr(config, name)) for name in type(config).model_fields if name not in skip}
 
 
 def graph_params(config: StageConfig) -> dict[str, Any]:
-    """Return {field: value} of the fields marked GRAPH, as plain JSON: the only settings on which the result of the
-    stage `precompile`, the list of training's graphs (programs that a device runs), may depend."""
+    """Return {field: value} of the fields marked GRAPH, as plain JSON: all that precompile may depend on."""
     return {name: _plain(getattr(config, name)) for name in sorted(marked(type(config), GRAPH))}
 
 

@@ -1,21 +1,18 @@
 """Every error that is shown to a user. Each says what happened, where, and what to do.
 
-exit: the exit code of the command. A stage's key is the hash of all that determines its result, such as settings,
-inputs and code; a miss is a key that has no result in the store; a blob is a file in the store under its digest.
-
 TrnflowError
 ├── ConfigError          a recipe, an override or a setting is wrong                     exit 2
 ├── DataError            a row, file, column or label is wrong                           exit 1
 ├── ModelError           a model, tokenizer or layout does not fit                       exit 1
 ├── CompileError         a graph that precompile did not list, or one that failed        exit 1
 ├── CodeError            a stage used code or a file that its key does not know          exit 1
-├── NonFiniteLoss        the loss is NaN or infinite; the weights were not changed         exit 1
+├── NonFiniteLoss        the loss is NaN or infinite; the weights were not changed       exit 1
 ├── MissingDependency    an optional package or compiler is not installed                exit 1
 ├── ProcessFailed        a stage's process died without saying why                       exit 1
 ├── MachineError         a disk, a permission, memory or a limit of this machine         exit 1
 ├── StoreError           the store can't be read or written (never a miss)               exit 1
 │   ├── BlobLost         a blob is missing or corrupt; its artifact is made again        exit 1
-│   └── ReadOnlyStore    the store can only be read: results are found, none can be added                 exit 1
+│   └── ReadOnlyStore    results are found, none can be added                            exit 1
 └── Interrupted          Ctrl-C or SIGTERM; partial training state is kept               exit 130
 """
 
@@ -30,11 +27,10 @@ SCHEMA = 1
 
 
 class TrnflowError(Exception):
-    """The base class of all errors that are shown to the user.
+    """The base class: message (what happened, naming file, row, setting or stage) and fix (what to do).
 
-    message: what happened, naming the file, row, setting or stage; fix: what the user can do about it. Attributes:
-    `stage`, the stage in which it happened, set by the runner; `details`, a traceback from another process, shown with
-    --debug; `exit_code`, the exit code of the command."""
+    Attributes: `stage`, set by the runner; `details`, another process's traceback, shown with --debug; `exit_code`.
+    """
 
     exit_code: ClassVar[int] = 1
     stage: str = ""
@@ -49,7 +45,7 @@ class TrnflowError(Exception):
         return f"{self.message}. Fix: {self.fix}" if self.fix else self.message
 
     def to_json(self) -> dict[str, Any]:
-        """Return {type, message, fix}, from which `from_json` makes the error again in another process."""
+        """Return {type, message, fix}, which `from_json` reads in another process."""
         return {"type": type(self).__name__, "message": self.message, "fix": self.fix}
 
 
@@ -94,8 +90,7 @@ class StoreError(TrnflowError):
 
 
 class BlobLost(StoreError):
-    """A blob (a file in the store, named by the digest of its bytes) is missing or corrupt. The default `fix` is to run
-    the recipe again, which makes the lost artifact anew. digest: the blob's, `sha256:<hex>`; "" if it is not known."""
+    """A blob is missing or corrupt. By default the fix is to run the recipe again. digest: "" if it is not known."""
 
     def __init__(self, message: str, fix: str = "", digest: str = "") -> None:
         super().__init__(message, fix or "`trnflow run` makes anew what it belongs to")
@@ -111,8 +106,7 @@ class Interrupted(TrnflowError):
 
 
 def is_interruption(error: BaseException | None) -> bool:
-    """Return whether an exception means that a person or a scheduler ended the work: Ctrl-C, SIGTERM, Prefect's
-    TerminationSignal."""
+    """Return whether a person or a scheduler ended the work: Ctrl-C, SIGTERM, Prefect's TerminationSignal."""
     return error is not None and (isinstance(error, Interrupted) or not isinstance(error, Exception))
 
 
@@ -138,8 +132,7 @@ _CAUSES = {
 
 
 def of_machine(error: BaseException) -> MachineError | None:
-    """Return a MachineError with a message and a fix for an exception whose cause is this machine, such as a full disk or
-    missing permission; None for any other exception, which may be a defect of this program."""
+    """Return a MachineError for an exception that this machine caused, such as a full disk; None for any other."""
     if isinstance(error, MemoryError):
         return MachineError("there is no memory left", "end other programs, or take a machine with more memory")
     if not isinstance(error, OSError) or error.errno not in _CAUSES:
@@ -149,23 +142,20 @@ def of_machine(error: BaseException) -> MachineError | None:
 
 
 def unexpected(error: Exception) -> TrnflowError:
-    """Turn any exception into an error for the user: a MachineError if the cause is this machine, else a ProcessFailed
-    that asks to report a defect of this program."""
+    """Turn any exception into a MachineError if this machine is the cause, else a ProcessFailed that asks for a report."""
     return of_machine(error) or ProcessFailed(
         f"unexpected {type(error).__name__}{_place(error)}: {error}", "run it again with --debug and report it"
     )
 
 
 def _place(error: Exception) -> str:
-    """Return the file and line where an error was raised, so that a defect can be reported even if it does not happen
-    again."""
+    """Return the file and line where an error was raised, for a report."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def from_json(document: dict[str, Any]) -> TrnflowError:
-    """Return the error that another process wrote with `TrnflowError.to_json`. An error of an unknown type becomes a
-    ProcessFailed."""
+    """Return the error that `to_json` wrote; of an unknown type a ProcessFailed."""
     kinds: dict[str, type[TrnflowError]] = {"TrnflowError": TrnflowError}
     pending = [TrnflowError]
     while pending:

@@ -1,2 +1,1 @@
-"""Garbage collection of a store: find the files that are still needed, move all others to the trash, and let users pin
-artifacts and runs that must be kept."""
+"""Garbage collection of a store: find what is still needed, move the rest to the trash, pin what must be kept."""

@@ -1,10 +1,9 @@
-"""Garbage collection: find the files of a store that are still needed (those that a root leads to; see `roots`), move
-all others to the store's trash, and delete files that have been in the trash or in quarantine for the grace period.
+"""Garbage collection: move the files that no root leads to into the trash, and delete old ones from trash and
+quarantine.
 
-Runs may write at the same time without a lock (see `trash`). Therefore the store is listed three times: after the first
-listing, records and all other files but blobs are moved to the trash; after the second, blobs; and after the third,
-files in the trash that a root now leads to are moved back. A collection that is killed is completed by the next one. A
-dry run writes nothing and reports the same files and bytes. Disk space becomes free only after the grace period.
+Runs may write meanwhile, without a lock (see `trash`): the store is listed three times, for records and others, for
+blobs, and for what must come back. A killed collection is completed by the next. A dry run reports the same files and
+bytes.
 """
 
 from __future__ import annotations
@@ -29,18 +28,13 @@ CLOCK = f"{TRASH}/clock"
 
 @dataclass
 class Tally:
-    """Counts of files, and sums of their sizes, for a garbage collection's report.
-
-    Attributes:
-        files: {kind of file, such as `blobs`, or reason why files stay, such as `runs`: number of files}.
-        bytes: {the same kind or reason: sum of the files' sizes in bytes}.
-    """
+    """Files and bytes, by kind of file (`blobs`) or reason to stay (`runs`)."""
 
     files: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
 
     def add(self, kind: str, entry: Entry) -> None:
-        """Add one file to the sums of a kind: count it, and add its size in bytes."""
+        """Count one file and its bytes."""
         self.files[kind] += 1
         self.bytes[kind] += entry.size
 
@@ -54,14 +48,10 @@ class Collected:
     """What a garbage collection did, or in a dry run would do.
 
     Attributes:
-        dry_run: whether nothing was written.
-        kept: number and size of the files that stay, by the kind of root (where the search for needed files begins)
-            that needs them: `roots` (files below `roots/`, such as pins), `runs`, `attempts` or `young` (written within
-            the grace period).
-        swept: number and size of the files moved to the trash, by kind of file, such as `blobs`. They can still be
-            brought back.
-        purged: number and size of the files deleted for good, by where they were: `trash` or `quarantine`.
-        restored: names of files brought back from the trash, since they are needed; empty in a dry run.
+        kept: By the root that needs them: `roots`, `runs`, `attempts` or `young` (within the grace period).
+        swept: Moved to the trash, by kind.
+        purged: Deleted for good, from `trash` or `quarantine`.
+        restored: Names brought back from the trash; empty in a dry run.
     """
 
     dry_run: bool
@@ -71,7 +61,7 @@ class Collected:
     restored: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the result of the garbage collection as the JSON object that `trnflow gc --json` prints."""
+        """Return what `trnflow gc --json` prints."""
         return {
             "dry_run": self.dry_run,
             "kept": self.kept.to_json(),
@@ -85,15 +75,7 @@ class Collected:
 
 @dataclass
 class Survey:
-    """The files that a garbage collection has to move or delete, computed from one listing of the store.
-
-    Attributes:
-        kept: (why, file) of each file that stays; why: the kind of root (where the search for needed files begins) that
-            needs the file: `roots`, `runs`, `attempts` or `young`.
-        restore: names of files to bring back from the trash.
-        sweep: files to move to the trash.
-        purge: files to delete from trash and quarantine.
-    """
+    """What to move or delete, from one listing. kept: (why, file) of each file that stays."""
 
     kept: list[tuple[str, Entry]]
     restore: list[str]
@@ -102,13 +84,10 @@ class Survey:
 
 
 def collect(backend: Backend, policy: Policy, *, yes: bool) -> Collected:
-    """Collect the garbage of a store: move files that are no longer needed to the trash; delete files whose grace
-    period in the trash or in quarantine has ended; bring back files in the trash that are needed. Return the number and
-    bytes of the files, by kind.
+    """Collect a store's garbage; return files and bytes by kind.
 
-    yes: if false (a dry run), change nothing and return what would be moved and deleted; policy: what to keep.
-    StoreError when a document that says which files are needed can't be read; when this is found at the start, nothing
-    is changed.
+    yes: if false, change nothing. Raises StoreError when a document that protects files can't be read; at the start
+    nothing is changed then.
     """
     return _Collector(backend, policy).collect(yes=yes)
 
@@ -148,7 +127,7 @@ class _Collector:
         return {name: entry for name, entry in swept.items() if name not in done.restored}
 
     def _now(self) -> float:
-        """Return the time by the clock of the store's machine, because the clocks of hosts may differ by hours."""
+        """Return the time by the clock of the store's machine: hosts' clocks may differ by hours."""
         self._backend.replace(CLOCK, b"")
         return next(entry.time for entry in self._backend.entries(TRASH) if entry.name == CLOCK)
 
@@ -232,7 +211,7 @@ class _Collector:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of a file that garbage collection may remove, or "" for a file that it never removes."""
+    """Return a file's kind, or "" for one that is never removed."""
     top = name.split("/")[0]
     if top not in KINDS:
         return ""
@@ -240,7 +219,7 @@ def _kind(name: str) -> str:
 
 
 def _since(entry: Entry) -> float:
-    """Return when a file was moved to trash or quarantine, in seconds since 1970. The time is part of its name."""
+    """Return when a file was moved to trash or quarantine, in seconds since 1970, by its name."""
     batch = entry.name.split("/")[1]
     if batch.isdigit():
         return int(batch) / 1000

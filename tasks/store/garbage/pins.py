@@ -1,4 +1,4 @@
-"""Pins: files `<root>/roots/pins/<name>.json`, by which a user protects an artifact or a run from garbage collection."""
+"""Pins: files `<root>/roots/pins/<name>.json`, which protect an artifact or a run from garbage collection."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ PINS = "roots/pins"
 
 
 def add_pin(backend: Backend, name: str, pin: Meta) -> Meta:
-    """Create the pin `roots/pins/<name>.json`, which protects an artifact or a run from garbage collection, and return
-    its document. If a pin of this name exists, leave it unchanged and return its document.
+    """Create a pin and return its document, or that of an existing pin of this name.
 
-    pin: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}, ...]}: the records whose result is the
-    artifact. The records are protected too, so that later runs find the stages' results. If the run's document or the
-    artifact's manifest (its list of files) is in the trash, it is moved back.
+    pin: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}, ...]}, whose records are protected too. What
+    it names comes back from the trash.
 
     Raises:
-        BlobLost: the run's document or the artifact's manifest is neither in place nor in the trash, because garbage
-            collection deleted it; no pin is created.
+        BlobLost: The run or the manifest is gone; no pin is created.
     """
     place = f"{PINS}/{name}.json"
     if not backend.create(place, json.dumps(pin, indent=1, sort_keys=True).encode()):
@@ -37,9 +34,7 @@ def add_pin(backend: Backend, name: str, pin: Meta) -> Meta:
 
 
 def remove_pin(backend: Backend, name: str) -> bool:
-    """Remove a pin (a file that protects an artifact or a run from garbage collection) and return True; return False
-    when there is no pin of this name. The pinned files stay until the next garbage collection that finds them no longer
-    needed."""
+    """Remove a pin and return True, or False if there is none. The files stay until the next collection."""
     there = name in pin_names(backend)
     if there:
         with contextlib.suppress(FileNotFoundError):
@@ -48,6 +43,5 @@ def remove_pin(backend: Backend, name: str) -> bool:
 
 
 def pin_names(backend: Backend) -> list[str]:
-    """Return the names of all pins of a store (files that protect artifacts and runs from garbage collection),
-    sorted."""
+    """Return the names of all pins, sorted."""
     return [document_name(name) for name in backend.names(PINS)]

@@ -1,10 +1,8 @@
-"""The trash of a store: files that garbage collection removed and that can still be brought back,
-`<root>/trash/<milliseconds since 1970>/<former name>`.
+"""The trash: `<root>/trash/<milliseconds since 1970>/<former name>`, from which files can be brought back.
 
-Runs and garbage collection need no lock between them, because each writes first and checks afterwards. A run writes the
-document that names a result (an attempt, a record), then checks that the result is in place (`secure`). Garbage
-collection moves files to the trash, then checks whether a document now names them. Whichever check comes last finds the
-conflict and moves the files back. Nothing is deleted from the trash within the grace period.
+Runs and garbage collection need no lock: each writes first and checks afterwards. A run names a result, then checks
+that it is in place (`secure`); a collection moves files, then checks whether a document names them. Whichever check
+comes last moves the files back.
 """
 
 from __future__ import annotations
@@ -26,23 +24,19 @@ MANY = 1000
 
 
 class Trashed(NamedTuple):
-    """A file in the store's trash, where garbage collection puts files before they are deleted for good. since: when
-    the file was moved to the trash, in seconds since 1970; entry: the file, under its name in the trash."""
+    """A file in the trash. since: of the move, in seconds since 1970."""
 
     since: float
     entry: Entry
 
 
 def into_trash(name: str, now: float) -> str:
-    """Return the name that the file `name` gets in the trash; nothing is moved. now: the time of the move, in seconds
-    since 1970."""
+    """Return the name that a file gets in the trash at the time `now` (seconds since 1970); nothing is moved."""
     return f"{TRASH}/{round(now * 1000)}/{name}"
 
 
 def read_trash(entries: Iterable[Entry]) -> dict[str, Trashed]:
-    """Find for each file in the store's trash the name that it had before. Return {name before the move: file in the
-    trash}; of several files with the same former name, the one that was moved to the trash last. entries: a listing of
-    the trash."""
+    """Return {former name: file in the trash}, of several the one moved last. entries: a listing of the trash."""
     found: dict[str, Trashed] = {}
     for entry in sorted(entries):
         _, since, name = entry.name.split("/", 2) if entry.name.count("/") > 1 else ("", "", "")
@@ -52,9 +46,8 @@ def read_trash(entries: Iterable[Entry]) -> dict[str, Trashed]:
 
 
 def bring_back(backend: Backend, names: Iterable[str]) -> list[str]:
-    """Move files from the store's trash back to their places, in the given order. Return the names of files that are
-    lost: neither in the trash nor in place. names: the files' names before they were moved to the trash. A record (the
-    document that names a stage's artifact) that was written again meanwhile is not replaced."""
+    """Move files back from the trash, in this order; return those that are lost. A record written again meanwhile is
+    not replaced."""
     trashed = read_trash(backend.entries(TRASH))
     lost = []
     for name in names:
@@ -75,13 +68,11 @@ def _move_back(backend: Backend, trashed: str, name: str) -> None:
 
 
 def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None) -> None:
-    """Make sure that some records (documents that name a stage's artifact) and an artifact's files are in place: move
-    missing ones back from the trash. Called for the records and files that a document names, since garbage collection
-    may have moved them to the trash just before the document was written.
+    """Bring back missing records and an artifact's files from the trash, for a document that names them.
 
-    held: the records, each as {"stage", "key"}; with a missing record its artifact is brought back, too; artifact: an
-    artifact whose manifest (list of files) and files are needed. BlobLost when a record or file is neither in place nor
-    in the trash."""
+    held: {"stage", "key"} of records, whose artifacts come back with a missing record. Raises BlobLost for what is
+    gone.
+    """
     wanted = [blob_name(file.digest) for file in artifact.files] if artifact else []
     wanted += [blob_name(artifact.digest)] if artifact else []
     gone = absent(backend, wanted)
@@ -95,8 +86,7 @@ def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None)
 
 
 def absent(backend: Backend, names: list[str]) -> list[str]:
-    """Return those of `names` (names of files, relative to the store's root) that are not in the store. In a remote
-    store, more than 1000 names are looked up by listing their top folders, not by one request for each name."""
+    """Return those of `names` that the store lacks. More than 1000 names of a remote store are looked up by listings."""
     if backend.local is not None:
         return [name for name in names if not os.path.exists(f"{backend.local}/{name}")]
     if len(names) > MANY:
@@ -108,7 +98,7 @@ def absent(backend: Backend, names: list[str]) -> list[str]:
 
 
 def _below(backend: Backend, record: str) -> list[str]:
-    """Return the names of the blobs of a record that is in the trash, its manifest last."""
+    """Return the blobs of a record in the trash, its manifest last."""
     trashed = read_trash(backend.entries(TRASH))
     try:
         digest = json.loads(backend.read(trashed[record].entry.name))["artifact"]
