@@ -1,3 +1,2 @@
-"""Modules of the four data stages, one package for each stage: `load` (load_data), `format` (format_prompts),
-`tokenization` (tokenize_text) and `pack` (pack_chunks). The stages themselves are the modules `tasks.<stage>`.
-"""
+"""What the data stages are made of: `load` (load_data), `format` (format_prompts), `tokenization` (tokenize_text),
+`pack` (pack_chunks)."""

@@ -1,6 +1,5 @@
-"""Read a tokenizer's special tokens and chat templates from the JSON files of its Hugging Face folder, without the
-`tokenizers` library. A file that is not JSON raises ModelError.
-"""
+"""Read special tokens and chat templates from a tokenizer's JSON files, without `tokenizers`. Raises ModelError for a
+file that is not JSON."""
 
 from __future__ import annotations
 
@@ -12,9 +11,8 @@ from trnflow.tasks.errors import ModelError
 
 
 def special_tokens(folder: Path) -> dict[str, str] | None:
-    """Return {role such as `pad_token`: text} of the special tokens that a tokenizer's config files
-    (special_tokens_map.json, tokenizer_config.json) name; None if the folder has neither file. folder: the tokenizer's
-    Hugging Face folder."""
+    """Return {role such as `pad_token`: text} from special_tokens_map.json and tokenizer_config.json; None without
+    either."""
     configs = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
     if not any(path.exists() for path in configs):
         return None
@@ -28,8 +26,7 @@ def special_tokens(folder: Path) -> dict[str, str] | None:
 
 
 def special_texts(folder: Path) -> tuple[str, ...]:
-    """Return the texts, such as `</s>`, of all special tokens of a tokenizer: those in tokenizer.json, or without that
-    file those that its config files name. folder: the tokenizer's Hugging Face folder."""
+    """Return the texts of all special tokens, such as `</s>`: of tokenizer.json, else of the config files."""
     if not (folder / "tokenizer.json").exists():
         return tuple((special_tokens(folder) or {}).values())
     added = read_object(folder / "tokenizer.json").get("added_tokens") or []
@@ -37,9 +34,7 @@ def special_texts(folder: Path) -> tuple[str, ...]:
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
-    """Return {name such as `default` or `tool_use`: Jinja template} of a tokenizer's chat templates, from
-    `chat_template.jinja` or else tokenizer_config.json; {} if there are none. folder: the tokenizer's Hugging Face
-    folder."""
+    """Return {name such as `default`: Jinja template} from `chat_template.jinja`, else tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return {"default": file.read_text(encoding="utf-8")}
@@ -50,8 +45,7 @@ def chat_templates(folder: Path) -> dict[str, str]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file. Returns {} if there is no file, or if its JSON is not an object. Raises
-    ModelError for a file that is not JSON."""
+    """Return a file's JSON object; {} without file or object. Raises ModelError for a file that is not JSON."""
     if not path.exists():
         return {}
     try:

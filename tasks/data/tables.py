@@ -1,4 +1,4 @@
-"""Write rows to a parquet file whose bytes depend on the rows alone, and read a range of rows from one."""
+"""Write rows to a parquet file whose bytes depend on the rows alone; read a range of rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ ROW_GROUP = 8192
 
 
 def read_rows(path: Path, first: int, count: int) -> pa.Table:
-    """Read `count` rows of a parquet file, starting with row `first` (from 0); fewer where the file ends earlier. Only
-    the row groups that contain these rows are read."""
+    """Read `count` rows from row `first` on, fewer at the file's end; only their row groups are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -30,10 +29,8 @@ def read_rows(path: Path, first: int, count: int) -> pa.Table:
 
 
 def write_rows(tables: Iterable[pa.Table], schema: pa.Schema, to: Path, progress: Callable[[int], None]) -> int:
-    """Write the rows of all tables to the new parquet file `to` (zstd, row groups of 8,192 rows) and return their
-    number. Equal rows give equal bytes, however they are divided into tables.
-
-    schema: the schema of every table; progress: called after each row group with the number of rows written so far."""
+    """Write all tables to a new parquet file (zstd, row groups of 8,192 rows) and return the number of rows. Equal rows
+    give equal bytes, however divided. progress: called after each row group with the rows so far."""
     import pyarrow.parquet as pq
 
     done = 0
@@ -46,8 +43,7 @@ def write_rows(tables: Iterable[pa.Table], schema: pa.Schema, to: Path, progress
 
 
 def regrouped(tables: Iterable[pa.Table], schema: pa.Schema, size: int) -> Iterator[pa.Table]:
-    """Yield the rows of the given tables, in order, in new tables of `size` rows each; the last table may be shorter.
-    schema: the schema of every table."""
+    """Yield the rows in tables of `size` rows; the last may be shorter."""
     import pyarrow as pa
 
     waiting, count = [schema.empty_table()], 0

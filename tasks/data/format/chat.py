@@ -1,13 +1,9 @@
-"""Turn conversations into training texts through a chat template, and mark which parts of a text are trained on.
+"""Turn conversations into training texts through a chat template, as parts with a flag whether they are trained on.
 
-A text is a list of *parts*: pieces of the text, one after another, each with a flag that says whether it is trained on.
-
-Only the assistant's messages are trained on. If the template has `{% generation %}` blocks, exactly the text in these
-blocks is trained on. Otherwise an assistant turn is what the template adds to the prompt when the assistant's message
-is appended, the end-of-turn token included. Some templates rewrite earlier turns (Qwen3 leaves out the thinking in
-them): then each turn becomes an example of its own, which ends with that turn. A special token that a user or assistant
-spells in a message becomes a separate part marked `plain`, which the tokenizer reads as ordinary text. Errors are
-DataErrors that name row and message.
+Only the assistant's messages are trained on: exactly the text in `{% generation %}` blocks if the template has them,
+else what the template adds when a message is appended, end-of-turn token included. If a template rewrites earlier turns
+(Qwen3 leaves out their thinking), each turn becomes an example. A special token spelled in a message becomes a part
+marked `plain`.
 """
 
 from __future__ import annotations
@@ -22,40 +18,30 @@ from trnflow.tasks.data.format.templates import ChatTemplate, rendering
 from trnflow.tasks.errors import ConfigError, DataError
 
 Example = list[Row]
-"""The parts of a text: dicts with `text`, `train` (whether the part is trained on) and optionally `plain` (whether
-special tokens spelled in the part are read as ordinary text)."""
+"""Parts of a text: dicts with `text`, `train`, and optionally `plain`."""
 
 REWRITTEN = "rewritten"
 OUTSIDE = "outside"
 UNLIKE_PROMPT = "unlike_prompt"
-"""Notes about a row, in this order: the template rewrites earlier turns; the row has more assistant turns than the
-template writes `{% generation %}` blocks; the prompt at inference ends in words that the training text does not have
-before the answer."""
+"""Notes about a row: earlier turns rewritten; more assistant turns than `{% generation %}` blocks; the prompt at
+inference ends in words that the training text lacks."""
 
 
 class Made(NamedTuple):
-    """The training examples made from one row, and notes about the row.
-
-    Attributes:
-        examples: as returned by `templated`, one list of text parts for each example (a part is a piece of the text
-            with a flag that says whether it is trained on). As returned by the functions of `row_makers`, one dict
-            for each example, with `text` and `label`, or with `parts`.
-        notes: which of these hold for the row: "rewritten" (the template changes earlier turns), "outside" (the row
-            has more assistant turns than the text has `{% generation %}` blocks), "unlike_prompt" (the prompt at
-            inference ends in words that the training text lacks). The stage counts the rows with each note.
-    """
+    """The examples made from a row (of `templated` parts, of `row_makers` dicts with `text` and `label` or `parts`),
+    and notes: "rewritten", "outside", "unlike_prompt"."""
 
     examples: list[Any]
     notes: tuple[str, ...] = ()
 
 
 class Turn(NamedTuple):
-    """One answer of the assistant in a conversation that a chat template has turned into text.
+    """An assistant's answer in a rendered text.
 
     Attributes:
-        through: the rendered text from the conversation's start to this turn's end.
-        start: the index in `through` of the turn's first character.
-        unlike_prompt: whether the prompt that a model gets at inference differs from the text before the turn.
+        through: The text from the start to this turn's end.
+        start: The turn's first index in `through`.
+        unlike_prompt: Whether the prompt at inference differs from the text before the turn.
     """
 
     through: str
@@ -66,20 +52,15 @@ class Turn(NamedTuple):
 def templated(
     given: Conversation, template: ChatTemplate, where: str, *, last: bool, special: re.Pattern[str] | None = None
 ) -> Made:
-    """Render a conversation through a chat template into training examples: lists of text parts (pieces of the text,
-    each with a flag that says whether it is trained on). A conversation in which the assistant says nothing gives no
-    example.
+    """Render a conversation into examples; none if the assistant says nothing.
 
     Args:
-        given: the conversation.
-        template: the chat template.
-        where: the row's name for errors, such as "split train row 7".
-        last: train on the assistant's last turn only, not on all of its turns.
-        special: the pattern from `special_pattern`, whose matches (special tokens that somebody wrote) in messages
-            become parts marked `plain`, which the tokenizer reads as ordinary text; None marks nothing.
+        last: Train on the last turn only.
+        special: `special_pattern`, whose matches become parts marked `plain`; None marks nothing.
 
-    Raises DataError for a conversation that the template refuses or leaves words out of, ConfigError for a template in
-    which turns can't be told apart. Returns the examples, and notes about unusual rows (`Made`).
+    Raises:
+        DataError: The template refuses the conversation or leaves words out; names the row.
+        ConfigError: The template's turns can't be told apart.
     """
     if not _trained(given.messages, last):
         return Made([])
@@ -93,12 +74,10 @@ def templated(
 
 
 def sections(messages: list[Row], where: str, *, last: bool) -> Example:
-    """Write a conversation under plain headings, such as `### User`, without a chat template, and return it as one
-    example.
+    """Write a conversation under plain headings, such as `### User`, as one example. last: train on the last turn only.
 
-    messages: dicts with `role` and `content`; where: the row's name for errors; last: train on the assistant's last
-    turn only, not on all of its turns. Raises DataError for content that is no text, and for an answer
-    whose thinking or tool calls are not in its content, because they would be lost."""
+    Raises DataError for content that is no text, or thinking or tool calls outside the content, which would be lost.
+    """
     trained, parts = _trained(messages, last), []
     for number, message in enumerate(messages):
         before, content = "\n\n" if number else "", message.get("content") or ""
@@ -114,12 +93,8 @@ def sections(messages: list[Row], where: str, *, last: bool) -> Example:
 def prompted(
     given: Conversation, template: ChatTemplate, where: str, special: re.Pattern[str] | None = None
 ) -> Example:
-    """Render a conversation through a chat template as the prompt of a model: up to where the assistant's next answer
-    begins. Returns the text's parts (pieces of the text, one after another), none of which is trained on.
-
-    given: the conversation; template: the chat template; where: the row's name for errors; special: the pattern from
-    `special_pattern`, whose matches in messages become parts that the tokenizer reads as ordinary text; None marks
-    nothing. Raises DataError for a conversation that the template refuses."""
+    """Render a conversation up to where the assistant's next answer begins, nothing trained on. Raises DataError for
+    one that the template refuses."""
     with rendering(where, "the chat template refuses the messages", "repair the row"):
         spelled = stand_ins_for(given, special)
         writing = _Writing(replace_spelled(given, spelled), template, where)
@@ -129,16 +104,15 @@ def prompted(
 
 
 class _Writing(NamedTuple):
-    """A conversation, with special tokens already replaced by private characters, and the template to render it
-    with."""
+    """A conversation with spelled tokens replaced by private characters, and its template."""
 
     given: Conversation
     template: ChatTemplate
     where: str
 
     def by_turns(self, last: bool) -> Made:
-        """Make the training examples with a template that has no `{% generation %}` blocks: one example for the
-        conversation, or one for each assistant turn if the template rewrites earlier turns."""
+        """Make the examples without `{% generation %}` blocks: one, or one a turn if the template rewrites earlier
+        turns."""
         whole = self._text()
         turns = [self._turn(index, whole) for index in _trained(self.given.messages, last)]
         notes = [UNLIKE_PROMPT] * any(turn.unlike_prompt for turn in turns)
@@ -148,8 +122,7 @@ class _Writing(NamedTuple):
         return Made(examples, tuple(notes if last else [*notes, REWRITTEN]))
 
     def by_blocks(self, last: bool) -> Made:
-        """Make the training example with a template that has `{% generation %}` blocks. Trained on is the text in the
-        blocks; with `last`, only in the blocks of the last turn."""
+        """Make the example with `{% generation %}` blocks, trained on their text; with `last` only in the last turn."""
         marked, plain = _Marked.of(self._text(marked=True)), self._text()
         if marked.text != plain:
             raise ConfigError(
@@ -167,7 +140,7 @@ class _Writing(NamedTuple):
         return Made([list(_cut(plain, spans))], (OUTSIDE,) if len(turns) > len(marked.spans) else ())
 
     def _turn(self, index: int, whole: str) -> Turn:
-        """Return the turn of message number `index`, rendered as the end of a conversation."""
+        """Return message number `index`, rendered as the end of a conversation."""
         prompt = self._text(index, add_generation_prompt=True)
         through = whole if index + 1 == len(self.given.messages) else self._text(index + 1)
         start = len(prompt)
@@ -178,9 +151,8 @@ class _Writing(NamedTuple):
         return Turn(through, start, unlike)
 
     def _start(self, index: int, prompt: str, through: str) -> int:
-        """Return the index in `through` where a turn begins, for a template whose prompt at inference differs from the
-        training text before the turn (DeepSeek-R1's prompt ends in `<think>`). The turn begins at the first character
-        in which the two differ, or at the message's content if that comes first."""
+        """Return where a turn begins in `through`, if the prompt at inference differs (DeepSeek-R1's ends in
+        `<think>`): at the first difference, or at the message's content if that is earlier."""
         before = self._text(index)
         if not (prompt.startswith(before) and through.startswith(before)):
             raise ConfigError(
@@ -205,8 +177,7 @@ class _Writing(NamedTuple):
 
 
 class _Marked(NamedTuple):
-    """A rendered text from which the marks around `{% generation %}` blocks were removed. spans: (start, end) of each
-    block; of nested blocks, only the outermost."""
+    """A rendered text without the marks around its blocks. spans: (start, end) of each outermost block."""
 
     text: str
     spans: list[tuple[int, int]]
@@ -236,7 +207,7 @@ def _trained(messages: list[Row], last: bool) -> list[int]:
 
 
 def _check_written(message: Row, text: str, where: str, *, thinking: bool = True) -> None:
-    """Raise DataError when `text` lacks the thinking of a message (with `thinking`), or one of its tool calls."""
+    """Raise DataError when `text` lacks a message's thinking (with `thinking`) or a tool call."""
     lost = ["thinking"] if thinking and _thinking(message) not in text else []
     lost += ["a tool call"] if any(name not in text for name in _called(message)) else []
     if lost:
@@ -247,8 +218,7 @@ def _check_written(message: Row, text: str, where: str, *, thinking: bool = True
 
 
 def _thinking(message: Row) -> str:
-    """Return a message's thinking, from one of the fields THINKING or from `<think>` in its content; empty if it has
-    none."""
+    """Return a message's thinking, from THINKING's fields or `<think>` in its content, or ""."""
     content = message.get("content")
     found = next((message[name] for name in THINKING if isinstance(message.get(name), str)), "")
     if not found and isinstance(content, str) and "</think>" in content:

@@ -84,7 +84,5 @@ class FormatConfig(StageConfig):
 
 
 def is_framed(config: FormatConfig) -> bool:
-    """Return whether a chat template writes the texts, and with them all special tokens, such as bos and eos. The
-    tokenizer then adds neither bos nor eos. True for task `chat`, unless `chat_template` is `sections` (plain
-    headings)."""
+    """Return whether a chat template writes the texts with bos and eos, so that the tokenizer adds neither."""
     return config.task == "chat" and config.chat_template != "sections"

@@ -16,20 +16,13 @@ SHAREGPT = {
     "function_call": "assistant", "function": "tool", "observation": "tool",
 }  # fmt: skip
 THINKING = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message that may hold the assistant's thinking. Most templates read the first field, gpt-oss's template
-the second."""
+"""Fields that may hold thinking: most templates read the first, gpt-oss's the second."""
 
 REPAIR = "repair the row; `format.tools=null` and `format.documents=null` leave these columns alone"
 
 
 class Conversation(NamedTuple):
-    """One row's input to a chat template.
-
-    Attributes:
-        messages: dicts with `role`, `content` and other fields.
-        tools, documents: lists of objects, or None where the row has none.
-        arguments: further variables for the template.
-    """
+    """A row's input to a chat template. arguments: further variables."""
 
     messages: list[Row]
     tools: list[Any] | None = None
@@ -38,8 +31,7 @@ class Conversation(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The names of the columns that hold a conversation and its tools, documents and template variables (further values
-    for the chat template); None for a column that is not used."""
+    """The columns of a conversation, its tools, documents and template variables; None if not used."""
 
     messages: str
     tools: str | None = None
@@ -48,12 +40,8 @@ class Columns(NamedTuple):
 
 
 def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
-    """Read the conversation in a row: messages, tools, documents and template variables (further values for the chat
-    template).
-
-    columns: the names of the row's columns that hold them, as objects or as JSON text; where: the row's name for
-    errors. Raises DataError for broken JSON, messages of a wrong shape, or tools, documents or arguments of a wrong
-    type."""
+    """Read the conversation in a row, from objects or JSON text. Raises DataError for broken JSON, or wrong shapes or
+    types."""
     given = {name: parsed(row, column, where) for name, column in columns._asdict().items()}
     arguments = given["arguments"] or {}
     for name in ("tools", "documents"):
@@ -68,10 +56,8 @@ def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
 
 
 def parsed(row: Row, column: str | None, where: str) -> Any:
-    """Return a column's value in a row; a value that is text is parsed as JSON. Return None if `column` is None, or if
-    the value is missing or blank.
-
-    where: names the row in errors. Raises DataError for a text that is not JSON."""
+    """Return a column's value, text parsed as JSON; None if missing or blank. Raises DataError for a text that is not
+    JSON."""
     value = row.get(column) if column else None
     if not isinstance(value, str):
         return value
@@ -82,10 +68,8 @@ def parsed(row: Row, column: str | None, where: str) -> Any:
 
 
 def messages_of(value: Any, where: str) -> list[Row]:
-    """Convert a conversation to a list of messages: dicts with `role`, `content` and their other fields.
-
-    value: a list in OpenAI's shape (`role`, `content`) or ShareGPT's (`from`, `value`); None gives []. where: names the
-    row in errors. Raises DataError for a value of another shape or an unknown role."""
+    """Return messages as dicts with `role` and `content`, from OpenAI's or ShareGPT's shape; [] for None. Raises
+    DataError for another shape or an unknown role."""
     if value is not None and not isinstance(value, list):
         raise DataError(f"{where}: the messages are {str(value)[:60]!r}", "give a list of messages")
     return [_message(item, f"{where}: message {number}") for number, item in enumerate(value or [], 1)]

@@ -1,20 +1,16 @@
-"""Build the prompt of an instruction row, that is the text before the answer, in the wording of the Dolly or the Alpaca
-data set.
-"""
+"""The prompt of an instruction row in the wording of the Dolly or the Alpaca data set."""
 
 from __future__ import annotations
 
 
 def dolly(instruction: str, context: str) -> str:
-    """Return the prompt of an instruction, that is the text before the answer, in the wording of Dolly's tutorial.
-    context: text that the instruction refers to; "" where there is none."""
+    """Return the prompt in the wording of Dolly's tutorial. context: "" where there is none."""
     given = [f"### Context\n{context}"] if context else []
     return "\n\n".join([f"### Instruction\n{instruction}", *given, "### Answer\n"])
 
 
 def alpaca(instruction: str, context: str) -> str:
-    """Return the prompt of an instruction, that is the text before the answer, in the wording of the Alpaca data set.
-    context: text that the instruction refers to; "" where there is none."""
+    """Return the prompt in Alpaca's wording. context: "" where there is none."""
     given = [f"### Input:\n{context}"] if context else []
     paired = ", paired with an input that provides further context" if context else ""
     opening = (

@@ -1,6 +1,5 @@
-"""Decode tokenised rows into text that people can check. Texts are decoded from the token ids, not taken from the source
-rows, so that a wrong loss mask or an extra special token is visible.
-"""
+"""Decode tokenised rows for people to check. Texts come from the token ids: a wrong loss mask or an extra token is
+visible."""
 
 from __future__ import annotations
 
@@ -16,22 +15,19 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """A piece of a decoded row (a tokenised text turned back into text) in which all tokens are trained on (`train` is
-    True) or none is (`train` is False)."""
+    """A piece of a decoded row that is trained on as a whole or not at all."""
 
     text: str
     train: bool
 
 
 class Row(NamedTuple):
-    """A tokenised row of the data, decoded into text for people to check.
+    """A decoded row.
 
     Attributes:
-        number: the row's number in the split, from 1.
-        tokens: the number of the row's tokens.
-        supervised: the number of the row's tokens that are trained on; 0 in a row for classification.
-        spans: the row's text, in order, as pieces that are trained on as a whole or not at all.
-        label: the label's name, or None for a language model's row.
+        number: In the split, from 1.
+        supervised: The number of supervised tokens; 0 for classification.
+        label: Its name, or None for a language model's row.
     """
 
     number: int
@@ -42,10 +38,7 @@ class Row(NamedTuple):
 
 
 def preview(tokens: Input, split: str, count: int) -> list[Row]:
-    """Decode the first `count` tokenised rows of a split (all rows if it has fewer) and return them for printing.
-    tokens: the artifact (output folder and metadata) of the stage `tokenize_text`.
-
-    Raises ConfigError for a split that the artifact does not have."""
+    """Decode the first `count` rows of a split. Raises ConfigError for a split that the artifact does not have."""
     import numpy as np
     from tokenizers import Tokenizer
 
@@ -69,11 +62,10 @@ def preview(tokens: Input, split: str, count: int) -> list[Row]:
 
 
 def spans_of(tokenizer: Any, ids: Array, mask: Array) -> list[Span]:
-    """Decode one row of token ids and cut the text where the loss mask changes. Returns the pieces of text, in order,
-    each with the flag whether it is trained on. ids: int32 [tokens]; mask: uint8 [tokens], 1 where trained on.
+    """Decode a row and cut the text where the loss mask changes. ids: int32 [tokens]; mask: uint8 [tokens].
 
-    The text of each span is what its tokens add to the text of all tokens before it, because decoders treat the first
-    token of a text in a special way (they may drop its leading space)."""
+    A span's text is what its tokens add to all before: decoders may drop a first token's leading space.
+    """
     import numpy as np
 
     ends = [*(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]

@@ -1,9 +1,4 @@
-"""Record which row of the data each example of `format_prompts` was made from.
-
-Most often every row gives one example, in order, and no file is written. If a row was dropped, or became several
-examples (one for each turn of a conversation, for instance), the file `<split>.source_row.npy` in the artifact's folder
-has the row of each example.
-"""
+"""Record which row each example was made from, in `<split>.source_row.npy`, unless every row gives one, in order."""
 
 from __future__ import annotations
 
@@ -18,11 +13,8 @@ if TYPE_CHECKING:
 
 
 def write_source_rows(texts: Path, split: str, found: list[Ints], rows: int) -> None:
-    """Write the row of the data from which each training example of a split was made to `<split>.source_row.npy`. Write
-    nothing if every row gave one example, in order.
-
-    texts: the folder of the artifact (the output of `format_prompts`); found: the row of each example, counted from 0,
-    as one array or several that follow each other; rows: the number of rows of the split."""
+    """Write each example's row, or nothing if every row gave one. found: rows from 0, as arrays one after another;
+    rows: of the split."""
     import numpy as np
 
     ends = np.cumsum([len(piece) for piece in found])
@@ -32,11 +24,7 @@ def write_source_rows(texts: Path, split: str, found: list[Ints], rows: int) -> 
 
 
 def read_source_rows(texts: Path, split: str, examples: int) -> Ints:
-    """Return, for each training example of a split, the number of the row of data from which the example was made,
-    int32 [examples], counted from 0. If there is no file `<split>.source_row.npy`, every row gave one example, and the
-    result is 0, 1, 2, ...
-
-    texts: the folder of an artifact of `format_prompts`; examples: the number of the split's examples."""
+    """Return each example's row, int32 [examples], from 0; without file 0, 1, 2, ..."""
     import numpy as np
 
     file = _file(texts, split)

@@ -1,9 +1,8 @@
-"""Find special tokens that a user or an assistant spells in a message (such as `</s>`), and mark them, so that the
-tokenizer reads them as ordinary text.
+"""Find special tokens spelled in messages (such as `</s>`), which the tokenizer must read as ordinary text.
 
-Before a template is rendered, a private-use character of Unicode replaces each spelled token. After the rendering, the
-text is cut into parts (pieces): each of these characters becomes the token again, as a part of its own that is marked
-`plain`."""
+While a template is rendered a private-use character stands for each; then it becomes the token again, as a part marked
+`plain`.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +13,19 @@ from typing import Any
 from trnflow.tasks.data.format.conversation import Conversation, Row
 
 PRIVATE = range(0xF0000, 0xFFFFC)
-"""Private-use characters of Unicode that stand for special tokens while a template is rendered. The next two characters
-are `sandbox.MARKS`."""
+"""Private-use characters that stand for special tokens; the next two are `sandbox.MARKS`."""
 
 
 def special_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a compiled pattern that finds special tokens, such as `</s>`, in messages; where several begin at one
-    place, the longest.
-
-    names: the texts of the tokenizer's special tokens. The pattern also finds two private-use characters with which
-    this project marks text inside templates (`sandbox.MARKS`)."""
+    """Return a pattern for special tokens, the longest first, and for `sandbox.MARKS`."""
     from trnflow.tasks.data.format.sandbox import MARKS
 
     return re.compile("|".join(re.escape(name) for name in sorted((*names, *MARKS), key=len, reverse=True)))
 
 
 def stand_ins_for(given: Conversation, special: re.Pattern[str] | None) -> dict[str, str]:
-    """Choose a stand-in for each special token, such as `</s>`, that is spelled in a conversation: returns {token: a
-    private-use character of Unicode that does not occur in the conversation}. special: the pattern from
-    `special_pattern`; None finds no tokens."""
+    """Return {token spelled in a conversation: a private-use character that does not occur in it}; {} without
+    `special`."""
     texts: list[str] = []
     _add_strings(given, texts)
     written = "\0".join(texts)
@@ -44,7 +37,7 @@ def stand_ins_for(given: Conversation, special: re.Pattern[str] | None) -> dict[
 
 
 def _add_strings(value: Any, to: list[str]) -> None:
-    """Append all strings in a JSON value, keys included, to the list `to`."""
+    """Append all strings in a JSON value, keys included, to `to`."""
     if isinstance(value, str):
         to.append(value)
     elif isinstance(value, dict):
@@ -56,9 +49,7 @@ def _add_strings(value: Any, to: list[str]) -> None:
 
 
 def replace_spelled(given: Conversation, stand_ins: dict[str, str]) -> Conversation:
-    """Return a copy of the conversation in which each special token that somebody wrote is replaced by the private-use
-    character that stands for it, in all texts but the roles of messages. stand_ins: {token: character}, from
-    `stand_ins_for`."""
+    """Return the conversation with each spelled token replaced by its stand-in, in all texts but roles."""
     if not stand_ins:
         return given
     found = re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
@@ -75,11 +66,7 @@ def replace_spelled(given: Conversation, stand_ins: dict[str, str]) -> Conversat
 
 
 def split_spelled(parts: list[Row], names: dict[str, str]) -> Iterator[Row]:
-    """Yield the parts (pieces) of a rendered text with each private-use character replaced by the special token that it
-    stands for. Each such token becomes a part of its own with `plain` True, which the tokenizer reads as ordinary text;
-    in all other parts `plain` is False.
-
-    parts: dicts with `text` and `train` (whether the piece is trained on); names: {character: token}."""
+    """Yield the parts with each stand-in as a part of its own, the token, with `plain` True. names: {character: token}."""
     for part in parts:
         texts = re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]]
         for text in filter(None, texts):

@@ -1,4 +1,4 @@
-"""Jinja templates from recipes and tokenizers, parsed once and rendered for many rows. Threads may share a template."""
+"""Jinja templates from recipes and tokenizers, parsed once and rendered for many rows, also by threads."""
 
 from __future__ import annotations
 
@@ -11,31 +11,20 @@ from trnflow.tasks.errors import ConfigError, DataError, TrnflowError
 
 Row = dict[str, Any]
 Limit = Callable[[str], AbstractContextManager[None]]
-"""A function that takes a row's name and returns the context in which this row's template is rendered, such as one that
-ends the process after a time limit (`trnflow.tasks.data.format.time_limit`)."""
+"""Takes a row's name and returns the context in which it is rendered, such as a time limit."""
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
-"""Variables of a chat template that `template_arguments` can't set, because they come from the rows."""
+"""Variables that `template_arguments` can't set, because they come from the rows."""
 
 
 def no_limit(where: str) -> AbstractContextManager[None]:
-    """Return a context that limits nothing, for rendering templates without a time limit. where: the row's name, not
-    used."""
+    """Return a context that limits nothing."""
     return nullcontext()
 
 
 class RowTemplate:
-    """A Jinja template over the columns of a row, such as `format.prompt_template`.
-
-    Args:
-        setting: the dotted setting that holds the template, for errors.
-        source: the template's text.
-        columns: the columns that the rows have.
-        limit: a function that takes a row's name and returns the context, such as a time limit, in which the row is
-            rendered.
-
-    Raises ConfigError for a syntax error.
-    """
+    """A template over a row's columns, such as `format.prompt_template`. setting: for errors. Raises ConfigError for a
+    syntax error."""
 
     def __init__(self, setting: str, source: str, columns: list[str], limit: Limit = no_limit) -> None:
         from jinja2 import StrictUndefined, nodes
@@ -49,14 +38,12 @@ class RowTemplate:
 
     @property
     def reads(self) -> list[str]:
-        """The names of the columns that the template uses, in the order of the row's columns."""
+        """The columns that the template uses, in the row's order."""
         return [column for column in self._columns if column in self._names]
 
     def render(self, row: Row, where: str) -> str:
-        """Return the text that the template makes of a row. where: names the row in errors.
-
-        Raises ConfigError for an unknown column or a template that uses Python's internals, DataError for a row that
-        can't be rendered."""
+        """Return a row's text. Raises ConfigError for an unknown column or use of Python's internals, DataError for a
+        row that can't be rendered."""
         from jinja2.exceptions import SecurityError, UndefinedError
 
         from trnflow.tasks.data.format.sandbox import render
@@ -77,14 +64,16 @@ class RowTemplate:
 
 
 class ChatTemplate:
-    """A chat template, rendered with the same variables as transformers' `apply_chat_template`.
+    """A chat template with the variables of transformers' `apply_chat_template`. Raises ConfigError for a syntax error.
 
-    setting: the dotted setting that the template comes from, for errors; source: its Jinja text; special: {role, such
-    as `eos_token`: text} of the tokenizer's special tokens; date: today's date for the template, YYYY-MM-DD; arguments:
-    `format.template_arguments`; limit: a function that takes a row's name and returns the context, such as a time
-    limit, in which the row is rendered. Attributes: `generation`, whether the template has `{% generation %}` blocks,
-    which enclose the text to train on; `names`, the variables that the template uses. Raises ConfigError for a syntax
-    error."""
+    Args:
+        special: {role such as `eos_token`: text}.
+        date: YYYY-MM-DD.
+
+    Attributes:
+        generation: Whether it has `{% generation %}` blocks.
+        names: The variables that it uses.
+    """
 
     def __init__(
         self, setting: str, source: str, special: dict[str, str], *, date: str, arguments: Row, limit: Limit = no_limit
@@ -101,15 +90,12 @@ class ChatTemplate:
         self.names = frozenset(node.name for node in self._tree.find_all(nodes.Name))
 
     def render(self, given: Row, where: str, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
-        """Return the text that the chat template makes of one conversation.
+        """Return a conversation's text; the template's own exceptions pass through (see `rendering`).
 
         Args:
-            given: the template's variables, such as `messages`, `tools` and `documents`.
-            where: names the row in errors.
-            add_generation_prompt: end the text with the beginning of an assistant's answer.
-            marked: put the private-use characters `sandbox.MARKS` around the text of `{% generation %}` blocks.
-
-        Raises the template's own exceptions; use `rendering` to turn them into errors that name the row.
+            given: Its variables, such as `messages`, `tools` and `documents`.
+            add_generation_prompt: End with the beginning of an assistant's answer.
+            marked: Put `sandbox.MARKS` around `{% generation %}` blocks.
         """
         from trnflow.tasks.data.format.sandbox import render
 
@@ -124,14 +110,8 @@ class ChatTemplate:
 
 @contextmanager
 def rendering(where: str, what: str, fix: str) -> Iterator[None]:
-    """Context that turns an exception raised while a template is rendered into a DataError that names the row. A
-    TrnflowError passes through unchanged; a MemoryError becomes a ConfigError.
-
-    Args:
-        where: the row's name.
-        what: what went wrong, such as "the chat template refuses the messages".
-        fix: what the user can do.
-    """
+    """Turn a rendering's exception into a DataError that names the row; a MemoryError into a ConfigError. what, fix: of
+    the error."""
     try:
         yield
     except TrnflowError:
@@ -143,8 +123,7 @@ def rendering(where: str, what: str, fix: str) -> Iterator[None]:
 
 
 def _parsed(setting: str, source: str, environment: Any) -> Any:
-    """Return the parsed template. It is compiled later, under the time limit: compiling evaluates constant expressions,
-    which may take very long."""
+    """Return the parsed template. It is compiled later, under the time limit: compiling evaluates constant expressions."""
     from jinja2 import TemplateError
 
     try:
@@ -154,7 +133,7 @@ def _parsed(setting: str, source: str, environment: Any) -> Any:
 
 
 def _compiled(setting: str, environment: Any, tree: Any) -> Any:
-    """Compile a parsed template. Raises ConfigError for a filter or test that Jinja does not have."""
+    """Compile a parsed template. Raises ConfigError for an unknown filter or test."""
     from jinja2 import TemplateError
 
     try:

@@ -1,9 +1,7 @@
-"""Render templates in a separate process, which the kernel ends when the rendering of one row takes too long.
+"""Render templates in a separate process, which the kernel ends when one row takes too long.
 
-Python can't be interrupted while it computes `10 ** 10 ** 10`. The process therefore sets a timer of processor time
-around each rendering. When the timer expires, the kernel's signal ends the process, and the run stops with an error. A
-row that takes too long is never dropped: speed must not decide which rows are kept. Starting a process takes half a
-second.
+Python can't be interrupted in `10 ** 10 ** 10`, so a timer of processor time runs around each rendering. A slow row
+ends the run and is never dropped: speed must not decide which rows are kept. Starting takes half a second.
 """
 
 from __future__ import annotations
@@ -34,19 +32,19 @@ LOOK_EVERY = 1024
 """The number of renderings after which the memory limit is set again."""
 
 PLACE = 256
-"""Bytes of the shared file in which the process notes the name of the row that it renders."""
+"""Bytes of the shared file with the name of the row in work."""
 
 Function = Callable[[Meta, Limit], Meta]
 
 
 def call_limited(function: str, arguments: Meta) -> Meta:
-    """Call a function in a new process, with a limit of 5 s of processor time on each rendering of a template, and
-    return the function's result.
+    """Call "module:name"(arguments, limit) in a new process and return its JSON object; `limit(row's name)` gives a
+    rendering SECONDS.
 
-    function: "module:name" of a function that takes (arguments, limit) and returns a JSON object, where limit(row's
-    name) returns the context in which to render one row; arguments: a JSON object. Raises the function's own
-    TrnflowError, ConfigError when a rendering took too long, Interrupted on Ctrl-C, ProcessFailed when the process
-    ended otherwise."""
+    Raises:
+        TrnflowError: The function's own, ConfigError after the limit, Interrupted on Ctrl-C, ProcessFailed after
+        another end.
+    """
     with TemporaryFile() as place, _started(function, place.fileno()) as process:
         place.truncate(PLACE)
         try:
@@ -66,7 +64,7 @@ def call_limited(function: str, arguments: Meta) -> Meta:
 
 
 def _started(function: str, place: int) -> subprocess.Popen[str]:
-    """Start the process. place: the descriptor of the file in which the process notes the row that it renders."""
+    """Start the process. place: the descriptor of the file for the name of the row in work."""
     command, pipe = python("trnflow.tasks.data.format.time_limit:serve", function, str(place)), subprocess.PIPE
     return subprocess.Popen(
         command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=[place], text=True, encoding="utf-8"
@@ -74,12 +72,8 @@ def _started(function: str, place: int) -> subprocess.Popen[str]:
 
 
 def serve(function: str, place: str) -> None:
-    """Main function of the process that `call_limited` starts: read arguments as JSON from stdin, call the function,
-    and write a JSON object to stdout. The object has `meta` (the function's result) or `error` (a TrnflowError), and
-    `modules` (the files of this project's modules that the process has imported).
-
-    function: "module:name" of the function to call; place: the number of an open file descriptor; the name of the row
-    being rendered is written to this file, for the parent's error message."""
+    """Main function of the process: arguments as JSON from stdin; {"meta" or "error", "modules": our imported files} to
+    stdout. place: a descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     module, _, name = function.partition(":")
@@ -98,10 +92,8 @@ def serve(function: str, place: str) -> None:
 
 
 class Timer:
-    """A limit on the time of rendering templates: `with timer(row's name):` lets the kernel end this process when the
-    block takes more than SECONDS of processor time. At the first and then at every 1,024th rendering, the process's
-    memory is limited to 4 GiB more than at that moment (on Linux). place: memory shared with the parent process, to
-    which the row's name is written."""
+    """Limits a rendering: `with timer(row's name):` ends the process after SECONDS of processor time; every 1,024th
+    time its memory is limited to 4 GiB more (Linux)."""
 
     def __init__(self, place: mmap) -> None:
         self._place, self._row, self._renderings, self._caller = place, "", 0, os.getppid()
@@ -125,7 +117,7 @@ class Timer:
 
 
 def _limit_memory() -> None:
-    """Limit the process to MEMORY bytes more than it has now. Does nothing where /proc is missing (not Linux)."""
+    """Limit the process to MEMORY bytes more than now; nothing without /proc."""
     import resource
 
     try:

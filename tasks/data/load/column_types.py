@@ -1,9 +1,7 @@
-"""Find one type for a column that several files may store differently, and convert the column's values to that type.
+"""Find one type for a column that files store differently, and convert its values.
 
-A nested column (lists, structs, maps) gets Arrow's type `json` while rows are loaded: each value is JSON text with the
-keys, their order and the number types of the source. Arrow's structs would instead give every row the keys of all rows.
-A field of a struct that is null is left out of the JSON text, because Parquet does not distinguish a null field from a
-missing field.
+A nested column gets Arrow's type `json`: JSON text with the source's keys, order and number types. Arrow's structs
+would give every row the keys of all rows. A null field is left out: Parquet does not tell it from a missing one.
 """
 
 from __future__ import annotations
@@ -21,16 +19,14 @@ encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Return whether the values of an Arrow type are lists, objects (structs, maps) or JSON text of Arrow's type
-    `json`."""
+    """Return whether values are lists, objects or JSON text."""
     import pyarrow as pa
 
     return isinstance(kind, pa.JsonType) or pa.types.is_nested(kind)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Simplify an Arrow type, so that columns with equal values have equal types in all files: remove dictionary
-    encoding, string views and 64-bit offsets. Nested types become `json`."""
+    """Return a type without dictionary encoding, views and 64-bit offsets; `json` for a nested one."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
@@ -41,8 +37,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return an Arrow type that can hold the values of both types: `json` if one of them is nested (lists or objects),
-    the wider type for two number types. Return None if the two types conflict, such as text and number."""
+    """Return a type that holds both types' values, `json` if one is nested; None for a conflict, such as text and
+    number."""
     import pyarrow as pa
 
     kinds = [plain_type(first), plain_type(second)]
@@ -56,15 +52,9 @@ def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 
 
 def to_type(values: pa.Array, kind: pa.DataType, name: str, where: str, before: int) -> pa.Array:
-    """Convert values of a column to the Arrow type `kind`, which `plain_type` or `common_type` returned, and return
-    them as a new array.
+    """Convert a column's values to a type of `plain_type` or `common_type`.
 
-    Args:
-        name: the column's name, for errors.
-        where: the file's name, for errors.
-        before: how many rows of the file precede `values`.
-
-    Raises DataError that names the row of the first value that the type can't hold.
+    before: the file's rows before `values`. Raises DataError with the row of the first value that does not fit.
     """
     import pyarrow as pa
 
@@ -99,8 +89,8 @@ def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _unpacker(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return a function that turns a Python value of this type (except None) into a value that JSON can represent. The
-    function raises TypeError or ValueError."""
+    """Return a function that turns a value (not None) into one that JSON can represent; it raises TypeError or
+    ValueError."""
     import pyarrow as pa
 
     if isinstance(kind, pa.JsonType):
@@ -129,8 +119,7 @@ def _scalar(value: Any) -> Any:
 
 
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of (key, value) pairs. Raises ValueError for a key that occurs twice, because one of its values would
-    be lost."""
+    """Return a dict of pairs. Raises ValueError for a key that occurs twice: one value would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -1,10 +1,7 @@
-"""Choose which columns of a source are read, as the recipe's settings say, and check the rows: column names, types,
-missing texts and labels.
+"""Choose which columns of a source are read, and check names, types, missing texts and labels.
 
-A source is one data set of the recipe. Its files may have different columns: each file must have the columns that the
-settings name; any other column that a file lacks is null in the file's rows. The files of one split must agree on
-types. A row whose text or label is missing or blank raises an error that names the row, or is dropped and counted, as
-`data.nulls` says.
+Each file must have the columns that settings name; another one that it lacks is null. The files of a split must agree
+on types. A row without text or label is an error that names it, or dropped and counted (`data.nulls`).
 """
 
 from __future__ import annotations
@@ -26,18 +23,17 @@ Nulls = Literal["error", "drop"]
 
 
 class Columns(NamedTuple):
-    """Which columns to read from a source (one data set of the recipe), and what they are for. A column may have two
-    names: `ours` in the files that `load_data` writes, `theirs` in the source.
+    """Which columns to read from a source. A column is named `ours` in what `load_data` writes, `theirs` in the source.
 
     Attributes:
         kept: (ours, theirs) of each column to write, in order.
-        text: names (ours) of the columns that hold the text.
-        label: name (theirs) of the label's column, or None.
-        rule: the rule, such as `rating >= 4`, that makes labels of that column, or None.
-        sibling: name (theirs) of a column that holds the labels' names, or None.
-        classes: the class names that the metadata of the source's first file declares for the label, or None.
-        named: names (theirs) of the columns that settings name, and that every file must have.
-        labels: the setting `data.labels`.
+        text: Ours, of the text columns.
+        label: Theirs, or None.
+        rule: Makes labels of that column, such as `rating >= 4`, or None.
+        sibling: Theirs, of a column with the labels' names, or None.
+        classes: Class names that the first file declares, or None.
+        named: Theirs, that settings name and every file must have.
+        labels: The setting `data.labels`.
     """
 
     kept: tuple[tuple[str, str], ...]
@@ -51,8 +47,7 @@ class Columns(NamedTuple):
 
     @property
     def theirs(self) -> list[str]:
-        """The names, as in the source's files, of all columns to read, each once: the columns to write, the label's
-        column, and the column with the labels' names."""
+        """All columns to read, each once, under the source's names."""
         names = [theirs for _, theirs in self.kept] + [name for name in (self.label, self.sibling) if name]
         return list(dict.fromkeys(names))
 
@@ -60,12 +55,8 @@ class Columns(NamedTuple):
 def choose_columns(
     files: list[Rows], text: tuple[str, ...], label: str | None, columns: Mapping[str, str], labels: tuple[str, ...]
 ) -> Columns:
-    """Find the columns that the settings `data.text`, `data.label` and `data.columns` name in a source's files, and
-    return which columns to read and under which names to write them. If `data.text` and `data.columns` name no column,
-    all columns are kept. A source is one data set of the recipe.
-
-    files: all files of the source; text, label, columns, labels: the settings. Raises ConfigError for a column that no
-    file has (the message suggests the nearest name), and for a column that would get two names."""
+    """Find the columns of `data.text`, `data.label` and `data.columns` in a source's files; all are kept if text and
+    columns name none. Raises ConfigError for a column that no file has, or that would get two names."""
     names = list(dict.fromkeys(name for rows in files for name in rows.schema.names))
     theirs = dict(columns)
     rule = parse_rule(label) if label and label not in names else None
@@ -85,11 +76,8 @@ def choose_columns(
 
 
 def united(files: list[Rows], columns: Columns) -> pa.Schema:
-    """Return one Arrow schema for the files of a split: the columns to write, under the names that they get in the
-    output of `load_data`, each with a type that holds the values of all files. The label's column is `label`, as text.
-
-    files: the opened files; columns: the columns to read. Raises DataError, with file and row, for a column whose type
-    conflicts with that of an earlier file."""
+    """Return one schema for a split's files: the columns to write, and `label` as text. Raises DataError, with file and
+    row, for conflicting types."""
     import pyarrow as pa
 
     fields = {ours: pa.string() if ours in columns.text else _common(files, theirs) for ours, theirs in columns.kept}
@@ -116,8 +104,7 @@ def _common(files: list[Rows], name: str) -> pa.DataType:
 
 
 def _first_row(rows: Rows, name: str, wanted: Callable[[pa.Array], pa.Array]) -> int:
-    """Return the number, from 1, of the first row for whose value in the column `name` the function `wanted` returns
-    True; 1 if there is no such row."""
+    """Return the number, from 1, of the first row for whose value `wanted` returns True; 1 if there is none."""
     done = 0
     for batch in rows.batches([name]):
         at = wanted(batch.column(0)).index(True).as_py()
@@ -128,19 +115,15 @@ def _first_row(rows: Rows, name: str, wanted: Callable[[pa.Array], pa.Array]) ->
 
 
 def text_columns(text: str | tuple[str, ...] | None, label: str | None, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the columns that hold the text, as in the files that `load_data` writes: the setting
-    `data.text`. Without that setting, return `text` if there is a label and `data.columns` is empty or includes `text`;
-    else no name.
-
-    text, label, columns: the settings `data.text`, `data.label`, `data.columns`."""
+    """Return our names of the text columns: `data.text`, else `text` if there is a label and `data.columns` allows it,
+    else none."""
     if text is None:
         return ("text",) if label and (not columns or "text" in columns) else ()
     return (text,) if isinstance(text, str) else tuple(text)
 
 
 def _check_names(kept: Mapping[str, str], label: str | None, labelled: bool) -> None:
-    """Raise ConfigError if a column of the source would get two names in the artifact, or if two columns would be named
-    `label`."""
+    """Raise ConfigError if a column would get two names, or two columns the name `label`."""
     if "label" in kept and labelled:
         raise ConfigError("data.columns: `label` is the name of the label column", "give the kept column another name")
     taken = {label: "the label"} if label else {}
@@ -166,20 +149,18 @@ def _check_present(setting: str, wanted: Iterable[str], there: list[str], where:
 def clean_batches(
     rows: Rows, columns: Columns, schema: pa.Schema, split: str, seen: SeenLabels, nulls: Nulls, dropped: Counter[str]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Read a file's rows in batches, check them, and leave out the rows without text or label.
+    """Read a file's rows in batches, without those that lack text or label.
 
     Args:
-        rows: the opened file.
-        columns: the columns to read.
-        schema: the schema that `united` returned for the split.
-        split: the name of the split, for errors.
-        seen: the object to which the labels that are found are added.
-        nulls: `data.nulls`, whether rows without text or label are an error or are dropped.
-        dropped: the counter to which the numbers of dropped rows are added, under the reasons "null" (no label, or a
-            text column without value) and "empty" (a blank text).
+        schema: The split's, from `united`.
+        seen: Gets the labels that are found.
+        dropped: Gets the numbers of dropped rows under "null" and "empty" (a blank text).
 
-    Yields for each batch two values: the number of rows read, and a batch of the rows that remain, with the columns to
-    write and, where there is a label, `label` as text. Raises DataError with file and row.
+    Yields:
+        (rows read, a batch of the rows that remain, with `label` as text where there is one).
+
+    Raises:
+        DataError: With file and row.
     """
     import numpy as np
     import pyarrow as pa
@@ -218,8 +199,8 @@ def clean_batches(
 def _complete_rows(
     batch: pa.RecordBatch, columns: Columns, where: str, before: int, nulls: Nulls, dropped: Counter[str]
 ) -> pa.Array:
-    """Return bool [rows]: True for rows that have text and label. If `nulls` is "error", raise DataError for the first
-    row that lacks one."""
+    """Return bool [rows]: whether a row has text and label. Raises DataError for the first that lacks one if `nulls` is
+    "error"."""
     import numpy as np
     import pyarrow as pa
 
@@ -238,8 +219,7 @@ def _complete_rows(
 
 
 def _missing(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, str, Any]]:
-    """Yield for the label and for the text: a phrase for errors, the reason under which dropped rows are counted, and
-    bool [rows], True where the value is missing."""
+    """Yield for label and text: a phrase for errors, the reason for the count, and bool [rows] where it is missing."""
     import numpy as np
 
     for name in columns.text:
@@ -279,7 +259,7 @@ def _typed(values: pa.Array, kind: pa.DataType, name: str, where: str, before: i
 
 
 def _broken(values: pa.Array, name: str, where: str, before: int) -> DataError:
-    """Return the error for a column that has bytes that are not UTF-8; the message names the first such row."""
+    """Return the error for bytes that are not UTF-8, with the first such row."""
     import pyarrow as pa
 
     for number in range(len(values)):

@@ -131,19 +131,16 @@ class DataConfig(SourceConfig):
 
     @property
     def weights(self) -> dict[str, float] | None:
-        """The weight (share of the rows of train) of each source of a mixture of data sets, by the source's name in the
-        setting `mix`; None if no source has a weight."""
+        """{source: its share of train's rows} of a mixture; None if no source has a weight."""
         found = {name: one.weight for name, one in sorted((self.mix or {}).items()) if one.weight is not None}
         return found or None
 
     def sources(self) -> dict[str, SourceConfig]:
-        """Return {name of a source: the source's settings}, sorted by name. A source is one data set: each entry of the
-        setting `mix`, or without a mixture a single source with the name "" and the settings of `data`.
+        """{name: settings} of each source, sorted; without a mixture one with the name "".
 
-        In a mixture, a source without `label` or `labels` gets those of `data`. The setting `text` of every source
-        becomes the names of the text columns in the files that `load_data` writes; the setting `columns` maps the
-        names to the source's own columns, and includes the columns of `data`. Raises ConfigError for a source with
-        another number of text columns than `data`."""
+        In a mixture a source takes `label` and `labels` of `data` if it has none, `text` gets our names, and `columns`
+        maps them to the source's. Raises ConfigError for another number of text columns than `data` has.
+        """
         return {name: self._filled(name, one) for name, one in sorted(self.mix.items())} if self.mix else {"": self}
 
     def _filled(self, name: str, one: MixedSource) -> SourceConfig:
@@ -161,8 +158,7 @@ class DataConfig(SourceConfig):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The names of the columns that hold the text, as in the files that `load_data` writes; () if no setting names
-        one."""
+        """Our names of the text columns; () if no setting names one."""
         mixed = (self.mix or {}).values()
         label = self.label or next((one.label for one in mixed if one.label), None)
         if self.text is None and any(one.text for one in mixed):

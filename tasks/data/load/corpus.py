@@ -1,13 +1,10 @@
-"""The built-in corpus `builtin:stdlib`: docstrings of Python's standard library, real text that is on every machine.
+"""The built-in corpus `builtin:stdlib`: docstrings of Python's standard library, real text on every machine.
 
-It has two views (`data.name`):
-- `packages`: classify from which package a docstring comes, among the ten packages with most docstrings in train. The
-  package's, module's and object's names are removed from the text. Columns text, package, name.
-- `questions`: the instruction "What does `x.y` do?" with the docstring as response. Columns instruction, response, name.
+Its views (`data.name`): `packages`, from which of ten packages a docstring comes, with the names removed (text,
+package, name); `questions`, "What does `x.y` do?" with the docstring as response (instruction, response, name).
 
-The files are parsed, never imported. A digest of their content is part of the stage's cache key, so the key differs
-between builds of Python. Train, validation and test are 80/10/10 by a hash of the text; each text occurs once. Reading
-takes about 3 s. Computing the digest hashes all files once; later only the size and time of each file are checked.
+Files are parsed, never imported; the key has a digest of their content. Splits are 80/10/10 by a hash of the text.
+Reading takes about 3 s.
 """
 
 from __future__ import annotations
@@ -42,21 +39,15 @@ _SPLIT_OF_TENTH = {0: "test", 1: "validation"}
 
 
 class Docstring(NamedTuple):
-    """A docstring of Python's standard library. name: the dotted name of the module, class or function that it
-    describes, from the package on; doc: the docstring's text without indentation."""
+    """A docstring without indentation, and the dotted name of what it describes."""
 
     name: str
     doc: str
 
 
 def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
-    """Return the `Source` for `builtin:stdlib`: the data set made from the docstrings in the source files of the
-    running Python. Its identity, which becomes part of the stage's cache key, is `{builtin, view, digest of all
-    files}`.
-
-    source: `data.source`; view: which rows to make of the files, `packages` or `questions` (the setting `data.name`);
-    None means `packages`; resolver: keeps the digest in a file, so that the next run hashes the files only if they
-    changed. Raises ConfigError for an unknown corpus or view."""
+    """Return the Source of `builtin:stdlib`, with identity {builtin, view, digest of all files}; the digest is
+    remembered. view: `packages` (also for None) or `questions`. Raises ConfigError for an unknown corpus or view."""
     if source != SOURCE:
         raise ConfigError(f"data.source: there is no built-in corpus {source}", f"use {SOURCE}")
     view = view or VIEWS[0]
@@ -75,11 +66,8 @@ def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
 
 
 def stdlib_files(root: Path) -> list[tuple[str, str]]:
-    """List (path relative to `root`, stamp) of every source file of Python's standard library, sorted by path, without
-    tests, tools and installed packages. A stamp is a text of the file's inode, size and times, which changes when the
-    file does.
-
-    root: the folder of the standard library."""
+    """List (relative path, stamp) of the standard library's files below `root`, sorted, without tests, tools and
+    installed packages."""
     found: list[tuple[str, str]] = []
     pending = [""]
     while pending:
@@ -95,12 +83,7 @@ def stdlib_files(root: Path) -> list[tuple[str, str]]:
 
 
 def corpus_splits(view: str) -> dict[str, Rows]:
-    """Make the built-in data set of the docstrings of Python's standard library, and return {split: rows in memory},
-    for the splits train, validation and test. view: `packages` (rows for classification: from which package is a
-    docstring? Columns text, package, name) or `questions` (instructions "What does `x.y` do?" with the docstring as
-    answer. Columns instruction, response, name).
-
-    Raises DataError when this Python was installed without its source files."""
+    """Return {split: rows in memory} of a view. Raises DataError when this Python has no source files."""
     import pyarrow as pa
 
     docstrings = list(read_docstrings(_root()))
@@ -114,11 +97,8 @@ def corpus_splits(view: str) -> dict[str, Rows]:
 
 
 def read_docstrings(root: Path) -> Iterator[Docstring]:
-    """Yield the docstrings of public modules, classes and functions of Python's standard library, in the order of the
-    files' paths and of their lines. Docstrings of fewer than 3 words, and files that this Python can't parse, are
-    skipped.
-
-    root: the folder of the standard library."""
+    """Yield the docstrings of public objects, in the order of paths and lines; below 3 words, and in files that this
+    Python can't parse, they are skipped."""
     for path, _ in stdlib_files(root):
         parts = [part for part in path.removesuffix(".py").split("/") if part != "__init__"]
         if any(part.startswith("_") for part in parts):
@@ -146,8 +126,8 @@ def _is_public(name: str) -> bool:
 
 
 def anonymous(docstring: Docstring) -> str:
-    """Return a docstring as one line without the names of its package, module, class and function, so that the label
-    (the package) can't be read from the text."""
+    """Return a docstring as one line without the names of its package, module and object: the label can't be read from
+    it."""
     names = {part.lower() for part in docstring.name.split(".") if len(part) > 1}
     hidden = re.sub(r"\w+", lambda word: " " if word[0].lower() in names else word[0], docstring.doc)
     return " ".join(hidden.split())
@@ -178,7 +158,7 @@ def _package(name: str) -> str:
 
 
 def _split(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """Divide (text, name) rows into splits by the text's hash. A text that occurs again is left out."""
+    """Divide (text, name) into splits by the text's hash, each text once."""
     splits: dict[str, list[tuple[str, str]]] = {"train": [], "validation": [], "test": []}
     seen: set[str] = set()
     for text, name in rows:
@@ -195,8 +175,7 @@ def _root() -> Path:
 
 
 def _digest(root: Path, files: list[tuple[str, str]]) -> str:
-    """Return `sha256:<hex>` over the files' relative paths and contents, sorted by path. Times and the folder's own
-    path are not included."""
+    """Return a digest of the files' relative paths and contents."""
     digest = hashlib.sha256()
     for path, _ in files:
         digest.update(f"{path}\0{sha256_file(root / path)}\n".encode())

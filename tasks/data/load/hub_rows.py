@@ -1,10 +1,7 @@
-"""Read a dataset of the Hugging Face hub at a fixed commit. Files are downloaded to the hub client's own cache; no code
-of a repository is run.
+"""Read a hub dataset at a fixed commit; no code of a repository is run.
 
-JSON and csv files are read by this project's readers, other datasets by the library `datasets`. `datasets` would change
-values in JSON and csv files: it converts texts that look like dates or numbers to dates or numbers (007 becomes 7), and
-it drops digits of nested numbers. Fails with DataError when the dataset can't be read, ConfigError when it lacks a
-split or a configuration.
+JSON and csv files are read by our readers, because `datasets` turns texts into dates and numbers (007 becomes 7) and
+drops digits of nested numbers; other datasets by `datasets`.
 """
 
 from __future__ import annotations
@@ -26,12 +23,11 @@ if TYPE_CHECKING:
 
 
 def hub_splits(location: Meta) -> dict[str, list[Rows]]:
-    """Download a data set from the Hugging Face hub, unless the hub client's cache has its files, and return {split:
-    its files, opened for reading rows}.
+    """Download a dataset, unless it is cached, and return {split: its files, opened}.
 
-    location: where the data set is, from its `Source`: `hub` (repository), `name` (configuration or null), `commit`,
-    and `splits` ({split: the split's name at the hub}; {} to take the splits whose names at the hub are usual for
-    train, validation or test)."""
+    location: {hub, name, commit, splits}; `splits` {} takes the names usual for train, validation and test. Raises
+    DataError, or ConfigError for a missing split or configuration.
+    """
     from datasets import disable_progress_bars, load_dataset_builder
 
     disable_progress_bars()  # the stage has a bar of its own
@@ -53,8 +49,7 @@ def hub_splits(location: Meta) -> dict[str, list[Rows]]:
 
 
 def _chosen_splits(location: Meta, there: Iterable[str]) -> dict[str, str]:
-    """Return {split: its name at the hub} of the splits to read. Raises ConfigError for a split that the dataset
-    lacks."""
+    """Return {split: its name at the hub}. Raises ConfigError for one that the dataset lacks."""
     repo, there = location["hub"], list(there)
     wanted: dict[str, str] = location["splits"] or {ALIASES[name]: name for name in there if name in ALIASES}
     for ours, theirs in wanted.items():
@@ -69,8 +64,7 @@ def _chosen_splits(location: Meta, there: Iterable[str]) -> dict[str, str]:
 
 
 def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
-    """Return {split: paths of its files} if all files are json, csv or tsv and the repository has no settings for
-    reading them; else None."""
+    """Return {split: paths} if all files are json, csv or tsv and the repository has no settings for them, else None."""
     config = builder.config
     apart = ("name", "version", "data_dir", "data_files", "description", "features")
     settings = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}
@@ -83,7 +77,7 @@ def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
 
 
 def _text_rows(repo: str, commit: str, path: str, features: Any) -> Rows:
-    """Download a file and open it. features: what the repository declares of its columns (such as class names), or None."""
+    """Download a file and open it. features: what the repository declares of its columns, or None."""
     from huggingface_hub import hf_hub_download
 
     place = hf_hub_download(repo, path, repo_type="dataset", revision=commit)

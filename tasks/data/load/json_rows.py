@@ -1,8 +1,7 @@
-"""Read JSON files: one object a line, or one array of objects. A key that a row lacks is null.
+"""Read JSON files, one object a line or one array of objects; a missing key is null.
 
-Each file is read twice, because the type of a column depends on all rows. Lists and objects become JSON text, so that
-keys, their order and number types stay as written. Memory: one batch, except for a file that is a single array, which
-is read as a whole. Fails with DataError, which names the file and the row or line.
+A file is read twice, because a column's type depends on all rows. Lists and objects become JSON text. Takes one batch
+of memory, but the whole of a single array.
 """
 
 from __future__ import annotations
@@ -24,10 +23,8 @@ _decode = json.JSONDecoder(object_pairs_hook=json_object).decode
 
 
 def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]]]:
-    """Open a JSON file of rows. Returns two values: the Arrow schema of all columns, in the order in which the columns
-    first occur, and a function that takes a list of column names and yields batches of rows with these columns.
-
-    name: the file's name, for errors; size: rows in a batch."""
+    """Open a JSON file; return its schema, in the order in which columns occur, and a function from column names to
+    batches of `size` rows. Raises DataError with file and row or line."""
     import pyarrow as pa
 
     kinds: dict[str, dict[type, None]] = {}
@@ -48,10 +45,8 @@ def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[li
 
 
 def _column_type(kinds: list[type]) -> pa.DataType:
-    """Return the Arrow type of a column with values of these Python types.
-
-    For conflicting types, return the type of the first value, or bool. Making the Arrow array then fails at the row
-    that the error message has to name."""
+    """Return the Arrow type for values of these Python types; on a conflict that of the first, so that the array fails
+    at the row that the error names."""
     import pyarrow as pa
 
     types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), type(None): pa.null()}
@@ -64,8 +59,7 @@ def _column_type(kinds: list[type]) -> pa.DataType:
 
 
 def _column(rows: list[dict[str, Any]], key: str, kind: pa.DataType, name: str, before: int) -> pa.Array:
-    """Return a column as an Arrow array. before: how many rows of the file precede `rows`. Raises DataError that names
-    the first row whose value does not have the type."""
+    """Return a column as an array. Raises DataError for the first row of another type. before: the file's rows before."""
     import pyarrow as pa
 
     values = [row.get(key) for row in rows]

@@ -1,9 +1,7 @@
 """Read labels from a column or a rule such as `rating >= 4`, and turn them into ids.
 
-Labels are compared as text ("0", "joy", "true"), so that a label is the same in csv, json and parquet. The label names,
-in the order of their ids, are the recipe's `labels`; without that setting the class names that the file declares, else
-the names in a column `<label>_name`, else the labels that train holds, sorted. Fails with DataError, which names file,
-row and label, for a label outside this set.
+Labels are compared as text, so that csv, json and parquet agree. Names in the order of ids: the recipe's `labels`, else
+declared class names, else a column `<label>_name`, else train's labels, sorted.
 """
 
 from __future__ import annotations
@@ -28,13 +26,8 @@ _INTEGER = re.compile(r"-?\d+")
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition in `data.label`, such as `rating >= 4`, that makes two labels of a column: 1 where it holds, else 0.
-
-    Attributes:
-        column: the name of the column in the source.
-        operator: a comparison, such as `>=`.
-        value: a number, or a text for == and !=.
-    """
+    """A condition in `data.label`, such as `rating >= 4`: label 1 where it holds, else 0. value: a number, or a text
+    for == and !=."""
 
     column: str
     operator: str
@@ -42,16 +35,14 @@ class Rule:
 
     @property
     def names(self) -> list[str]:
-        """The names of labels 0 and 1 of a rule such as `rating >= 4`, for a recipe that sets no `data.labels`: the
-        opposite of the rule, then the rule, such as ["rating < 4", "rating >= 4"]."""
+        """Names of labels 0 and 1, such as ["rating < 4", "rating >= 4"]."""
         value = f"{self.value:g}" if isinstance(self.value, float) else self.value
         return [f"{self.column} {_OPPOSITE[self.operator]} {value}", f"{self.column} {self.operator} {value}"]
 
 
 def parse_rule(label: str) -> Rule | None:
-    """Parse the setting `data.label` as a rule, such as `rating >= 4`. Returns None if the setting contains no
-    comparison and is therefore the name of a column. Raises ConfigError for a rule that compares with a text by `<`,
-    `<=`, `>` or `>=`."""
+    """Parse `data.label` as a rule; None if it is a column's name. Raises ConfigError for a text with an order
+    comparison."""
     match = _RULE.fullmatch(label)
     if match is None:
         return None
@@ -68,25 +59,15 @@ def parse_rule(label: str) -> Rule | None:
 
 @dataclass
 class SeenLabels:
-    """The labels that occur in a split, collected while the split's rows are read.
-
-    first: {label: the file and row where the label first occurs}; names: {label: the label's name}, filled only if the
-    source has a column `<label>_name`, from that column."""
+    """The labels that occur in a split. first: {label: file and row of its first occurrence}; names: {label: name} of a
+    column `<label>_name`."""
 
     first: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
     def add(self, labels: pa.Array, siblings: pa.Array | None, where: str, numbers: NDArray[np.int64]) -> None:
-        """Add the labels of a batch of rows to the labels seen so far.
-
-        Args:
-            labels: the labels as strings.
-            siblings: the labels' names from the column `<label>_name`, or None.
-            where: the file's name.
-            numbers: int64 [rows], the rows' numbers in the file, from 1.
-
-        Raises ConfigError for more than 10,000 distinct labels.
-        """
+        """Add a batch's labels. siblings: their names, or None; numbers: int64 [rows], from 1. Raises ConfigError for
+        more than 10,000 labels."""
         import numpy as np
 
         encoded = labels.dictionary_encode()
@@ -104,12 +85,11 @@ class SeenLabels:
 
 
 def label_texts(values: pa.Array, rule: Rule | None, named: tuple[str, ...], where: str, before: int) -> pa.Array:
-    """Convert the values of a label column to texts. With a rule (a condition such as `rating >= 4`) the texts are "1"
-    where the condition holds and "0" elsewhere.
+    """Return labels as texts, with a rule "1" where it holds, else "0".
 
-    Null, NaN, blank texts and the text "nan" in upper or lower case become null. Only a text "nan" that `named` lists
-    stays a label. named: the setting `data.labels`; where: the file's name; before: how many rows of the file precede
-    `values`. Raises DataError for a label that is a fraction, and for a value that the rule can't compare."""
+    Null, NaN, blanks and "nan" become null, unless `named` (`data.labels`) lists it. Raises DataError for a fraction,
+    or a value that the rule can't compare.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -127,7 +107,7 @@ def label_texts(values: pa.Array, rule: Rule | None, named: tuple[str, ...], whe
 
 
 def is_blank(texts: pa.Array) -> pa.Array:
-    """Return bool [texts]: True where a text is empty or only whitespace, null where the text is null."""
+    """Return bool [texts]: empty or whitespace; null where the text is null."""
     import pyarrow.compute as pc
 
     return pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
@@ -183,15 +163,13 @@ def _as_integers(values: pa.Array, where: str, before: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The set of labels of a source (one data set of the recipe) with their ids.
-
-    names: the labels' names, ordered by id; ids: {label as it stands in the data: id}."""
+    """A source's labels. names: by id; ids: {label as in the data: id}."""
 
     names: list[str]
     ids: dict[str, int]
 
     def encode(self, labels: pa.Array) -> pa.Array:
-        """Convert label texts to ids, int64 [rows]. Every text must be in the set; call `check` first."""
+        """Return the ids, int64 [rows], of label texts, which must be in the set."""
         import numpy as np
         import pyarrow as pa
 
@@ -200,13 +178,11 @@ class LabelSet:
         return pa.array(table[encoded.indices.to_numpy(zero_copy_only=False)])
 
     def renumbered(self, names: list[str]) -> LabelSet:
-        """Return the same labels with other ids: each id is the position of the label's name in `names`, which must
-        contain all names of this set."""
+        """Return the labels with ids by their position in `names`, which has all of them."""
         return LabelSet(names, {text: names.index(self.names[i]) for text, i in self.ids.items()})
 
     def check(self, seen: SeenLabels) -> None:
-        """Raise DataError, with file and row, if a split has a label that is not in this set. seen: the split's labels,
-        with the place where each first occurs."""
+        """Raise DataError, with file and row, if a split has a label outside the set."""
         for label, where in seen.first.items():
             if label not in self.ids:
                 known = ", ".join(self.names[:12])
@@ -219,18 +195,9 @@ class LabelSet:
 def label_set(
     train: SeenLabels, given: tuple[str, ...] | None, classes: list[str] | None, rule: Rule | None
 ) -> LabelSet:
-    """Decide the names and ids of the labels of a source (one data set of the recipe).
+    """Decide names and ids of a source's labels: `given`, else the rule's, else `classes`, else train's sorted labels.
 
-    The names are `given`, else the two names of the rule, else `classes`; a name's position is its id. Without any of
-    these, the labels in train are sorted and numbered, and named by the column `<label>_name` if there is one. If names
-    are given or declared, a label in the data must equal a name. But if all labels in train are integers and the names
-    are not, the labels are read as ids.
-
-    Args:
-        train: the labels in the source's train split.
-        given: `data.labels`, or None.
-        classes: the names that the file declares, or None.
-        rule: the rule, such as `rating >= 4`, that made the labels, or None.
+    Where names are given or declared, labels must equal names; if all are integers and the names are not, they are ids.
     """
     declared = list(given) if given is not None else (rule.names if rule else classes)
     numbers = all(_INTEGER.fullmatch(label) for label in train.first)
@@ -245,11 +212,8 @@ def label_set(
 
 
 def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -> list[str]:
-    """Return the label names of a mixture of sources (data sets), ordered by id: `data.labels` if set, else the names
-    of the first source, which must be those of all sources.
-
-    sources: {source: the source's label names}; given: `data.labels`, or None. Raises ConfigError when a source has a
-    name that is not in `given`, or without `given` when the sources' names differ."""
+    """Return a mixture's label names by id: `data.labels`, else those of the first source. Raises ConfigError when a
+    source has others."""
     first, *others = sources
     names = list(given) if given is not None else sources[first]
     for source in (first, *others):
@@ -265,8 +229,7 @@ def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -
 
 
 def declared_classes(schema: pa.Schema, column: str) -> list[str] | None:
-    """Return the class names of a column if `datasets` stored them in the schema's metadata (type `ClassLabel`), else
-    None."""
+    """Return a column's class names if `datasets` stored them in the metadata (`ClassLabel`), else None."""
     import json
 
     info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))

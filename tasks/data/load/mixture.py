@@ -1,11 +1,8 @@
-"""Compute how many rows of the train split each source of a mixture contributes, and in which order. Pure functions of
-counts and weights.
+"""How many rows of train each source of a mixture gives, and in which order.
 
-A weight is a source's share of the rows of train, exact to the row. `first_exhausted` makes the largest mixture in which
-no row is repeated: the source with the fewest rows for its weight contributes all of them, every other source a sample.
-`all_exhausted` makes the smallest mixture that contains every row: the source with the most rows for its weight
-contributes each row once, every other source repeats rows. Without weights every source contributes all its rows once.
-The names are those of `datasets.interleave_datasets`, which, unlike this module, draws rows at random.
+A weight is a share of train's rows, exact to the row. `first_exhausted`: the largest mixture without repetition;
+`all_exhausted`: the smallest that has every row. Without weights each source gives all its rows once. The names are
+those of `datasets.interleave_datasets`, which draws at random.
 """
 
 from __future__ import annotations
@@ -24,17 +21,12 @@ Strategy = Literal["first_exhausted", "all_exhausted"]
 def amounts(
     available: Mapping[str, int], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None = None
 ) -> dict[str, int]:
-    """Return {source: number of rows that it contributes to the train split}, for a mixture of several sources (data
-    sets). The number is larger than the source's own number of rows if rows are repeated.
+    """Return {source: rows of train that it gives}, more than it has if rows are repeated.
 
     Args:
-        available: {source: rows that it has, above 0}.
-        weights: {source: its share of the rows of train, relative to the other weights}, or None to take all rows once.
-        strategy: `first_exhausted` (no row is repeated: the source with the fewest rows for its weight gives all of
-            its rows) or `all_exhausted` (every row is used: the source with the most rows for its weight gives each row
-            once, the others repeat rows).
-        limit: the largest total of rows of all sources, or None for no limit. A limit below the total of the strategy
-            reduces the rows of all sources in the same proportion.
+        available: {source: rows, above 0}.
+        weights: {source: relative share}, or None for all rows once.
+        limit: The largest total; a lower one reduces all sources alike.
     """
     parts = {name: Fraction(repr(weights[name])) if weights else Fraction(count) for name, count in available.items()}
     shares = {name: part / sum(parts.values()) for name, part in parts.items()}
@@ -44,9 +36,7 @@ def amounts(
 
 
 def apportioned(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
-    """Divide `total` rows among sources (data sets) by their shares, {source: share}, which sum to 1; return {source:
-    rows}. Each number is total x share, rounded down. The rows that remain after rounding go to the sources with the
-    largest fractional parts, one row each."""
+    """Divide `total` by shares that sum to 1: total x share rounded down, the rest to the largest fractions."""
     exact = {name: total * share for name, share in shares.items()}
     found = {name: int(part) for name, part in exact.items()}
     by_remainder = sorted(exact, key=lambda name: found[name] - exact[name])
@@ -56,13 +46,12 @@ def apportioned(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
 
 
 def interleaved(counts: Mapping[str, int], block: int) -> Iterator[tuple[dict[str, int], NDArray[np.int64]]]:
-    """Compute the order in which the rows of several sources (data sets) are mixed, in blocks of about `block` rows.
-    counts: {source: rows that it contributes}.
+    """Mix sources in blocks of about `block` rows: row k of n has position (k + 1/2) / n, so every stretch has them in
+    proportion.
 
-    Row k of a source with n rows has the position (k + 1/2) / n, so every stretch of the mixture contains the sources
-    in proportion. Yields two values for each block: {source: how many of the source's next rows to read}, and int64
-    [rows], the order in which to write the block's rows. The order is given as indices into the rows that were read,
-    with the sources one after another."""
+    Yields:
+        {source: how many next rows to read}, and int64 [rows], the order of the block as indices into those rows.
+    """
     import numpy as np
 
     blocks = -(-sum(counts.values()) // block)
@@ -75,6 +64,5 @@ def interleaved(counts: Mapping[str, int], block: int) -> Iterator[tuple[dict[st
 
 
 def _before(number: int, blocks: int, count: int) -> int:
-    """Return how many of a source's `count` rows come before block `number`: those rows k with (k + 1/2) / count <
-    number / blocks."""
+    """Return how many of `count` rows come before block `number`: (k + 1/2) / count < number / blocks."""
     return min(count, max(0, -(-(2 * number * count - blocks) // (2 * blocks))))

@@ -1,7 +1,6 @@
 """Read rows from parquet, csv, tsv, json lines, arrow and text files, in batches of the columns asked for.
 
-Memory: one batch (4,096 rows or lines) for a file of any size, except a JSON array, which is read as a whole. The
-columns of csv and tsv files are strings. Fails with DataError, which names the file and the row or line.
+Takes one batch of memory (4,096 rows), but the whole of a JSON array. Columns of csv and tsv are strings.
 """
 
 from __future__ import annotations
@@ -28,14 +27,7 @@ BATCH = 4096
 
 @dataclass(frozen=True)
 class Rows:
-    """An opened data file whose rows are not read yet.
-
-    Attributes:
-        name: the file's name, for errors.
-        schema: the schema of all columns of the file.
-        batches: a function that takes a list of column names and yields batches of rows with these columns, in the
-            list's order.
-    """
+    """An opened file whose rows are not read yet. batches: column names -> batches of rows with these columns."""
 
     name: str
     schema: pa.Schema
@@ -43,10 +35,8 @@ class Rows:
 
 
 def open_file(path: Path, kind: str, name: str) -> Rows:
-    """Open a data file without reading its rows. kind: the file's format, "parquet", "csv", "tsv", "jsonl", "arrow" or
-    "txt"; name: the file's name in errors.
-
-    Raises DataError for a file that can't be read, or that has two columns of one name."""
+    """Open a data file of format `kind` without reading rows. Raises DataError for one that can't be read, or has two
+    columns of one name."""
     opener = {"parquet": _parquet, "csv": _csv, "tsv": _tsv, "jsonl": _json, "arrow": _arrow, "txt": _text}[kind]
     with file_errors(name):
         rows = opener(path, name)
@@ -57,8 +47,7 @@ def open_file(path: Path, kind: str, name: str) -> Rows:
 
 
 def open_table(table: pa.Table, name: str) -> Rows:
-    """Return a table that is in memory or memory-mapped as `Rows`, the type of an opened file. name: the table's name
-    in errors."""
+    """Return a table in memory as `Rows`."""
     return Rows(name, table.schema, lambda columns: iter(table.select(columns).to_batches(max_chunksize=BATCH)))
 
 
@@ -75,7 +64,7 @@ def _parquet(path: Path, name: str) -> Rows:
 
 
 def _arrow(path: Path, name: str) -> Rows:
-    """Arrow IPC files, and the IPC streams that `datasets` writes under the same extension."""
+    """Open an Arrow IPC file, or a stream as `datasets` writes under the same extension."""
     import pyarrow as pa
 
     with path.open("rb") as file:
@@ -121,10 +110,8 @@ def _csv(path: Path, name: str, delimiter: str = ",") -> Rows:
 
 
 def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
-    """Yield the cells of the header, then those of each row. Blank lines are skipped.
-
-    Raises DataError with the line of a record that has more or fewer cells than the header, or wrong quotes: such a record
-    may contain the records after it."""
+    """Yield the header's cells, then each row's, without blank lines. Raises DataError with the line of a record of
+    another length or with wrong quotes: it may contain the records after it."""
     csv.field_size_limit(sys.maxsize)  # for the whole process; without it a cell holds 128 KB at most
     width, line = 0, 1
     with open_text(path, name) as text:

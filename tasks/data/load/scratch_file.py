@@ -1,9 +1,7 @@
-"""Copy a split into an uncompressed Arrow file (the *scratch file*) in the stage's folder for temporary files, and read
-chosen rows of that file later.
+"""Copy a split into an uncompressed Arrow file, the *scratch file*, and read chosen rows of it later.
 
-The rows are read twice, because duplicates and samples can be chosen only after all rows have been read.
-Memory used: one batch of rows, and 8 bytes for each row. Disk used until the stage ends: the chosen columns,
-uncompressed.
+Rows are read twice: duplicates and samples are chosen after all were read. Takes a batch and 8 bytes a row of memory,
+and the chosen columns on disk until the stage ends.
 """
 
 from __future__ import annotations
@@ -29,16 +27,13 @@ if TYPE_CHECKING:
 
 
 class ReadSplit(NamedTuple):
-    """One split of one source (data set), copied into a scratch file: a temporary Arrow file of all its rows, from
-    which the stage later picks the rows to keep.
+    """A split of a source in a scratch file.
 
     Attributes:
-        path: the Arrow file, with the columns to write and, where there is a label, `label` as text.
-        schema: the schema of this file.
-        hashes: uint64 [rows], a hash of each row's text.
-        seen: the labels that occur in the split.
-        dropped: {reason: number of rows left out while reading}, with the reasons "null" (text or label missing) and
-            "empty" (text blank).
+        path: The Arrow file, with `label` as text where there is one.
+        hashes: uint64 [rows], of each row's text.
+        seen: The labels in the split.
+        dropped: {"null", "empty": rows left out while reading}.
     """
 
     path: Path
@@ -49,25 +44,13 @@ class ReadSplit(NamedTuple):
 
 
 def hashed_columns(columns: Columns) -> tuple[str, ...]:
-    """Return the names of the columns whose values are hashed to find rows with equal text: the text columns, or all
-    columns that are written if no text column is named."""
+    """Return the columns that are hashed to find equal rows: the text columns, or all."""
     return columns.text or tuple(ours for ours, _ in columns.kept)
 
 
 def read_split(split: str, files: list[Rows], columns: Columns, nulls: Nulls, path: Path, out: Workdir) -> ReadSplit:
-    """Read the files of a split of one source (data set), check their rows and write the rows to a scratch file: a
-    temporary Arrow file, from which the stage later picks the rows to keep.
-
-    Args:
-        split: the split's name, for errors.
-        files: the files of the split, at least one.
-        columns: the columns to read.
-        nulls: `data.nulls`, whether rows without text or label are an error or are dropped.
-        path: the new scratch file.
-        out: shows the progress.
-
-    Raises DataError for a row that can't be used, for files whose types differ, and for an empty split.
-    """
+    """Read and check the files of a split, and write the rows to the scratch file `path`. Raises DataError for an
+    unusable row, differing types, or an empty split."""
     import numpy as np
     import pyarrow as pa
 
@@ -91,7 +74,7 @@ def read_split(split: str, files: list[Rows], columns: Columns, nulls: Nulls, pa
 
 
 def _appended(into: Hashes, at: int, values: Hashes) -> Hashes:
-    """Write `values` into `into` at index `at`. Returns `into`, or a longer copy where `into` is too short."""
+    """Write `values` into `into` at an index; return `into`, or a longer copy where it is too short."""
     import numpy as np
 
     end = at + len(values)
@@ -102,8 +85,8 @@ def _appended(into: Hashes, at: int, values: Hashes) -> Hashes:
 
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of rows of a scratch file (a temporary Arrow file of a split's rows), with one in memory at a
-    time. The file is not memory-mapped, because mapped pages would count as memory of this process."""
+    """Yield a scratch file's batches, one in memory at a time. Not memory-mapped: mapped pages count as this process's
+    memory."""
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as opened:
@@ -113,8 +96,7 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the label id of every row in a scratch file (a temporary Arrow file of a split's rows), int32 [rows].
-    labels: the labels of the source (data set) with their ids."""
+    """Return the label ids of a scratch file, int32 [rows]."""
     import numpy as np
 
     ids = np.empty(len(read.hashes), dtype=np.int32)
@@ -126,15 +108,8 @@ def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.
 
 
 def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of a scratch file (a temporary Arrow file of a split's rows) that a mask picks, batch by batch, as
-    tables with the given schema.
-
-    Args:
-        read: the split in the scratch file.
-        keep: bool [rows], True for the rows to yield.
-        labels: converts label texts to ids, or None where there is no label.
-        schema: the schema of the tables; columns that the file lacks are filled with null.
-    """
+    """Yield the rows that `keep` (bool [rows]) picks as tables of `schema`; missing columns are null. labels: None
+    where there is no label."""
     import pyarrow as pa
 
     done = 0
@@ -156,17 +131,10 @@ def _column(rows: pa.RecordBatch, field: pa.Field, labels: LabelSet | None) -> p
 
 
 def common_schema(schemas: dict[str, pa.Schema], nested: Collection[str], labelled: bool, split: str) -> pa.Schema:
-    """Return one Arrow schema for a split that comes from several sources (data sets): the columns of all sources, in
-    the order of the sources. Each column has a type that holds the values of all sources; a column that is null
-    everywhere is text.
+    """Return one schema for a split of several sources: their columns in order, each of a type that holds all values;
+    one that is always null is text.
 
-    Args:
-        schemas: {source: its schema}.
-        nested: columns that hold lists or objects in any split.
-        labelled: whether to add the column `label`.
-        split: the split's name, for errors.
-
-    Raises DataError for a column whose types conflict, such as text and number.
+    nested: columns of lists or objects in any split. Raises DataError for conflicting types.
     """
     import pyarrow as pa
 
@@ -187,5 +155,5 @@ def common_schema(schemas: dict[str, pa.Schema], nested: Collection[str], labell
 
 
 def nested_columns(schemas: Iterable[pa.Schema]) -> list[str]:
-    """List the columns that hold lists or objects in any of the schemas, sorted."""
+    """List the columns of lists or objects in any schema, sorted."""
     return sorted({field.name for schema in schemas for field in schema if is_nested(field.type)})

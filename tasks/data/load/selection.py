@@ -1,8 +1,7 @@
-"""Choose rows by the hashes of their texts: make splits, find duplicates and texts that splits share, draw samples. Pure
-functions of hashes and seeds.
+"""Choose rows by the hashes of their texts: splits, duplicates, shared texts, samples. Pure functions.
 
-A row's hash is 64 bits of blake2b over its texts (probability of a false duplicate among a million rows: 3 in 10^8).
-Splits are made by hash, so rows with equal text are in the same split, and appended rows do not move other rows.
+A hash is 64 bits of blake2b (a false duplicate among a million rows: 3 in 10^8). Rows with equal text stay in one
+split, and appended rows move no others.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ _BLOCK = 1 << 16
 
 
 def row_hashes(columns: Iterable[pa.Array]) -> Hashes:
-    """Return a hash of each row over its values in all the given columns together, uint64 [rows]. A value that is not a
-    string is hashed as its JSON text. Rows with equal values have equal hashes."""
+    """Return uint64 [rows], a hash over all given columns; a value that is no string counts as its JSON text."""
     import numpy as np
 
     values = [column.to_pylist() for column in columns]
@@ -40,13 +38,12 @@ def _bytes(row: tuple[Any, ...]) -> bytes:
 
 
 def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> dict[str, Mask]:
-    """Divide rows into splits by hashes of their text. hashes: uint64 [rows], from `row_hashes`; fractions: {split: its
-    fraction of the rows}, without train.
+    """Divide rows into splits by text and seed alone. fractions: {split: fraction}, without train.
 
-    Returns {split: bool [rows], True for the rows of the split}, with all other rows under "train". A row's split
-    depends only on its text and the seed: equal texts stay together, and appended rows do not move other rows. Sizes
-    follow the fractions up to chance, with a standard deviation of sqrt(rows x fraction x (1 - fraction)) rows. A split
-    that would be empty takes one text from train."""
+    Returns:
+        {split: bool [rows]}, the rest under "train". Sizes follow the fractions up to chance, standard deviation
+        sqrt(rows x fraction x (1 - fraction)). A split that would be empty takes a text from train.
+    """
     import numpy as np
 
     ranks = _seeded(hashes, seed)
@@ -64,16 +61,13 @@ def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> di
 
 
 def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float], seed: int) -> dict[str, Mask]:
-    """Divide rows into splits by seeded hashes of their text, such that each split gets the same fraction of each
-    label's rows, rounded to whole rows. Returns {split: bool [rows], True for the rows of the split}, with all other
-    rows under "train".
+    """Divide rows into splits with the same fraction of each label's rows. fractions: at most two splits, without
+    train.
 
-    hashes: uint64 [rows], from `row_hashes`; labels: int32 [rows], label ids; fractions: {split: its fraction of the
-    rows}, at most two splits, without train. Rows with equal text stay together. A text counts under the label of its
-    first row. The texts of a label are ordered by the seeded hash. The first split takes texts from the front of this
-    order, the second split from the back, each until it has its number of rows; train keeps at least one text. Where
-    texts repeat, a split may be a row or two short. If rows are appended to the data, about sqrt(fraction x appended)
-    of the earlier rows of a label change their split, never more than were appended. Memory: 60 bytes a row."""
+    A label's texts (a text counts under its first row's label) are ordered by seeded hash; the first split takes from
+    the front, the second from the back, train keeps at least one. Repeated texts may leave a split a row or two short.
+    Appended rows move about sqrt(fraction x appended) rows of a label. Takes 60 bytes a row.
+    """
     import numpy as np
 
     texts, first, which = np.unique(hashes, return_index=True, return_inverse=True)
@@ -92,8 +86,7 @@ def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float
 
 
 def _seeded(hashes: Hashes, seed: int) -> Hashes:
-    """Map hashes to other 64-bit numbers by a bijection that depends on the seed (splitmix64's finisher). Equal hashes
-    stay equal; the order of different hashes changes."""
+    """Map hashes by a bijection that depends on the seed (splitmix64's finisher)."""
     import numpy as np
 
     mixed: Hashes = hashes ^ np.uint64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
@@ -104,7 +97,7 @@ def _seeded(hashes: Hashes, seed: int) -> Hashes:
 
 
 def repeated(hashes: Hashes) -> Mask:
-    """Return bool [rows]: True for each row whose hash (and therefore text) occurs in an earlier row."""
+    """Return bool [rows]: whether the hash occurs in an earlier row."""
     import numpy as np
 
     mask = np.ones(len(hashes), dtype=bool)
@@ -113,8 +106,7 @@ def repeated(hashes: Hashes) -> Mask:
 
 
 def repetitions(hashes: Hashes) -> int:
-    """Return the number of rows whose hash occurs in an earlier row, that is the number of rows that `repeated` marks.
-    Takes 8 bytes of memory a row; `repeated` takes 40."""
+    """Count the rows that `repeated` marks. Takes 8 bytes a row; `repeated` 40."""
     import numpy as np
 
     ordered = np.sort(hashes)
@@ -122,19 +114,15 @@ def repetitions(hashes: Hashes) -> int:
 
 
 def shared_rows(hashes: Mapping[str, Hashes]) -> dict[tuple[str, str], Mask]:
-    """Find the rows whose text occurs in two splits, or in two sources (data sets). hashes: {split or source: uint64
-    [rows]}.
-
-    Returns {(first, second): bool [rows of the first]} for each pair in the order of `hashes`: True where a row's text
-    also occurs in the second."""
+    """Return {(first, second): bool [rows of the first], whether the text is in the second} for each pair of splits or
+    sources."""
     names = list(hashes)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     return {(a, b): _contained(hashes[a], hashes[b]) for a, b in pairs}
 
 
 def _contained(values: Hashes, others: Hashes) -> Mask:
-    """Return bool [values]: True where a value occurs in `others`. Takes 8 bytes for each of `others`; numpy's isin
-    takes 30."""
+    """Return bool [values]: whether a value is in `others`. Takes 8 bytes for each; numpy's isin 30."""
     import numpy as np
 
     ordered, found = np.sort(others), np.zeros(len(values), dtype=bool)
@@ -146,11 +134,8 @@ def _contained(values: Hashes, others: Hashes) -> Mask:
 
 
 def limited(keep: Mask, limit: int, seed: int, split: str) -> Mask:
-    """Return the mask `keep` (bool [rows], True for the rows of a split to keep) reduced to a random sample of at most
-    `limit` of the rows that it picks. `keep` itself is not changed.
-
-    seed, split: together seed the sample. With the same seed, the sample of a smaller limit is a subset of that of a
-    larger one."""
+    """Return `keep` (bool [rows]) reduced to a random sample of at most `limit`. With one seed, a smaller sample is
+    part of a larger."""
     import numpy as np
 
     rows = np.flatnonzero(keep)
@@ -170,17 +155,14 @@ def all_rows(hashes: Hashes) -> Mask:
 
 
 def union_of(masks: Iterable[Mask], like: Mask) -> Mask:
-    """Return bool [rows]: True where any of the masks is True. like: a mask of the same shape, whose values are not
-    read; it gives the result's shape when `masks` is empty."""
+    """Return bool [rows]: whether any mask is True. like: gives the shape when there are none."""
     import numpy as np
 
     return np.asarray(np.logical_or.reduce([np.zeros_like(like), *masks]))
 
 
 def narrowed(outer: Mask, inner: Mask) -> Mask:
-    """Return the mask of the rows that both masks pick, where `inner` has one entry for each row that `outer` picks.
-
-    outer: bool [rows]; inner: bool [rows that `outer` picks]; result: bool [rows]."""
+    """Return the rows that both masks pick; `inner` has one entry for each row that `outer` picks."""
     mask = outer.copy()
     mask[outer] = inner
     return mask

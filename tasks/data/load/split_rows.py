@@ -1,9 +1,7 @@
-"""Choose which rows of the sources go into each split (train, validation, test), and write each split to a file.
+"""Choose which rows of the sources go into each split, and write the splits.
 
-A source is one data set of a mixture (`data.mix`), or the only data set (`data.source`). A split made of several
-sources has their rows in the order of the sources' names. Of several rows with equal text, `dedupe` keeps the first in
-this order. Rows are chosen as masks over the scratch files to which `trnflow.tasks.data.load.scratch_file` copied them.
-`dedupe`, weights and `limit` drop rows of train; of these three only `limit` drops rows of validation and test.
+A split has its sources' rows in the order of their names, of which `dedupe` keeps the first of equal texts. Rows are
+chosen as masks over scratch files. `dedupe`, weights and `limit` drop rows of train; only `limit` drops others.
 """
 
 from __future__ import annotations
@@ -40,15 +38,13 @@ if TYPE_CHECKING:
 
 
 class SourceRows(NamedTuple):
-    """The rows that one source (data set) contributes to one split.
+    """The rows that a source gives to a split.
 
     Attributes:
-        source: the source's name.
-        read: the scratch file (temporary Arrow file) that holds the rows.
-        labels: converts label texts to ids, or None without labels.
-        mask: bool [rows of `read`], which rows are used.
-        times: how often each row that `mask` picks is written.
-        more: bool [rows of `read`], the rows that are written once more than `times`, or None if there are none.
+        labels: None without labels.
+        mask: bool [rows of `read`], which are used.
+        times: How often each is written.
+        more: bool [rows of `read`], written once more than `times`, or None.
     """
 
     source: str
@@ -60,22 +56,21 @@ class SourceRows(NamedTuple):
 
     @property
     def hashes(self) -> Hashes:
-        """The hashes of the texts of the rows that this source contributes, each row once even if it is written several
-        times: uint64 [distinct]."""
+        """uint64 [distinct], of the rows that this source gives, each once."""
         return self.read.hashes[self.mask]
 
     @property
     def distinct(self) -> int:
-        """The number of rows that this source contributes, each counted once even if it is written several times."""
+        """The number of rows, each once."""
         return int(self.mask.sum())
 
     @property
     def rows(self) -> int:
-        """The number of rows that this source writes to the split, where a repeated row counts each time."""
+        """The number of rows written, repetitions included."""
         return self.distinct * self.times + (int(self.more.sum()) if self.more is not None else 0)
 
     def tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
-        """Yield the rows to write as tables with the given schema, batch by batch, repeated rows included."""
+        """Yield the rows to write as tables, repetitions included."""
         for keep in [self.mask] * self.times + ([self.more] if self.more is not None else []):
             yield from kept_rows(self.read, keep, self.labels, schema)
 
@@ -93,17 +88,10 @@ def source_splits(
     *,
     stratify: bool,
 ) -> dict[str, SourceRows]:
-    """Assign all rows of a source (data set) to splits and return {split: its rows}. A split that `split` names and the
-    source lacks takes its rows from the source's train split.
+    """Assign a source's rows to splits. One that `split` ({name: fraction of train}) names and the source lacks is
+    taken from train.
 
-    Args:
-        source: the source's name.
-        read: {split: the source's rows}.
-        labels: the source's labels with their ids, or None.
-        split: {split: the fraction of train's rows that the split takes}; an entry for a split that the source already
-            has is ignored.
-        seed: the seed of the choice of rows.
-        stratify: take the same fraction of each label's rows for a new split; no effect without labels.
+    stratify: the same fraction of each label's rows for a new split.
     """
     train = read["train"]
     fractions = {name: share for name, share in split.items() if name not in read}
@@ -118,26 +106,20 @@ def source_splits(
 
 
 def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
-    """Regroup the rows of several sources (data sets): return {split: the rows that each source contributes}, in the
-    order train, validation, test. Splits that no source has are left out.
-
-    sources: for each source, {split: its rows}, as `source_splits` returns them."""
+    """Regroup {split: rows} of several sources by split, in the order train, validation, test."""
     found = {name: [shares[name] for shares in sources if name in shares] for name in SPLITS}
     return {name: shares for name, shares in found.items() if shares}
 
 
 class Dropped(NamedTuple):
-    """Counts of two kinds: rows that were dropped while `load_data` chose rows (`rows`), and rows whose text occurs
-    more than once, whether they were dropped or not (the other attributes).
+    """Counts of rows.
 
     Attributes:
-        rows: {reason: number of rows removed}. `deduplicated` sets "duplicate" (rows of train whose text occurs in an
-            earlier row of train) and "leaked" (other rows of train whose text occurs in another split); the stage adds
-            its other reasons, over all splits.
-        leakage: {"train/test": number of rows of the first split whose text also occurs in the second}, for each pair
-            of splits.
-        overlap: {"a/b": number of train rows of source (data set) a whose text also occurs in train of source b}.
-        duplicates: number of rows of train whose text occurs in an earlier row of train.
+        rows: {reason: rows removed}, of `deduplicated` "duplicate" and "leaked" (train rows whose text is in
+        another split).
+        leakage: {"train/test": rows of the first whose text is in the second}.
+        overlap: {"a/b": train rows of source a whose text is in train of b}.
+        duplicates: Train rows whose text is in an earlier one, dropped or not.
     """
 
     rows: Meta
@@ -147,11 +129,8 @@ class Dropped(NamedTuple):
 
 
 def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
-    """Count the rows of train whose text repeats an earlier row of train or occurs in another split. With `drop`, also
-    leave these rows out of the returned train split; `shares` is not changed.
-
-    shares: {split: the rows that each source (data set) contributes}. Returns two values: {split: the rows that each
-    source contributes now}, and the counts, taken before the removal (`Dropped`)."""
+    """Count the train rows whose text repeats or leaks, and with `drop` leave them out. Returns new rows, and counts
+    from before."""
     hashes = {name: joined([share.hashes for share in some]) for name, some in shares.items()}
     shared = shared_rows(hashes)
     leakage = {f"{a}/{b}": int(mask.sum()) for (a, b), mask in shared.items()}
@@ -169,11 +148,8 @@ def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
 
 
 def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:
-    """Remove from train the rows whose text is one of the given texts, such as those of the frozen rows (the fixed test
-    rows on which a recipe's models are compared). Rows of other splits are not removed.
-
-    shares: {split: the rows of each source (data set)}; texts: uint64 [texts], the given texts' hashes (`row_hashes`).
-    Returns two values: {split: the rows of each source that remain}, and the number of rows removed from train."""
+    """Remove from train the rows with one of these texts' hashes, such as frozen rows; return the rest and the number
+    removed."""
     import numpy as np
 
     among = np.isin(joined([share.hashes for share in shares["train"]]), texts)
@@ -181,10 +157,7 @@ def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:
 
 
 def sampled(limit: int | None, split: str, shares: list[SourceRows], seed: int) -> list[SourceRows]:
-    """Draw a random sample of at most `limit` rows from the rows of a split, and return the sampled rows of each source
-    (data set). If `limit` is None or not below the number of rows, all rows are kept.
-
-    split, seed: together seed the sample; shares: the rows that each source contributes."""
+    """Draw at most `limit` rows of a split; all if `limit` is None or not below."""
     rows = sum(share.distinct for share in shares)
     if limit is None or rows <= limit:
         return shares
@@ -194,19 +167,13 @@ def sampled(limit: int | None, split: str, shares: list[SourceRows], seed: int) 
 def weighted_train(
     shares: list[SourceRows], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None, seed: int
 ) -> tuple[list[SourceRows], int]:
-    """Choose the rows of train by the weights of the sources (data sets), at most `limit` rows in all. A source's
-    weight is its share of the rows of train, relative to the other weights.
+    """Choose the rows of train by the sources' weights, at most `limit` in all.
 
-    Args:
-        shares: the rows that each source has.
-        weights: {source: its weight}, or None to use all rows once.
-        strategy: `data.stopping_strategy`, whether rows of small sources are repeated.
-        limit: the largest number of rows in all, or None for no limit.
-        seed: the seed of the samples.
+    Returns:
+        Each source's rows, and the number of rows that the weights, not `limit`, left out.
 
-    Returns two values: the chosen rows of each source, and the number of rows of train that the weights left out (not
-    counting those that `limit` left out). Raises DataError for a source
-    without rows.
+    Raises:
+        DataError: A source has no rows.
     """
     there = {share.source: share.distinct for share in shares}
     for source, count in there.items():
@@ -218,8 +185,7 @@ def weighted_train(
 
 
 def _taken(share: SourceRows, rows: int, seed: int) -> SourceRows:
-    """Return `rows` rows of a source: a random sample, or if the source has fewer rows, all of them once or several
-    times plus a random sample."""
+    """Return `rows` rows of a source: a sample, or all as often as needed plus a sample."""
     times, rest = divmod(rows, share.distinct)
     sample = narrowed(share.mask, limited(_trues(share.distinct), rest, seed, f"train/{share.source}"))
     return share._replace(mask=sample) if times == 0 else share._replace(times=times, more=sample if rest else None)
@@ -228,18 +194,9 @@ def _taken(share: SourceRows, rows: int, seed: int) -> SourceRows:
 def write_split(
     split: str, shares: list[SourceRows], nested: Collection[str], to: Path, out: Workdir
 ) -> tuple[int, dict[str, int]]:
-    """Write the chosen rows of a split to a new parquet file. In train the rows of the sources (data sets) are
-    interleaved in proportion to their numbers, in other splits one source follows another.
+    """Write a split to a new parquet file: train interleaved in proportion, else one source after another.
 
-    Args:
-        split: the split's name.
-        shares: the rows of each source.
-        nested: columns that are written as JSON text.
-        to: the new file.
-        out: shows the progress.
-
-    Returns two values: the number of rows written, and {label name: number of rows written with this label} ({} without
-    labels).
+    nested: columns written as JSON text. Returns the rows written, and {label name: rows} ({} without labels).
     """
     import pyarrow as pa
 
@@ -263,7 +220,7 @@ def write_split(
 
 
 def _counted(tables: Iterator[pa.Table], counts: Counter[int]) -> Iterator[pa.Table]:
-    """Pass the tables on, and add the ids in their column `label` to `counts`."""
+    """Pass the tables on, and add the ids of `label` to `counts`."""
     import numpy as np
 
     for table in tables:
@@ -298,8 +255,7 @@ class _Reader:
 
 
 def _narrowed(shares: list[SourceRows], keep: Mask) -> list[SourceRows]:
-    """Return the sources with only the rows that `keep` picks. keep: one value for each distinct row, of all sources
-    one after another."""
+    """Return the sources with the rows that `keep` picks, of the distinct rows of all, one after another."""
     found, start = [], 0
     for share in shares:
         end = start + share.distinct
@@ -309,7 +265,7 @@ def _narrowed(shares: list[SourceRows], keep: Mask) -> list[SourceRows]:
 
 
 def joined(hashes: list[Hashes]) -> Hashes:
-    """Concatenate arrays of row hashes (uint64). A single array is returned as it is, without a copy."""
+    """Concatenate hashes; a single array is returned without a copy."""
     import numpy as np
 
     return hashes[0] if len(hashes) == 1 else np.concatenate(hashes)

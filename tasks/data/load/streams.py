@@ -1,8 +1,4 @@
-"""Open a data file as bytes, text or lines, decompressed if needed. Every problem becomes a DataError that names the
-file.
-
-gzip, bzip2 and zstd are recognised by the file's first bytes, not by its name.
-"""
+"""Open a data file as bytes, text or lines. gzip, bzip2 and zstd are recognised by the first bytes, not by name."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def open_stream(path: Path) -> io.BufferedReader:
-    """Open a file for reading bytes. A file compressed with gzip, bzip2 or zstd is decompressed."""
+    """Open a file for reading bytes, decompressed."""
     import pyarrow as pa
 
     with path.open("rb") as file:
@@ -28,10 +24,7 @@ def open_stream(path: Path) -> io.BufferedReader:
 
 
 def lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, text without surrounding whitespace) for each line of a file. name: the file's name in
-    errors.
-
-    Raises DataError that names the first line that is not UTF-8."""
+    """Yield (line number from 1, stripped text). Raises DataError with the first line that is not UTF-8."""
     with file_errors(name), open_stream(path) as raw:
         for number, line in enumerate(raw, 1):
             try:
@@ -44,9 +37,7 @@ def lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def open_text(path: Path, name: str) -> Iterator[io.TextIOWrapper]:
-    """Open a file as UTF-8 text. name: the file's name in errors.
-
-    Raises DataError that names the first line that is not UTF-8; the file is read again to find that line."""
+    """Open a file as UTF-8 text. Raises DataError with the first line that is not UTF-8, found by reading again."""
     try:
         with file_errors(name), open_stream(path) as raw:
             yield io.TextIOWrapper(raw, "utf-8-sig", newline="")
@@ -58,8 +49,7 @@ def open_text(path: Path, name: str) -> Iterator[io.TextIOWrapper]:
 
 @contextlib.contextmanager
 def file_errors(name: str) -> Iterator[None]:
-    """Context that turns Arrow's and the system's errors into a DataError of one line. name: the file's name in the
-    error."""
+    """Turn Arrow's and the system's errors into a DataError of one line with this name."""
     import pyarrow as pa
 
     try:
