@@ -1,0 +1,56 @@
+"""The words of the code stay within limits, which are lowered as the code gets better: `python -m tests.words`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.words import PROJECT, Words, gloss_pattern, measure
+
+MOST_WORDS_PER_CODE_LINE = 4.75
+LEAST_COMMENTS_PER_THOUSAND = 2.0
+MOST_VAGUE_PERCENT = 4.75
+MOST_LONGER_THAN_BODY = 432
+MOST_PRIVATE_OF_SEVERAL_LINES = 248
+MOST_LONG_MODULE_DOCSTRINGS = 166
+MOST_GLOSSES = 309
+
+
+@pytest.fixture(scope="module")
+def words() -> Words:
+    return measure()
+
+
+def test_docstrings_are_short_beside_the_code(words: Words) -> None:
+    assert words.words_per_code_line <= MOST_WORDS_PER_CODE_LINE
+    assert len(words.longer) <= MOST_LONGER_THAN_BODY, words.longer
+    assert len(words.private) <= MOST_PRIVATE_OF_SEVERAL_LINES, words.private
+    assert len(words.modules) <= MOST_LONG_MODULE_DOCSTRINGS, words.modules
+
+
+def test_reasons_stand_beside_their_lines(words: Words) -> None:
+    assert words.comments_per_thousand >= LEAST_COMMENTS_PER_THOUSAND
+
+
+def test_names_say_what_they_hold(words: Words) -> None:
+    assert words.vague_percent <= MOST_VAGUE_PERCENT
+
+
+def test_a_glossary_word_is_explained_in_the_glossary_alone(words: Words) -> None:
+    assert len(words.glosses) <= MOST_GLOSSES, words.glosses
+
+
+def test_a_gloss_is_told_from_other_brackets() -> None:
+    pattern = gloss_pattern()
+    assert pattern.findall("Write records (the documents that name artifacts) and blobs (a file of the store).") == [
+        "records (the documents that name artifacts)",
+        "blobs (a file of the store)",
+    ]
+    assert not pattern.findall("the record (see `publish`), `key` (the field), 3 keys (5 s)")
+
+
+def test_the_glossary_has_each_word_once_in_order() -> None:
+    text = (PROJECT / "docs" / "glossary.md").read_text()
+    words = [word.lower() for word in re.findall(r"^- \*\*(.+?)\*\*", text, re.MULTILINE)]
+    assert words == sorted(set(words))
