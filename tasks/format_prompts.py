@@ -27,7 +27,7 @@ from trnflow.tasks.data.format.time_limit import call_limited
 from trnflow.tasks.data.tables import read_rows, write_rows
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.sources.model_source import tokenizer_folder
-from trnflow.tasks.stage import Keyed, Part, Parts, Workdir, stage
+from trnflow.tasks.stage import Keyed, Part, PartResult, Parts, Workdir, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,7 +116,7 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
         metrics: counts, where rows were dropped or became several examples.
     """
     classify = config.task == "classification"
-    made = {split: _gathered(split, count, config, parts, out) for split, count in rows.meta["splits"].items()}
+    made = {split: _gathered(split, config, rows, parts, out) for split in rows.meta["splits"]}
     return {
         "task": "classification" if classify else "causal_lm",
         "labels": rows.meta["labels"] if classify else None,
@@ -133,11 +133,11 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
     }
 
 
-def _gathered(split: str, count: int, config: FormatConfig, parts: Parts, out: Workdir) -> Tally:
+def _gathered(split: str, config: FormatConfig, rows: Input, parts: Parts, out: Workdir) -> Tally:
     """Write one split and return the counts of its rows. DataError when no row is left."""
-    tally = Tally()
+    tally, count = Tally(), rows.meta["splits"][split]
     sources: list[Ints] = []
-    tables = _tables(split, count, parts, tally, sources, out)
+    tables = _tables(split, config, rows, parts, tally, sources, out)
     write_rows(tables, _schema(config), out.path / f"{split}.parquet", lambda done: None)
     write_source_rows(out.path, split, sources, count)
     if tally.made == 0:
@@ -159,19 +159,37 @@ def _schema(config: FormatConfig) -> pa.Schema:
 
 
 def _tables(
-    split: str, count: int, parts: Parts, tally: Tally, sources: list[Ints], out: Workdir
+    split: str, config: FormatConfig, rows: Input, parts: Parts, tally: Tally, sources: list[Ints], out: Workdir
 ) -> Iterator[pa.Table]:
     """Yield the examples of a split, and append the rows that they come from to `sources`."""
     import numpy as np
     import pyarrow as pa
 
+    count = rows.meta["splits"][split]
     for part in parts.of(split=split):
+        if BAD in part.meta["noted"] and not tally.rows(BAD):
+            tally.note(BAD, _why_bad(config, rows, part, out), rows=0)
         tally.add(part.meta)
         with pa.OSFile(str(part.folder / "texts.arrow")) as file:  # not memory-mapped: the folder is removed early
             table = pa.ipc.open_file(file).read_all()
         sources.append(np.array(table.column(SOURCE_ROW)))  # a copy: a view would keep the texts in memory
         yield table.drop_columns([SOURCE_ROW])
         out.progress(part.arguments["first"] + part.arguments["count"], count, f"{split} rows")
+
+
+def _why_bad(config: FormatConfig, rows: Input, part: PartResult, out: Workdir) -> str:
+    """Return the error's message of a part's first row that can't be rendered."""
+    # The row is rendered again: an error's text is in no key, so it must not be in the part's metadata either.
+    number = int(part.meta["noted"][BAD][1])
+    strict = config.model_copy(update={"bad_rows": "error"})
+    out.scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        format_rows(
+            strict, rows, {**part.arguments, "first": number, "count": 1}, Workdir(out.scratch, out.scratch, out.emit)
+        )
+    except DataError as error:
+        return error.message
+    return f"split {part.arguments['split']} row {number + 1}"
 
 
 def render_rows(arguments: Meta, limit: Limit) -> Meta:
@@ -193,7 +211,7 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
             numbers: list[int] = []
             for row in batch.to_pylist():
                 number = part["first"] + tally.read
-                examples = _examples(config, make, row, f"split {part['split']} row {number + 1}", tally)
+                examples = _examples(config, make, row, part["split"], number, tally)
                 made += examples
                 numbers += [number] * len(examples)
             columns = [*pa.Table.from_pylist(made, texts).columns, pa.array(numbers, pa.int32())]
@@ -201,16 +219,17 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
     return tally.meta()
 
 
-def _examples(config: FormatConfig, make: Maker, row: Row, where: str, tally: Tally) -> list[Row]:
+def _examples(config: FormatConfig, make: Maker, row: Row, split: str, number: int, tally: Tally) -> list[Row]:
     """Return the examples made from a row, and count them in `tally`. Raises DataError when the row can't be rendered,
     unless `bad_rows` is "drop"."""
     tally.read += 1
+    where = f"split {split} row {number + 1}"
     try:
         made = make(row, where)
     except DataError as error:
         if config.bad_rows == "error":
             raise DataError(error.message, f"{error.fix}; format.bad_rows=drop leaves such rows out") from error
-        tally.note(BAD, error.message)
+        tally.note(BAD, str(number))
         return []
     for note in made.notes:
         tally.note(note, where)

@@ -2,10 +2,11 @@
 first-party module that the stage's module imports, at any depth. First-party modules are those of the package `trnflow`
 and of the stage's own top-level package.
 
-A module's hash is that of its AST (syntax tree) without docstrings, comments and positions. PLUMBING is a set of
-modules of this project that every stage uses: the key has a number (schema number) for each of them instead of a hash,
-so that an upgrade of this project does not make every result obsolete. For third-party distributions the key has their
-versions, except those of TRANSPORT, which only move or check bytes. Costs about 1 ms a stage with a warm cache.
+A module's hash is that of its AST (syntax tree) without docstrings, comments, positions and the texts of `raise`
+statements, so that an error can be worded better and no stage runs again. PLUMBING is a set of modules of this project
+that every stage uses: the key has a number (schema number) for each of them instead of a hash, so that an upgrade of
+this project does not make every result obsolete. For third-party distributions the key has their versions, except those
+of TRANSPORT, which only move or check bytes. Costs about 1 ms a stage with a warm cache.
 """
 
 from __future__ import annotations
@@ -56,6 +57,13 @@ FRIENDS = {"datasets": ("pyarrow",)}
 """{distribution: other distributions that do part of its work}: their versions are part of the key, too. transformers
 needs no entry: a stage that tokenizes imports tokenizers itself, and safetensors returns the same bits in every
 version."""
+
+ANALYSIS = "code without raised texts"
+"""The kind of `analyse`'s values in the hash cache. Rename it when `code_hash` changes: a file that did not change would
+keep its old hash."""
+
+FORMATTED = (ast.FormattedValue, ast.Subscript, ast.Compare)
+"""Expressions in the call of a `raise` whose strings count: they decide what is formatted in, and are no text."""
 
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 """The fields of a statement of Python's AST that contain statements."""
@@ -131,11 +139,11 @@ def _schema(name: str) -> int:
 
 
 def analyse(path: str, memo: Memo) -> Meta:
-    """Return the facts about a Python file that stage keys use: {"hash": the hash of its AST without docstrings and
-    comments, "imports": dotted names that may be modules, "foreign": third-party packages}. memo: the hash cache, which
-    remembers the result while the file does not change."""
+    """Return the facts about a Python file that stage keys use: {"hash": its `code_hash`, "imports":
+    dotted names that may be modules, "foreign": third-party packages}. memo: the hash cache, which remembers the result
+    while the file does not change."""
     now = stamp(path)
-    known = memo.get("code", path, now)
+    known = memo.get(ANALYSIS, path, now)
     if known is None:
         tree = _parsed(Path(path))
         imports = sorted(set(_imports(tree)))
@@ -144,13 +152,12 @@ def analyse(path: str, memo: Memo) -> Meta:
             "imports": imports,
             "foreign": sorted({name.split(".")[0] for name in imports} - sys.stdlib_module_names),
         }
-        memo.put("code", path, now, known)
+        memo.put(ANALYSIS, path, now, known)
     return dict(known)
 
 
 def hash_file(path: Path) -> str:
-    """Return `sha256:<hex>` of the AST of a Python file without docstrings and comments (see `code_hash`). The file is
-    always read; the hash cache is not used."""
+    """Return the `code_hash` of a Python file. The file is always read; the hash cache is not used."""
     return code_hash(_parsed(path))
 
 
@@ -165,12 +172,15 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def code_hash(tree: ast.Module) -> str:
-    """Return `sha256:<hex>` of a module's AST without docstrings, comments, positions and imports under TYPE_CHECKING."""
+    """Return `sha256:<hex>` of a module's AST without docstrings, comments, positions, imports under TYPE_CHECKING and
+    the string constants in the call of a `raise`. Changes `tree`."""
     for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             # a string as a statement has no effect: a docstring, or the text below a constant
             kept = [line for line in node.body if not _is_text(line) and not _is_type_checking(line)]
             node.body = kept or [ast.Pass()]
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            _drop_texts(node.exc)
     return f"sha256:{hashlib.sha256(ast.dump(tree).encode()).hexdigest()}"
 
 
@@ -186,8 +196,26 @@ def _statements(tree: ast.Module, leave_out: Callable[[ast.AST], bool] = lambda 
                 pending.extend(getattr(node, block, ()))
 
 
+def _drop_texts(expression: ast.AST) -> None:
+    """Remove the string constants of an expression, at any depth, but not those of what it formats in."""
+    for name, value in ast.iter_fields(expression):
+        if isinstance(value, list):
+            value[:] = [item for item in value if not _is_string(item)]
+        elif _is_string(value):
+            setattr(expression, name, None)
+    for below in ast.iter_child_nodes(expression):
+        if not isinstance(below, FORMATTED):
+            _drop_texts(below)
+
+
+def _is_string(node: object) -> bool:
+    if isinstance(node, ast.JoinedStr):  # an f-string that formats nothing in
+        return all(_is_string(part) for part in node.values)
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
 def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return isinstance(node, ast.Expr) and _is_string(node.value)
 
 
 def _is_type_checking(node: ast.AST) -> bool:

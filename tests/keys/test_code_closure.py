@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trnflow.tasks.keys.code_closure import closure, code_hash
-from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.keys.hash_cache import Memo, stamp
 
 
 def hashed(source: str) -> str:
@@ -19,6 +21,81 @@ def test_comments_docstrings_and_positions_do_not_count() -> None:
     dressed = '"""Module."""\n\n\n# why\ndef f(x):\n    """Doc."""\n    # because\n    return (x +\n      1)\n'
     assert hashed(plain) == hashed(dressed)
     assert hashed(plain) != hashed("def f(x):\n    return x + 2\n")
+
+
+RAISE = """
+def read(name, found, why):
+    if found is None:
+        raise {call}
+    return DataError("kept", "kept")
+"""
+CALL = 'DataError("{0}", f"{0}{{name}}{0}{{found.rows:.2f}}", fix=f"{0}" + why, *["{0}", {{"at": "{0}"}}], at=where("{0}", name))'
+WORDS = st.text(st.characters(whitelist_categories=("L", "N", "Zs"), max_codepoint=0x17F), max_size=20)
+
+
+@given(WORDS, WORDS)
+def test_the_texts_of_a_raise_do_not_count(before: str, after: str) -> None:
+    assert hashed(RAISE.format(call=CALL.format(before))) == hashed(RAISE.format(call=CALL.format(after)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('DataError("no rows")', 'DataError("no rows", "give some")'),
+        ('DataError(f"{name} is empty")', 'DataError(f"the file {name} has no rows")'),
+        ('DataError("it is " "empty")', 'DataError(f"it is empty")'),
+        ('DataError(f"{name}: {why}")', 'DataError(f"{name} {why}", f"repair it")'),
+        ('DataError("{} of {}".format(name, why))', 'DataError("{} is of {}".format(name, why))'),
+        ('DataError("a" if found else "b")', 'DataError("c" if found else "d")'),
+        ('DataError("a").with_traceback(why)', 'DataError("b").with_traceback(why)'),
+    ],
+)
+def test_an_error_can_be_worded_better(before: str, after: str) -> None:
+    assert hashed(RAISE.format(call=before)) == hashed(RAISE.format(call=after))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('DataError(f"{name}")', 'DataError(f"{found}")'),
+        ('DataError(f"{name}")', 'DataError(f"{name!r}")'),
+        ('DataError(f"{name:.1f}")', 'DataError(f"{name:.2f}")'),
+        ('DataError(f"{name}")', 'DataError(f"{name}{found}")'),
+        ("""DataError(f"{found['a']}")""", """DataError(f"{found['b']}")"""),
+        ('DataError("row " + found["a"])', 'DataError("row " + found["b"])'),
+        ('DataError("a" if name == "x" else "b")', 'DataError("a" if name == "y" else "b")'),
+        ('DataError("no rows")', 'ConfigError("no rows")'),
+        ('DataError("no rows", 1)', 'DataError("no rows", 2)'),
+        ('DataError(b"no rows")', 'DataError(b"no row")'),
+        ('KINDS["a"]("no rows")', 'KINDS["b"]("no rows")'),
+        ('DataError("no rows") from KeyError("a")', 'DataError("no rows") from KeyError("b")'),
+    ],
+)
+def test_what_a_raise_formats_in_counts(before: str, after: str) -> None:
+    assert hashed(RAISE.format(call=before)) != hashed(RAISE.format(call=after))
+
+
+OTHERS = """
+LABEL = "{0}"
+def read(name, by="{1}"):
+    found = DataError("{2}")
+    assert name, "{3}"
+    if name == "{4}":
+        return DataError("{5}", f"{6}{{name}}")
+    raise found
+"""
+
+
+@given(WORDS, WORDS, st.integers(0, 6))
+def test_every_other_string_counts(before: str, after: str, at: int) -> None:
+    old, new = (hashed(OTHERS.format(*(word if n == at else "same" for n in range(7)))) for word in (before, after))
+    assert (old == new) is (before == after)
+
+
+def test_a_hash_that_an_earlier_release_remembered_is_not_believed(package: Path, tmp_path: Path) -> None:
+    memo, file = Memo(tmp_path / "memo.db"), package / "deep.py"
+    memo.put("code", file, stamp(file), {"hash": "sha256:old", "imports": [], "foreign": []})
+    assert closure("house.stage", memo)[0]["house.deep"] == hashed("VALUE = 1\n")
 
 
 @pytest.fixture

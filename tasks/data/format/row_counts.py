@@ -37,7 +37,8 @@ class Tally:
         noted: {kind: (number of rows, first row)}. The kinds: "bad" (the row can't be rendered and is dropped),
             "rewritten" (the chat template changes earlier turns), "outside" (more assistant turns than `{% generation
             %}` blocks) and "unlike_prompt" (the training text lacks words that end the prompt at inference). The first
-            row is given by its name, for "bad" by the error's message, which begins with the row's name.
+            row is given by its name; for "bad" of a part by its number in the split, from 0, and of a whole split by
+            the error's message, which begins with the row's name.
     """
 
     read: int = 0
@@ -48,8 +49,8 @@ class Tally:
 
     def note(self, what: str, first: str, rows: int = 1) -> None:
         """Add `rows` to the number of rows of the kind `what`: "bad" (rows that can't be rendered) or a note such as
-        "rewritten" (the chat template changes earlier turns). first: the name of the first of the added rows (for
-        "bad" the message of its error). `first` is kept only if no row of this kind was counted before."""
+        "rewritten" (the chat template changes earlier turns). first: the first of the added rows (see `noted`), kept
+        only if nothing was noted for this kind before."""
         count, known = self.noted.get(what, (0, first))
         self.noted[what] = (count + rows, known)
 

@@ -17,8 +17,10 @@ from tests.helpers.data_stages import Bench, new_bench, table
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.errors import CodeError, ConfigError, DataError
+from trnflow.tasks.format_prompts import format_rows, split_rows
 from trnflow.tasks.keys.file_audit import Permit, watch_process
 
+LLAMA = {"config": {"model_type": "llama"}}
 CHATML = (
     "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -77,6 +79,31 @@ def test_a_row_that_can_not_be_rendered_is_an_error_or_dropped(bench: Bench, tmp
     (warning,) = bench.warnings()
     assert warning.startswith("rows that can't be rendered, dropped: 2 (the first: split train row 2: ")
     assert said in warning
+
+
+@pytest.mark.parametrize("template", [when("bad", "{{ raise_exception('not this one') }}"), "sections"])
+def test_an_error_text_is_in_no_part_and_no_artifact(bench: Bench, tmp_path: Path, template: str) -> None:
+    """A key does not hold the texts of `raise`, so they must not reach what is stored under it."""
+    messages = [talk("One?"), talk("bad") if template != "sections" else "[{", talk("Two?")]
+    rows = rows_of(tmp_path, "messages", messages)
+    config, model = FormatConfig(task="chat", chat_template=template, bad_rows="drop"), LLAMA
+    (part,) = split_rows(config, rows, bench.model(model), bench.workdir())
+    counts = format_rows(config, rows, part.arguments, bench.workdir())
+    assert json.loads(json.dumps(counts["noted"])) == {"bad": [1, "1"]}
+    texts = bench.texts(rows, model, task="chat", chat_template=template, bad_rows="drop")
+    assert "row 2" not in json.dumps(texts.meta) and "row 2: " in bench.warnings()[0]
+
+
+def test_the_first_bad_row_is_named_where_a_later_part_has_it(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trnflow.tasks.format_prompts.PART", 2)
+    rows = rows_of(tmp_path, "messages", [talk("One?"), talk("Two?"), talk("Three?"), "[{", "[", talk("Four?")])
+    texts = bench.texts(rows, task="chat", chat_template="sections", bad_rows="drop")
+    assert texts.meta["dropped"] == {"bad": 2}
+    (warning,) = bench.warnings()
+    assert "dropped: 2 (the first: split train row 4: the column messages is no JSON" in warning
+    assert not list(texts.path.rglob("*.arrow"))
 
 
 def test_rows_of_other_shapes_are_bad_rows_too(bench: Bench, tmp_path: Path) -> None:
