@@ -121,6 +121,25 @@ def test_a_copy_without_its_links_says_so(tmp_path: Path) -> None:
     assert f"{tmp_path}/trnflow has lost its symbolic link flows -> ../flows: clone the repository" in done.stderr
 
 
+CLOSURES = """
+import json, pathlib, sys
+from trnflow.flows.finetune import STAGES
+from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.hash_cache import Memo
+memo = Memo(pathlib.Path(sys.argv[1]))
+print(json.dumps({name: closure(f"tasks.{name}", memo) for name in STAGES}))
+"""
+
+
+def test_the_code_in_keys_is_the_same_from_the_wheel_and_from_the_checkout(installed: Path, tmp_path: Path) -> None:
+    wheel, checkout = (
+        json.loads(subprocess.check_output([python, "-c", CLOSURES, tmp_path / f"{number}.db"], cwd=tmp_path))
+        for number, python in enumerate([installed.with_name("python"), sys.executable])
+    )
+    assert wheel == checkout
+    assert all(f"tasks.{name}" in code and len(code) > 10 for name, (code, _) in wheel.items())
+
+
 def test_the_lock_is_exact_complete_and_without_addresses() -> None:
     lines = [line for line in (PROJECT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==[A-Za-z0-9.+!]+( ; .+)?", line) for line in lines)

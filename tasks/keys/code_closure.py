@@ -21,6 +21,7 @@ from importlib import import_module
 from pathlib import Path
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import CodeError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.hash_cache import Memo, stamp
 
@@ -72,6 +73,7 @@ BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 def project_folder(package: str) -> Path:
     """Return the folder that contains a top-level package, such as `trnflow`: a checkout or site-packages. Imports the
     package."""
+    # Links are not resolved: a package may hold links to its folders, and modules have the names below it.
     return Path(next(iter(import_module(package).__path__))).parent
 
 
@@ -85,7 +87,7 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
     interpreter's version, such as `3.12`.
 
     module: the dotted name of the stage's module; memo: the hash cache, which remembers the code hashes of files that
-    have not changed."""
+    have not changed. Raises CodeError when the module's own file is not found."""
     top = module.split(".")[0]
     locate = locator({top, "trnflow"})
     code: dict[str, str] = {}
@@ -107,6 +109,11 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
         # `a` is located before `a.b`: if it is a file, `a.b` is no module, and the disk is not asked
         pending.extend(other for other in reversed(found) if other not in seen)
         seen.update(found)
+    if module not in code:  # a key without the stage's own code would pass in silence
+        raise CodeError(
+            f"the code of {module} is not in its key: {project_folder(top)} has no file of this module",
+            "move the stage into a file of its package, and import it from there",
+        )
     return dict(sorted(code.items())), _environment(foreign, memo)
 
 

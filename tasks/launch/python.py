@@ -17,4 +17,6 @@ def python(entry: str, *arguments: str) -> list[str]:
     """Return the command line of a new Python process that calls `entry` ("module:function") with strings. -P keeps
     files of the working folder from being imported."""
     assert trnflow.__file__
-    return [sys.executable, "-P", "-c", _BOOT, str(Path(trnflow.__file__).parents[1]), entry, *arguments]
+    # not resolved: in a wheel the link's target would hide a user's own `tasks`
+    folder = Path(trnflow.__file__).absolute().parents[1]
+    return [sys.executable, "-P", "-c", _BOOT, str(folder), entry, *arguments]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trnflow.tasks.keys.code_closure import closure, code_hash
+from trnflow.tasks.errors import CodeError
+from trnflow.tasks.keys.code_closure import closure, code_hash, locator
 from trnflow.tasks.keys.hash_cache import Memo, stamp
 
 
@@ -131,6 +132,29 @@ def test_an_edit_two_imports_below_changes_that_module_only(package: Path, tmp_p
     (package / "helper.py").write_text("# a comment\nfrom house import deep\n\ndef help():\n    return deep.VALUE\n")
     after, _ = closure("house.stage", memo)
     assert {name for name in before if before[name] != after[name]} == {"house.deep"}
+
+
+def test_a_closure_without_the_module_itself_is_an_error(package: Path, tmp_path: Path) -> None:
+    """A module made by a program, or renamed since it was imported, has no file that a key could hash."""
+    for name in ("house.gone", "house.stage.inner"):
+        with pytest.raises(CodeError, match=f"the code of {name} is not in its key: {tmp_path} has no file") as caught:
+            closure(name, Memo(tmp_path / "memo.db"))
+        assert "move the stage into a file of its package" in caught.value.fix
+
+
+def test_a_folder_of_the_package_may_be_a_link(package: Path, tmp_path: Path) -> None:
+    """As in a checkout whose package holds links to its folders: code and names are those of an installed package."""
+    rooms = package / "rooms"
+    rooms.mkdir()
+    (rooms / "__init__.py").write_text("")
+    (rooms / "stage.py").write_text("from house.rooms import helper\n")
+    (rooms / "helper.py").write_text("VALUE = 1\n")
+    installed = closure("house.rooms.stage", Memo(tmp_path / "one.db"))
+    rooms.rename(tmp_path / "rooms")
+    rooms.symlink_to("../rooms")
+    assert closure("house.rooms.stage", Memo(tmp_path / "other.db")) == installed
+    assert set(installed[0]) == {"house", "house.rooms", "house.rooms.stage", "house.rooms.helper"}
+    assert locator({"house"})("house.rooms.helper") == f"{rooms}/helper.py"
 
 
 def test_a_package_counts_before_a_file_of_the_same_name(package: Path, tmp_path: Path) -> None:
