@@ -127,7 +127,7 @@ from trnflow.flows.finetune import STAGES
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.hash_cache import Memo
 memo = Memo(pathlib.Path(sys.argv[1]))
-print(json.dumps({name: closure(f"tasks.{name}", memo) for name in STAGES}))
+print(json.dumps({name: closure(f"trnflow.tasks.{name}", memo) for name in STAGES}))
 """
 
 
@@ -137,7 +137,7 @@ def test_the_code_in_keys_is_the_same_from_the_wheel_and_from_the_checkout(insta
         for number, python in enumerate([installed.with_name("python"), sys.executable])
     )
     assert wheel == checkout
-    assert all(f"tasks.{name}" in code and len(code) > 10 for name, (code, _) in wheel.items())
+    assert all(f"trnflow.tasks.{name}" in code and len(code) > 10 for name, (code, _) in wheel.items())
 
 
 def test_the_lock_is_exact_complete_and_without_addresses() -> None:
