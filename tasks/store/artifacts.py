@@ -137,7 +137,7 @@ class Artifacts:
 
     def _compared(self, artifact: Artifact, stamps: list[Stamp]) -> Seen:
         """Compare stamps with the manifest's sizes and the hash cache; the first file without stamp is missing."""
-        changed = []
+        changed: list[File] = []
         for file, now in zip(artifact.files, stamps, strict=False):
             if size_in(now) != file.size:
                 return Seen(file, changed)
