@@ -1,11 +1,9 @@
-"""The stage that loads a dataset: it writes one parquet file for each split, with the chosen columns and labels as ids.
+"""Load a dataset: one parquet file a split, with the chosen columns and labels as ids.
 
-Equal rows give equal bytes, whether they come as csv, json lines or parquet. `limit` and `nulls: drop` drop rows of any
-split; `dedupe` and the weights of a mixture drop rows of train only. Dropped rows are counted. Texts that occur twice
-in train or in two splits are counted even when they are not dropped. A nested column (of lists or objects) becomes JSON
-text. Memory: one batch of rows, and 8 bytes for each row (60 with `dedupe` or `stratify`). Disk: the chosen columns,
-uncompressed. Fails with DataError, which names file and row (missing text, unknown label, broken row), or ConfigError
-for a wrong setting.
+Equal rows give equal bytes, from csv, json lines or parquet. `limit` and `nulls: drop` drop rows of any split, `dedupe`
+and weights of train only; all are counted, as are repeated and shared texts. A nested column becomes JSON text. Takes a
+batch and 8 bytes a row of memory (60 with `dedupe` or `stratify`), and the columns uncompressed on disk. Raises
+DataError with file and row, ConfigError for a wrong setting.
 """
 
 from __future__ import annotations
@@ -49,16 +47,12 @@ if TYPE_CHECKING:
     from trnflow.tasks.data.load.selection import Hashes
 
 MOST_SHOWN = 20
-"""The largest number of labels whose counts are printed. The metadata has the counts of all."""
+"""The most labels whose counts are printed; the metadata has all."""
 
 
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
-    """Return the data that the setting `data.source` names, resolved to exact bytes: the digests of its files or a hub
-    dataset's commit, and where its bytes are. For a mixture, resolve each of its sources; the identity is then `{mix:
-    {name: identity}}`.
-
-    config: the recipe's section `data`; resolver: finds and hashes files, and asks the network only about URLs and hub
-    names. Raises ConfigError for a source that can't be found, DataError for data that can't be read."""
+    """Resolve `data.source` to exact bytes, or each source of a mixture, whose identity is `{mix: {name: identity}}`.
+    Raises ConfigError for a source that can't be found, DataError for one that can't be read."""
     found = {}
     for name, one in config.sources().items():
         with _errors_name_source(name):
@@ -87,8 +81,7 @@ def _resolve(config: SourceConfig, section: str, resolver: Resolver) -> Source:
 
 @contextlib.contextmanager
 def _errors_name_source(name: str) -> Iterator[None]:
-    """Context that changes the setting in error messages from `data.text` to that of one source of a mixture,
-    `data.mix.<name>.text`. name: the source's name in `mix`; "" changes nothing."""
+    """Let errors name `data.mix.<name>.text` instead of `data.text`; "" changes nothing."""
     try:
         yield
     except TrnflowError as error:
@@ -103,24 +96,21 @@ def _errors_name_source(name: str) -> Iterator[None]:
 
 @stage(kind="rows")
 def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *, out: Workdir) -> Meta:
-    """Read the data and write `<split>.parquet` for each split, with the chosen columns and, if there is a label,
-    `label: int64`.
+    """Write `<split>.parquet` for each split, with `label: int64` if there is a label.
 
-    source: from `data_source`; frozen: the artifact of `freeze_rows`, test rows on which models are compared, or None.
-    Rows of train whose text is among the frozen rows are dropped, and counted in `dropped` as `frozen`.
+    frozen: train rows with the text of a frozen row are dropped, counted as `frozen`.
 
     Returns metadata:
-        splits: {split: number of rows written}.
-        columns: the names of the written columns.
-        text: the names of the text columns.
-        labels: the class names by id, or null.
-        dropped: {reason: number of rows dropped, over all splits}.
-        duplicates: the number of train rows whose text occurs in an earlier row of train; dropped only with `dedupe`.
-        leakage: {"train/test": the number of train rows whose text also occurs in test}, for each pair of splits.
-        label_counts: {split: {label: number of rows}}, only with labels.
-        nested: the names of the nested columns, if there are any.
-        sources, overlap: only for a mixture: {split: {source: number of rows}}, and {"a/b": number of train rows of
-            source a whose text also occurs in train of source b}.
+        splits: {split: rows}.
+        columns, text: Names of the written columns, and of the text columns.
+        labels: Class names by id, or null.
+        dropped: {reason: rows}.
+        duplicates: Train rows whose text is in an earlier one; dropped only with `dedupe`.
+        leakage: {"train/test": train rows whose text is in test}, for each pair.
+        label_counts: {split: {label: rows}}, only with labels.
+        nested: Nested columns, if any.
+        sources, overlap: Of a mixture: {split: {source: rows}}, {"a/b": train rows of a whose text is in train of
+        b}.
     """
     read = _read(config, source, out)
     _check_unchanged(source)
@@ -164,19 +154,14 @@ def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *
 
 
 class ReadSource(NamedTuple):
-    """A source of data (files, a hub dataset or the built-in corpus) whose rows were read. columns: which columns are
-    kept, and which of them is the label; splits: {split: the temporary file with its rows}."""
+    """A source whose rows were read into scratch files."""
 
     columns: Columns
     splits: dict[str, ReadSplit]
 
 
 def open_source(location: Meta) -> dict[str, list[Rows]]:
-    """Open a resolved source and return {split: one `Rows` for each of its files}, from which batches of rows can be
-    read.
-
-    location: `Source.location` of files, a hub dataset or the built-in corpus; of a mixture, the location of one
-    source."""
+    """Open a resolved source's files: {split: [Rows]}. location: of a mixture that of one source."""
     if "builtin" in location:
         from trnflow.tasks.data.load.corpus import corpus_splits
 
@@ -220,7 +205,7 @@ def _read_one(name: str, one: SourceConfig, config: DataConfig, source: Source, 
 
 
 def _frozen_hashes(frozen: Input, columns: Columns) -> Hashes:
-    """Hash the frozen rows as rows that are read are hashed. DataError when they lack a column of the rows."""
+    """Hash frozen rows as rows that are read. Raises DataError when they lack a column."""
     import pyarrow.parquet as pq
 
     names = hashed_columns(columns)
@@ -236,7 +221,7 @@ def _frozen_hashes(frozen: Input, columns: Columns) -> Hashes:
 
 
 def _check_unchanged(source: Source) -> None:
-    """Raise DataError when a file changed after its digest was taken: the rows read may not be those that the key names."""
+    """Raise DataError when a file changed since its digest was taken: the rows may not be those that the key names."""
     for location in source.location.get("mix", {"": source.location}).values():
         for file in location.get("files", ()):
             looked_at = [one for one in (file, file.get("zip", {})) if "stamp" in one]
@@ -245,8 +230,8 @@ def _check_unchanged(source: Source) -> None:
 
 
 def _label_sets(config: DataConfig, read: dict[str, ReadSource]) -> tuple[list[str] | None, dict[str, LabelSet | None]]:
-    """Return (label names ordered by id, {source: its label set}); None in place of each without labels. Raises
-    DataError for a label outside the set."""
+    """Return (label names by id, {source: its labels}), None without labels. Raises DataError for a label outside the
+    set."""
     own = {}
     for name, one in config.sources().items():
         with _errors_name_source(name):

@@ -1,16 +1,13 @@
-"""Pack token rows into chunks of a few fixed lengths. All later stages use these sequence lengths only.
+"""Pack token rows into chunks of a few fixed lengths, the only sequence lengths of all later stages.
 
-- pad: one row in each chunk, all chunks of `chunk_length` tokens.
-- bucket: one row in each chunk, of the shortest of a few lengths that holds it.
-- bfd: several rows in a chunk, by best fit decreasing over the whole split; no row is cut.
-- concat: rows one after another, cut at each chunk's end, as tutorials do; the last chunk is padded.
+- pad: one row a chunk, all of `chunk_length` tokens.
+- bucket: one row a chunk, of the shortest of a few lengths that holds it.
+- bfd: several rows a chunk, best fit decreasing over the split; no row is cut.
+- concat: one after another, cut at each chunk's end.
 
-Each row in a chunk, or piece of a row, is a segment of the chunk. Segments have ids from 1 and positions from 0, so
-that attention can keep them apart. A label stands at its own token (the loss shifts labels); a row's first token has no
-label, because nothing predicts it. Every token is in exactly one chunk, with one exception: pieces (cut from a row by
-`overlong: split`) and concat's chunks in which nothing is trained on are left out. Their tokens are counted as
-`left_out`. Memory: a block of chunks (60 MiB) and 100 bytes a row. Fails with DataError for an overlong row when
-`overlong` is "error".
+Segments have ids from 1 and positions from 0. A label stands at its own token; a row's first has none. Every token is
+in exactly one chunk, except pieces and concat's chunks with nothing to train on (`left_out`). Takes 60 MiB and 100
+bytes a row. Raises DataError for an overlong row with `overlong` "error".
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK_TOKENS = 1 << 20
-"""Number of tokens in the chunks that one part of the work fills."""
+"""Tokens of the chunks that one part fills."""
 
 
 class PackConfig(StageConfig):
@@ -76,12 +73,8 @@ class PackConfig(StageConfig):
 
 
 def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
-    """Decide in which chunk each row goes, and return the parts of the stage's work. A part is a block of chunks of
-    one split and length, of at most 2^20 tokens (but at least one chunk), which `pack_block` fills.
-
-    Writes the files that all parts read to `out.path`: `counts.json`, and for each split and length the layout (which
-    rows go into which chunk) and the row of the texts that each segment comes from. A segment is a row, or a piece of
-    one, in a chunk. tokens: the artifact of tokenize_text."""
+    """Place the rows, and return the parts: blocks of chunks of one split and length. Writes `counts.json`, each layout
+    and its segments' rows."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
@@ -109,13 +102,8 @@ def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int
 
 
 def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
-    """Fill the chunks from `first` up to `last` (not included) of one split and length: a part of the stage's work.
-
-    Writes a .npy file for each column: input_ids, labels, segment_ids, position_ids. Returns {"supervised": the number
-    of tokens in these chunks that are trained on; for classification, of labelled rows}.
-
-    tokens: the artifact of tokenize_text; shared: the folder that `split_chunks` wrote; part: {split, length (of a
-    chunk, in tokens), first, last}."""
+    """Fill chunks {split, length, first, last (not included)}; writes a .npy a column. Returns {"supervised": tokens
+    trained on, or labelled rows}."""
     import numpy as np
 
     source = tokens.path / part["split"]
@@ -136,22 +124,19 @@ def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out
 
 @stage(kind="packed", split=split_chunks, part=pack_block)
 def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -> Meta:
-    """Write the chunks of each split and length to `<split>/<length>.arrow` (`trnflow.tasks.data.chunks`), and copy
-    `tokenizer/`. Also write `<split>/<length>.segments.npy` (`open_segments`): the row of the texts that each segment
-    comes from. A segment is a row, or a piece of one, in a chunk.
+    """Write `<split>/<length>.arrow`, `<split>/<length>.segments.npy` and `tokenizer/`.
 
-    Columns: input_ids, segment_ids and position_ids, int32 [chunks, length]; labels, int32 [chunks] for
-    classification, else [chunks, length] with -100 where not supervised. tokens: the artifact of tokenize_text.
+    Columns: input_ids, segment_ids, position_ids int32 [chunks, length]; labels int32 [chunks], or [chunks, length]
+    with -100 where not supervised.
 
     Returns the metadata of `tokens` and:
-        lengths: the chunk lengths in tokens, ascending.
-        rows: {split: {"<length>": number of chunks}}, without lengths that have none.
-        real_tokens, supervised_tokens, left_out: {split: number of tokens}: those that are no padding, those trained on
-            (for classification: labelled rows), and those in no chunk, because nothing in their piece of text is
-            trained on.
-        strategy: the setting `pack.strategy`.
-        cut: {split: number of rows cut because they are longer than any chunk}.
-        too_long_to_pack: {split: number of rows dropped for that reason}, only if there are any.
+        lengths: Chunk lengths in tokens, ascending.
+        rows: {split: {"<length>": chunks}}.
+        real_tokens, supervised_tokens, left_out: {split: tokens} that are no padding, trained on (or labelled
+        rows), in no chunk.
+        strategy: `pack.strategy`.
+        cut: {split: rows longer than any chunk}.
+        too_long_to_pack: {split: rows dropped for it}, if any.
     """
     counts = read_json(parts.shared / "counts.json")
     splits, lengths, dropped = counts["splits"], counts["lengths"], counts["dropped"]
@@ -186,14 +171,12 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
 
 
 class Fitting(NamedTuple):
-    """The rows of a split that are to be packed, after rows that are longer than any chunk were cut or dropped.
+    """A split's rows to pack.
 
     Attributes:
-        pieces: the pieces of rows to pack; a row that was not cut is one piece.
-        tokens: number of tokens of all rows that were not dropped, including pieces that are left out because nothing
-            in them is trained on.
-        cut: number of rows that were cut.
-        dropped: number of rows that were dropped.
+        pieces: Rows, or pieces of rows longer than any chunk.
+        tokens: Of all rows not dropped, pieces left out included.
+        cut, dropped: Numbers of rows.
     """
 
     pieces: Pieces
@@ -243,8 +226,7 @@ def _fitting(split: str, config: PackConfig, tokens: Input) -> Fitting:
 
 
 def _teaching(split: str, pieces: Pieces, tokens: Input) -> Fitting:
-    """Return the rows without those pieces of causal texts in which nothing is trained on. Raises DataError if no piece
-    is left."""
+    """Return the rows without pieces in which nothing is trained on. Raises DataError if none is left."""
     total = int(pieces.size.sum())
     if tokens.meta["task"] == "causal_lm":
         pieces = pieces.where(trained_on(pieces, _loss_mask(split, tokens)))
@@ -296,8 +278,7 @@ def _layout_folder(shared: Path, split: str, length: int) -> Path:
 def _lay_out(
     split: str, fitting: Fitting, lengths: list[int], config: PackConfig, tokens: Input, shared: Path
 ) -> tuple[dict[str, int], int]:
-    """Save the layout of each length that has rows. Returns ({"<length>": number of chunks}, number of tokens without
-    padding)."""
+    """Save the layout of each length; return ({"<length>": chunks}, tokens without padding)."""
     import numpy as np
 
     bucket = np.searchsorted(np.array(lengths), fitting.pieces.size)
@@ -315,9 +296,7 @@ def _lay_out(
 
 
 def _save_segments(layout: Layout, tokens: Path, file: Path) -> None:
-    """Write to `file` the row of the data that each segment (example in a chunk) of the layout comes from.
-
-    tokens: the folder of the split in the artifact of tokenize_text, whose arrays SEGMENTS are read."""
+    """Write the source row of each segment. tokens: the split's folder of tokenize_text."""
     import numpy as np
 
     columns = [np.load(tokens / f"{name}.npy", mmap_mode="r")[layout.pieces.row] for name in SEGMENTS]
@@ -341,7 +320,7 @@ def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens:
 
 
 def _write_chunks(split: str, length: int, chunks: int, tokens: Input, parts: Parts, out: Workdir) -> int:
-    """Write the file of one split and length, block by block. Returns the number of supervised tokens, or of labelled rows."""
+    """Write the file of one split and length, block by block; return supervised tokens, or labelled rows."""
     import numpy as np
 
     columns = create_columns(chunk_file(out.path, split, length), shapes(tokens.meta["task"], chunks, length))
@@ -357,6 +336,5 @@ def _write_chunks(split: str, length: int, chunks: int, tokens: Input, parts: Pa
 
 
 def _efficiency(chunks: dict[str, int], real: int) -> float:
-    """Return the fraction of positions that are not padding, to 4 digits. chunks: {"<length>": chunks}; real: tokens
-    without padding."""
+    """Return the fraction of positions that are no padding, to 4 digits."""
     return round(real / sum(int(length) * count for length, count in chunks.items()), 4)

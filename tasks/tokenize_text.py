@@ -1,14 +1,12 @@
 """Turn texts into token ids and, for language models, a loss mask; optionally train the tokenizer first.
 
-The parts of a causal text are tokenised as one text, as at inference. A token is trained on if it contains a character
-that is trained on. bos is added if the tokenizer adds it, and eos is appended, unless the text has them already (a chat
-template writes both). The text of a special token becomes that token only where a template wrote it; in a row's own
-text it is read as ordinary text. Causal rows without a token to train on are dropped and counted. The texts are cut
-into shards of about 2 MiB; the store keeps the tokens of each shard, so after a change of the data only the changed
-shards are tokenised again. The bytes depend neither on the shards nor on the number of cores. Memory: a few shards. The
-stage's cache key contains the tokenizer's files and the vocabulary size of a pretrained model, not its weights. Fails
-with DataError for an overlong row when `overlong` is "error", ModelError for a tokenizer that can't be read, has no
-padding token or has more ids than the model.
+A causal text's parts are tokenised as one text. A token is trained on if one of its characters is. bos is added if the
+tokenizer adds it, eos appended, neither twice. A special token counts as one only where a template wrote it. Causal
+rows without a token to train on are dropped and counted.
+
+Shards of 2 MiB of text are cached; bytes depend neither on them nor on cores. The key has the tokenizer's files and a
+pretrained model's vocabulary size, not its weights. Raises DataError for an overlong row with `overlong` "error",
+ModelError for an unfit tokenizer.
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ class TokenizeConfig(StageConfig):
 
 
 def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
-    """Return the inputs that are part of the stage's key: the texts, the tokenizer's files, and the model's vocabulary
-    size, which the stage checks."""
+    """Return what is keyed: texts, the tokenizer's files, the model's vocabulary size."""
     texts, model = inputs["texts"], inputs["model"]
     assert isinstance(texts, Artifact) and isinstance(model, Source)
     most = _embeddings(model)
@@ -72,8 +69,7 @@ def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
 
 
 def check_tokenizer(config: TokenizeConfig, model: Source) -> None:
-    """Raise ConfigError when the recipe trains a tokenizer for a pretrained model, because the model's embeddings
-    belong to the ids of its own tokenizer."""
+    """Raise ConfigError when a tokenizer is trained for a pretrained model, whose embeddings belong to its own ids."""
     if config.train and model.location["model"] is not None:
         raise ConfigError(
             "tokenize.train makes a new vocabulary, but the embeddings of model.source were trained with another one: the "
@@ -83,7 +79,7 @@ def check_tokenizer(config: TokenizeConfig, model: Source) -> None:
 
 
 def _embeddings(model: Source) -> int | None:
-    """Return the vocabulary size of a pretrained model, from its config; None for a model from scratch."""
+    """Return a pretrained model's vocabulary size; None from scratch."""
     config = model.identity.get("config") or {}
     if not config.get("pretrained"):
         return None
@@ -93,12 +89,8 @@ def _embeddings(model: Source) -> int | None:
 
 
 def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> list[Part]:
-    """Read or train the tokenizer, and divide each split into shards (ranges of consecutive rows). Return the shards
-    as the parts of the stage's work, which `tokenize_rows` makes.
-
-    Writes the files that all parts read to `out.path`: `tokenizer/`, and `special.json`, which has the ids of the
-    special tokens and the vocabulary size. texts: the artifact of format_prompts; model: the model's source, which has
-    the tokenizer."""
+    """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json` (special ids,
+    vocabulary size)."""
     causal = texts.meta["task"] == "causal_lm"
     if config.overlong == "split" and not causal:
         raise ConfigError("tokenize.overlong: a text with a class label can't be split", "use truncate, drop or error")
@@ -108,14 +100,11 @@ def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdi
 
 
 def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
-    """Tokenise a shard: `count` rows of a split, from row `first` on.
+    """Tokenise a shard: {split, first, count} rows. Returns a Count as JSON.
 
-    Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`, and where each
-    row comes from: `source_row.npy` int64 [rows], counted from the shard's first row, and `source_tokens.npy` int32
-    [rows], the tokens of that source row before anything was cut. Returns a Count as JSON: how many rows were read,
-    made, cut and dropped, and how many tokens were made.
-
-    texts: the artifact of format_prompts; shared: the folder that `split_texts` wrote; part: {split, first, count}."""
+    Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`, `source_row.npy`
+    int64 [rows] (from the shard's first row), `source_tokens.npy` int32 [rows] (before any cut).
+    """
     import numpy as np
 
     encoder = _encoder(shared.path / "tokenizer", config.model_dump_json(), json.dumps(texts.meta))
@@ -150,22 +139,18 @@ def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Met
 
 @stage(kind="tokens", inputs=_inputs, split=split_texts, part=tokenize_rows, keep_parts=True)
 def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
-    """Turn texts into token ids. Write one folder for each split, and `tokenizer/`.
+    """Write a folder for each split, and `tokenizer/`.
 
-    Files of a split: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], and `labels.npy` int32 [rows]
-    (classification) or `loss_mask.npy` uint8 [tokens] (causal_lm); for each row also `source_row.npy` int64 [rows],
-    the row of the texts that it comes from, and `source_tokens.npy` int32 [rows], the number of that text's tokens
-    before anything was cut.
+    Files: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], `labels.npy` int32 [rows] or `loss_mask.npy`
+    uint8 [tokens], `source_row.npy` int64 [rows], `source_tokens.npy` int32 [rows] (before any cut).
 
     Returns metadata: task, labels, vocab_size, pad_id, bos_id, eos_id, max_length, and:
-        splits, tokens: {split: number of rows}, {split: number of tokens}.
-        longest: the tokens of the longest row of all splits.
-        overlong: {split: number of texts with more than max_length tokens}.
-        truncated: {split: number of these that were cut to max_length}.
-        unsupervised: {split: number of texts left out because none of their tokens would be trained on}.
-        dropped: {reason: number of rows dropped, over all splits}.
-        row_lengths: {split: percentiles and a histogram of tokens a row}.
-        examples: {kind: the first text that was too long, or that spells a special token}.
+        splits, tokens: {split: number}.
+        longest: Tokens of the longest row.
+        overlong, truncated, unsupervised: {split: texts} too long, cut, left out without a token to train on.
+        dropped: {reason: rows}.
+        row_lengths: {split: percentiles and histogram}.
+        examples: {kind: the first text that was too long, or spells a special token}.
     """
     special = read_json(parts.shared / "special.json")
     shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
@@ -227,7 +212,7 @@ def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool
 
 
 def _texts(path: Path) -> Iterator[str]:
-    """Yield the text of each row of a split; the parts of a causal text are joined."""
+    """Yield each row's text, parts joined."""
     import pyarrow.parquet as pq
 
     for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(BATCH):
@@ -236,8 +221,8 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
-    """Return what a shard's tokens depend on besides its rows, for the key. For a trained tokenizer these are its
-    files, not the settings of its training."""
+    """Return what a shard's tokens depend on besides its rows: of a trained tokenizer its files, not the training's
+    settings."""
     shape: Meta = {name: texts.meta[name] for name in ("task", "framed", "templates") if name in texts.meta}
     params = {**shape, **keyed_params(config)}
     tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
@@ -246,7 +231,7 @@ def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
 
 
 def _gathered(split: str, texts: Input, parts: Parts, out: Workdir) -> Count:
-    """Write one split and return the counts of its rows. DataError when no row is left."""
+    """Write one split and return its counts. Raises DataError when no row is left."""
     import numpy as np
 
     extra, extra_type = encoder_type(texts.meta["task"]).extra, encoder_type(texts.meta["task"]).extra_type
@@ -272,7 +257,7 @@ def _gathered(split: str, texts: Input, parts: Parts, out: Workdir) -> Count:
 
 
 def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> Iterator[Part]:
-    """Yield the shards of a split as parts, each identified by the digest of its rows."""
+    """Yield a split's shards, identified by the digest of their rows."""
     import pyarrow.parquet as pq
 
     first = 0
@@ -285,11 +270,11 @@ def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> 
 
 @lru_cache(maxsize=2)
 def _encoder(folder: Path, config: str, texts: str) -> Encoder:
-    """Return an encoder with the tokenizer in `folder`. config, texts: a TokenizeConfig and the texts' metadata, as
-    JSON.
+    """Return an encoder for a tokenizer's folder; config, texts: as JSON.
 
-    Encoders are cached in the process, because reading a tokenizer takes as long as tokenising thousands of rows, and
-    an encoder caches the ids of words."""
+    Cached in the process: reading a tokenizer takes as long as tokenising thousands of rows, and an encoder caches
+    words.
+    """
     settings, meta, loaded = TokenizeConfig.model_validate_json(config), json.loads(texts), read_tokenizer(folder)
     if encoder_type(meta["task"]) is ClassEncoder:
         return ClassEncoder(loaded, settings.max_length, settings.overlong)

@@ -1,8 +1,5 @@
-"""Describe, in the file `trnflow.json` of a model's folder, how rows of data become the model's inputs, so that rows
-are formatted in the same way for predictions after training.
-
-The file depends on settings and on the names of columns alone; it holds no row of the data.
-"""
+"""`trnflow.json` in a model's folder: how rows become the model's inputs, so that predictions format them alike. It
+holds settings and column names, no data."""
 
 from __future__ import annotations
 
@@ -19,16 +16,14 @@ VERSION = 1
 
 
 class RowFormat(NamedTuple):
-    """How a row of data becomes the input of a model, so that rows are formatted in the same way for predictions after
-    training. Read from the file `trnflow.json` in the model's folder.
+    """How a row becomes a model's input.
 
     Attributes:
-        task: `classification` or `causal_lm`.
-        settings: the recipe's section `format`.
-        text: names of the columns that hold the text, as `data.text` sets them.
-        columns: names of all columns that the rows had in training.
-        nested: names of the columns that hold lists or objects.
-        max_length: the most tokens of a row in training.
+        settings: The section `format`.
+        text: The text columns.
+        columns: All columns in training.
+        nested: Those of lists or objects.
+        max_length: The most tokens of a row in training.
     """
 
     task: str
@@ -40,12 +35,7 @@ class RowFormat(NamedTuple):
 
 
 def row_format(texts: Meta, tokens: Meta) -> Meta:
-    """Return the content of `trnflow.json`, the file in a model's folder that says how rows of data become its inputs;
-    the caller writes the file. texts, tokens: the metadata of the artifacts of `format_prompts` and `tokenize_text`
-    that the model was trained on.
-
-    Keys of the result: `format` and `version` of the file; `task`; `rows`, a dict with `settings`, `text`, `columns`
-    and `nested`; `max_length`. See `RowFormat` for their meaning."""
+    """Return the content of `trnflow.json` from the metadata of format_prompts and tokenize_text."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -56,8 +46,7 @@ def row_format(texts: Meta, tokens: Meta) -> Meta:
 
 
 def read_row_format(folder: Path) -> RowFormat:
-    """Read `trnflow.json` in a model's folder, which says how rows of data become the model's inputs. Raises ModelError
-    if the file is missing or of another version."""
+    """Read `trnflow.json`. Raises ModelError if it is missing or of another version."""
     file = folder / FILE
     document = read_json(file) if file.is_file() else {}
     if (document.get("format"), document.get("version")) != (FORMAT, VERSION):

@@ -1,7 +1,5 @@
-"""Make training examples from rows, as the setting `format.task` says: a text and a label, or the parts of a text (its
-pieces in order, each with a flag that says whether it is trained on).
-
-Fails with ConfigError for a column that the rows lack or a wrong template."""
+"""Make examples from rows, as `format.task` says: text and label, or parts. Raises ConfigError for a missing column or
+a wrong template."""
 
 from __future__ import annotations
 
@@ -25,18 +23,16 @@ ARGUMENTS = "chat_template_kwargs"
 Text = Callable[[Row, str], str]
 RowMaker = Callable[[Row, str], Row | None]
 Maker = Callable[[Row, str], Made]
-"""A function that makes examples from a row. Its second argument is the row's name for errors. An example is a dict
-with `text` and `label`, or with `parts`. A `RowMaker` makes at most one example, a `Text` function a text."""
+"""Makes examples, dicts with `text` and `label` or `parts`, from a row and its name for errors. A `RowMaker` makes at
+most one, a `Text` a text."""
 
 
 def maker_of(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> Maker:
-    """Return the function that makes training examples (a text with a label, or with flags for what is trained on) from
-    a row, as the setting `format.task` says.
+    """Return the function that makes examples from a row.
 
-    meta: the metadata of the rows' artifact (`load_data`); chat: the chat template, from `chat_document`, or None where
-    none is used; limit: a function that takes a row's name and returns the context, such as a time limit, in which the
-    row's templates are rendered. Raises ConfigError for a setting that does not fit the rows, DataError for
-    classification with one class only."""
+    meta: of load_data; chat: from `chat_document`, or None. Raises ConfigError for a setting that does not fit,
+    DataError for classification with one class.
+    """
     if config.task == "chat":
         return _chat(config, meta, chat, limit)
     make = MAKERS[config.task](config, meta, limit)
@@ -87,13 +83,11 @@ def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> R
 
 
 def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> tuple[Text, list[str]]:
-    """Return a function and a list of names, for a template of the recipe. The function takes a row and the row's name,
-    and returns the text that the template makes of the row's columns; it first parses the JSON text of nested columns
-    (lists and objects). The list has the names of the columns that the template uses.
+    """Return (row, row's name) -> text for a template of the recipe, and the columns that it uses. Nested columns are
+    parsed from JSON first.
 
-    setting: `prompt_template` or `response_template`, the setting of `config` that holds the template; meta: a dict
-    with `columns`, the names of the rows' columns, and perhaps `nested`, those of columns with lists or objects; limit:
-    a function that takes a row's name and returns the context, such as a time limit, in which the row is rendered."""
+    meta: {"columns", perhaps "nested"}.
+    """
     template = RowTemplate(f"format.{setting}", getattr(config, setting), meta["columns"], limit)
     nested = meta.get("nested", ())
 
@@ -105,9 +99,8 @@ def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -
 
 
 def instruction_prompt(config: FormatConfig, meta: Meta) -> Text:
-    """Return a function that writes the prompt of an instruction row, that is the text before the answer, in the
-    wording of the data set that `format.style` names (`dolly` or `alpaca`). meta: a dict with `columns`, the names of
-    the rows' columns. Raises ConfigError if the rows lack the column `format.instruction`."""
+    """Return the function that writes a row's prompt in `format.style`. Raises ConfigError without the column
+    `format.instruction`."""
     _present("format.instruction", config.instruction, meta)
     instruction, context = _column(config.instruction), _column(config.context)
     words = STYLES[config.style]
@@ -135,9 +128,7 @@ def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> 
 
 
 def chat_templates_of(config: FormatConfig, chat: Meta, limit: Limit = no_limit) -> dict[str, ChatTemplate]:
-    """Parse the chat templates and return {name: template}: `template`, and if the tokenizer has another template for
-    conversations with tools, `tools`. chat: from `chat_document`; limit: a function that takes a row's name and returns
-    the context, such as a time limit, in which the row is rendered."""
+    """Parse the chat templates: {"template", perhaps "tools" for conversations with tools}."""
     return {
         name: ChatTemplate(
             chat["name"],
@@ -153,13 +144,8 @@ def chat_templates_of(config: FormatConfig, chat: Meta, limit: Limit = no_limit)
 
 
 def chat_document(config: FormatConfig, folder: Path | None) -> Meta:
-    """Return the chat template that the recipe sets, or else that of the model's tokenizer, as a JSON object. folder:
-    the tokenizer's folder; None if the model has no tokenizer.
-
-    Keys of the object: `template`, the Jinja text; `tools`, another template for conversations with tools, null or
-    missing if there is none; `name`, the template's name in errors; `special`, {role such as `eos_token`: special
-    token}; `texts`, all special tokens. Raises ConfigError when the tokenizer's template is wanted and the tokenizer
-    has none."""
+    """Return the recipe's chat template, else the tokenizer's, as JSON: template, tools (or null), name (for errors),
+    special {role: token}, texts (all special tokens). Raises ConfigError if the tokenizer has none."""
     special = (special_tokens(folder) if folder else None) or {}
     found = {"special": special, "texts": list(special_texts(folder)) if folder else []}
     if config.chat_template != "tokenizer":
@@ -193,7 +179,7 @@ MAKERS: dict[str, Callable[..., RowMaker]] = {
 
 
 def _column(name: str | None) -> Text:
-    """Return a function that maps a row to the column's value as text, or to "" where the value is missing."""
+    """Return a function from a row to a column's text, "" if missing."""
 
     def read(row: Row, where: str) -> str:
         value = row.get(name) if name else None

@@ -1,1 +1,1 @@
-"""Modules of the stage `pack_chunks`: placing token rows in chunks of a fixed length, and writing the chunks."""
+"""What `pack_chunks` is made of: packers, layouts, chunk files."""

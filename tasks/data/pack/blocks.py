@@ -1,6 +1,4 @@
-"""Compute the columns of a range of chunks from their layout, and save layouts as files, from which worker processes
-read them. A layout says in which chunk, and at which position, each piece of a token row is placed (`packers.Layout`).
-"""
+"""Compute the columns of a range of chunks from their layout, and save layouts for worker processes."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ _ARRAYS = ("row", "start", "size", "chunk", "offset")
 
 
 def save_layout(layout: Layout, folder: Path) -> None:
-    """Write a layout to the new folder `folder`, one .npy file for each array, 40 bytes for each piece. A layout says
-    in which chunk (a token sequence of fixed length), and at which position, each piece of a token row is placed."""
+    """Write a layout to a new folder, one .npy file an array, 40 bytes a piece."""
     import numpy as np
 
     folder.mkdir(parents=True)
@@ -31,8 +28,7 @@ def save_layout(layout: Layout, folder: Path) -> None:
 
 
 def load_layout(folder: Path) -> Layout:
-    """Read a layout that `save_layout` wrote to `folder`: in which chunk (a token sequence of fixed length), and at
-    which position, each piece of a token row is placed. The arrays are memory-mapped."""
+    """Read what `save_layout` wrote; arrays are memory-mapped."""
     import numpy as np
 
     row, start, size, chunk, offset = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
@@ -40,9 +36,7 @@ def load_layout(folder: Path) -> Layout:
 
 
 def part_of(layout: Layout, first: int, last: int) -> Layout:
-    """Return the part of a layout for the chunks (token sequences of fixed length) from number `first` up to, but not
-    including, `last`. In the result these chunks are numbered from 0 again. layout: in which chunk, and at which
-    position, each piece of a token row is placed."""
+    """Return the layout of chunks `first` to before `last`, numbered from 0 again."""
     import numpy as np
 
     here = slice(*np.searchsorted(layout.chunk, (first, last)))
@@ -50,20 +44,10 @@ def part_of(layout: Layout, first: int, last: int) -> Layout:
 
 
 def fill(layout: Layout, length: int, ids: Array, mask: Array | None, pad_id: int) -> dict[str, Array]:
-    """Compute the columns of a layout's chunks (padded token sequences of one length), each int32 [chunks, length]:
-    input_ids, segment_ids, position_ids and, if there is a mask, labels. A layout says in which chunk, and at which
-    position, each piece of a token row is placed.
+    """Compute a layout's columns, each int32 [chunks, length].
 
-    input_ids are the token ids, with `pad_id` for padding; segment_ids number the pieces of a chunk from 1, with 0 for
-    padding; position_ids count from 0 in each piece, with 0 for padding; labels are the token ids, with -100 for
-    padding, for tokens that are not trained on, and for each piece's first token.
-
-    Args:
-        layout: the chunks to fill, numbered from 0.
-        length: tokens of a chunk.
-        ids: int32 [tokens], all token ids of the split.
-        mask: uint8 [tokens], 1 where trained on, or None (classification).
-        pad_id: the token id in the positions that no piece fills.
+    input_ids: `pad_id` for padding; segment_ids: from 1, 0 for padding; position_ids: from 0 in each piece; labels,
+    with a mask (uint8 [tokens]): -100 for padding, unsupervised tokens and each piece's first.
     """
     import numpy as np
 

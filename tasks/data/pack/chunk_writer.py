@@ -1,6 +1,4 @@
-"""Create a file of chunks (see `trnflow.tasks.data.chunks`) before its values are known: pyarrow writes the file's structure,
-numpy the columns' values later.
-"""
+"""Create a chunk file before its values are known: pyarrow writes the structure, numpy the values."""
 
 from __future__ import annotations
 
@@ -16,13 +14,11 @@ if TYPE_CHECKING:
 
 
 def create_columns(path: Path, wanted: dict[str, tuple[int, ...]]) -> Columns:
-    """Create a file of chunks (padded token sequences of one length) whose int32 columns are all zeros, and return
-    {column: int32 array}, memory-mapped: the caller writes values into the arrays, and thereby into the file. Takes no
-    memory, and no disk until values are written.
+    """Create a chunk file of zeros and return {column: int32 array}, memory-mapped for writing. Takes no memory or disk
+    until then.
 
-    path: the new file; wanted: {column: shape}, in the file's order. The file is one record batch, so that readers get
-    one array for each column. Raises DataError when the installed pyarrow writes the file in a layout that this module
-    does not know."""
+    wanted: {column: shape} in order. Raises DataError when this pyarrow lays files out in an unknown way.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -49,9 +45,7 @@ def _column(zeros: Any, shape: tuple[int, ...]) -> Any:
 
 
 class _Holes:
-    """A file for pyarrow to write to, which skips the columns' buffers instead of writing them (sparse file).
-
-    at: the byte where each column begins."""
+    """A file for pyarrow that skips the columns' buffers (sparse). at: the byte where each column begins."""
 
     closed = False
 

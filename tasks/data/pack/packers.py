@@ -1,17 +1,10 @@
-"""Compute where token rows go in chunks, the sequences of fixed length that a model reads. Pure functions of the rows'
-lengths, which never read the tokens (only `trained_on` reads the loss mask). The setting `pack.strategy` says how:
+"""Compute where token rows go in chunks: pure functions of lengths (`trained_on` reads the loss mask, too).
 
-bfd: best fit decreasing over the whole split: the longest row first, each in the fullest chunk that has room. The index
-of open chunks is an integer: bit r is set if some chunk has room for exactly r tokens. The lowest set bit from a row's
-length on therefore names the fullest chunk with enough room. Rows of equal length are placed together, so Python's work
-grows with the chunks' length, not with the number of rows.
-
-concat: rows one after another, cut at each chunk's end.
-
-pad: each row in a chunk of its own, padded to one length.
-
-bucket: each row in a chunk of its own, padded to one of a few lengths. The lengths that need the least padding are
-found by dynamic programming.
+bfd: best fit decreasing over the split: the longest row first, in the fullest chunk with room. Bit r of an integer is
+set if a chunk has room for exactly r tokens, so the lowest set bit from a row's length on names that chunk; equal
+lengths are placed together, so the work grows with the chunk length.
+concat: one after another, cut at each chunk's end. pad: a chunk each. bucket: a chunk each, of the few lengths with the
+least padding, by dynamic programming.
 """
 
 from __future__ import annotations
@@ -25,38 +18,29 @@ if TYPE_CHECKING:
     Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 ALIGN = 8
-"""Bucket lengths are multiples of this number, because accelerators pad rows to such multiples anyway."""
+"""Bucket lengths are multiples: accelerators pad to them anyway."""
 
 
 class Pieces(NamedTuple):
-    """Pieces of token rows, each a whole row or a section of one, that are placed without another cut in chunks (token
-    sequences of fixed length). All arrays are int64 [pieces].
-
-    Attributes:
-        row: the row's number in the split.
-        start: the index of the piece's first token among all tokens of the split.
-        size: the piece's number of tokens.
-    """
+    """Pieces of token rows that are not cut again, int64 [pieces] each: row, first token in the split, number of
+    tokens."""
 
     row: Counts
     start: Counts
     size: Counts
 
     def where(self, mask: Any) -> Pieces:
-        """Return those pieces (token rows or sections of rows) that `mask` selects. mask: a bool mask, a slice or an
-        array of indices, as in numpy."""
+        """Return the pieces that `mask` selects, as numpy does."""
         return Pieces(self.row[mask], self.start[mask], self.size[mask])
 
 
 class Layout(NamedTuple):
-    """The place of each piece of a token row: its chunk (a token sequence of fixed length) and its position in the
-    chunk.
+    """The place of each piece, sorted by chunk, then position.
 
     Attributes:
-        pieces: the pieces, sorted by the number of their chunk, then by their position in the chunk.
-        chunk: int64 [pieces], the number of the piece's chunk.
-        offset: int64 [pieces], the position in the chunk of the piece's first token.
-        chunks: the number of chunks.
+        chunk: int64 [pieces].
+        offset: int64 [pieces], the first token's position in the chunk.
+        chunks: Their number.
     """
 
     pieces: Pieces
@@ -65,8 +49,7 @@ class Layout(NamedTuple):
     chunks: int
 
     def only(self, wanted: Any) -> Layout:
-        """Return a layout with only the chunks (token sequences of fixed length) that `wanted` picks, numbered from 0
-        again in the same order. wanted: bool [chunks], True for the chunks to keep."""
+        """Return the chunks that `wanted` (bool [chunks]) picks, numbered from 0 again."""
         import numpy as np
 
         kept = wanted[self.chunk]
@@ -75,16 +58,14 @@ class Layout(NamedTuple):
 
 
 def whole_rows(offsets: Counts) -> Pieces:
-    """Make one piece of each token row, without a cut. offsets: int64 [rows + 1], the index of each row's first token
-    among the split's tokens."""
+    """Make one piece of each row. offsets: int64 [rows + 1]."""
     import numpy as np
 
     return Pieces(np.arange(len(offsets) - 1), np.asarray(offsets[:-1]), np.diff(offsets))
 
 
 def cut_rows(pieces: Pieces, most: int) -> Pieces:
-    """Cut pieces (token rows or sections of rows) that are longer than `most` tokens into several, and return all
-    pieces. The order of the tokens stays the same."""
+    """Cut pieces of more than `most` tokens; tokens keep their order."""
     import numpy as np
 
     parts = np.maximum(-(-pieces.size // most), 1)
@@ -94,10 +75,10 @@ def cut_rows(pieces: Pieces, most: int) -> Pieces:
 
 
 def trained_on(pieces: Pieces, mask: Any) -> Any:
-    """Return bool [pieces]: whether any token after the piece's first is trained on. The first token does not count,
-    because no token before it predicts it. A piece is a token row or a section of one.
+    """Return bool [pieces]: whether a token after the first, which nothing predicts, is trained on.
 
-    pieces: sorted by `start`, not overlapping; mask: uint8 [tokens of the split], 1 where trained on."""
+    pieces: sorted by `start`, not overlapping; mask: uint8 [tokens].
+    """
     import numpy as np
 
     found = np.zeros(len(pieces.size), dtype=bool)
@@ -111,17 +92,14 @@ def trained_on(pieces: Pieces, mask: Any) -> Any:
 
 
 def one_each(pieces: Pieces) -> Layout:
-    """Place each piece (a token row or a section of one) in a chunk of its own (a token sequence of fixed length,
-    padded at its end), in the order of the pieces. Used by the strategies pad and bucket."""
+    """Place each piece in a chunk of its own (pad, bucket)."""
     import numpy as np
 
     return Layout(pieces, np.arange(len(pieces.size)), np.zeros(len(pieces.size), dtype=np.int64), len(pieces.size))
 
 
 def concatenated(pieces: Pieces, length: int) -> Layout:
-    """Place the tokens of all pieces (token rows or sections of rows) one after another and cut them into chunks of
-    `length` tokens (strategy concat). A piece that spans a cut becomes several pieces. The last chunk is padded. There
-    must be at least one token."""
+    """Place all tokens one after another, cut every `length` (concat); the last chunk is padded."""
     import numpy as np
 
     ends = np.cumsum(pieces.size)
@@ -135,11 +113,8 @@ def concatenated(pieces: Pieces, length: int) -> Layout:
 
 
 def best_fit(pieces: Pieces, length: int) -> Layout:
-    """Place pieces (token rows or sections of rows) in chunks by best fit decreasing (the strategy bfd): the longest
-    first, each in the fullest chunk that has room for it.
-
-    length: tokens of a chunk; no piece may be empty or longer. Chunks are numbered by their earliest row, and rows keep
-    their order within a chunk."""
+    """Place pieces by best fit decreasing; none may be empty or longer than `length`. Chunks are numbered by their
+    earliest row; rows keep their order within."""
     import numpy as np
 
     order = np.argsort(-pieces.size, kind="stable")
@@ -154,11 +129,8 @@ def best_fit(pieces: Pieces, length: int) -> Layout:
 
 
 def _fill(sizes: Counts, length: int) -> Counts:
-    """Return the number of the bin that each size is placed in, int64 [sizes]. sizes: descending, each at least 1;
-    length: the capacity of a bin.
-
-    The fullest bin with room for a size is still the fullest one after an item of that size was placed in it, so as
-    many items of that size as fit are placed in it at once."""
+    """Return each size's bin, int64 [sizes]. sizes: descending, from 1. As many of one size as fit go into a bin at
+    once: it stays the fullest."""
     import numpy as np
 
     open_at: list[list[int]] = [[] for _ in range(length + 1)]
@@ -184,8 +156,7 @@ def _fill(sizes: Counts, length: int) -> Counts:
 
 
 def _ordered(pieces: Pieces, chunk: Counts, count: int) -> Layout:
-    """Return the layout that puts pieces one after another in their chunks, in the order of the pieces. chunk: int64
-    [pieces], the chunk of each piece; count: the number of chunks."""
+    """Return the layout that puts pieces one after another in their chunks (int64 [pieces])."""
     import numpy as np
 
     order = np.argsort(chunk, kind="stable")
@@ -196,11 +167,8 @@ def _ordered(pieces: Pieces, chunk: Counts, count: int) -> Layout:
 
 
 def bucket_lengths(sizes: Counts, most: int, buckets: int) -> list[int]:
-    """Choose the lengths in tokens of the chunks (padded rows) for the strategy bucket: at most `buckets` lengths that
-    need the least padding, ascending. Each is a multiple of 8, or `most` itself. The longest row fits the last one.
-
-    sizes: int64 [rows], tokens of each row, at least one row, none longer than `most`; most: the largest length
-    allowed. Takes O(buckets x (most / 8)^2), however many rows there are."""
+    """Choose at most `buckets` lengths with the least padding, ascending: multiples of ALIGN, or `most`. O(buckets x
+    (most / 8)^2), however many rows."""
     import numpy as np
 
     steps = -(-np.maximum(sizes, 1) // ALIGN)
@@ -213,8 +181,7 @@ def bucket_lengths(sizes: Counts, most: int, buckets: int) -> list[int]:
 
 
 def _fewest_padded(below: Sequence[int], lengths: Sequence[int], buckets: int) -> list[int]:
-    """Return the indices of the chosen lengths, which always include the last one. below[i]: how many rows are at most
-    lengths[i] tokens long."""
+    """Return the indices of the chosen lengths, the last always. below[i]: rows of at most lengths[i] tokens."""
     import numpy as np
 
     count, total = np.array(below, dtype=np.float64), np.array(lengths, dtype=np.float64)

@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 class GrowingArray:
-    """A one-dimensional `.npy` file that values are appended to. Use it as a context: when the context ends, the file is
-    valid.
-
-    path: the new file; dtype: the dtype of the values, such as "<i4". Attribute `size`: the number of values so far."""
+    """A one-dimensional `.npy` file that values are appended to; valid when the context ends. dtype: such as "<i4"."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         import numpy as np
@@ -27,8 +24,7 @@ class GrowingArray:
         self.size = 0
 
     def append(self, values: np.ndarray[Any, Any]) -> None:
-        """Append the values of a one-dimensional array. Raises TypeError for values of another kind than the file's dtype
-        (such as floats in a file of integers)."""
+        """Append values. Raises TypeError for another kind than the file's, such as floats among integers."""
         self._file.write(values.astype(self._dtype, casting="same_kind", copy=False).tobytes())
         self.size += len(values)
 

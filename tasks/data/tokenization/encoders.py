@@ -1,8 +1,6 @@
-"""Encode texts as rows of token ids. A row has a label for classification, and a loss mask for language models (causal
-texts). A causal text consists of parts: pieces of the text, each with a flag that says whether it is trained on.
+"""Encode texts as rows of token ids, with a label (classification) or a loss mask (causal texts, in parts).
 
-Rows longer than `max_length` are truncated, split or dropped, as the setting `overlong` says. With `overlong` "error"
-they are returned whole, and the caller raises the error.
+Rows longer than `max_length` are truncated, split or dropped (`overlong`); with "error" they are returned whole.
 """
 
 from __future__ import annotations
@@ -25,27 +23,23 @@ if TYPE_CHECKING:
 
 
 class Forged(NamedTuple):
-    """A source row whose text spells a special token, such as `</s>`. The spelled token was encoded as ordinary text,
-    so that no text can pretend to end a turn. row: the row's number in the table, from 0; what: the token."""
+    """A source row, from 0, whose text spells a special token, which was encoded as ordinary text."""
 
     row: int
     what: str
 
 
 class Encoded(NamedTuple):
-    """Token rows, made by an encoder from a table of texts (the source rows). The arrays hold all token rows, one after
-    another. A source row may give several token rows, or none.
+    """Token rows, one after another; a source row may give several or none.
 
     Attributes:
-        ids: int32 [tokens], the token ids.
-        sizes: int64 [rows], the number of tokens in each row.
-        extra: the loss mask of language models, uint8 [tokens], 1 where trained on, or the labels of classification,
-            int32 [rows].
-        row: int64 [rows], the number (from 0) of the source row from which each token row was made.
-        lengths: int64 [source rows], the number of tokens in each source row before anything was cut.
-        forged: the source rows whose text spells a special token such as `</s>`; no row is dropped for this reason.
-        unsupervised: the number of token rows that `without_unsupervised` removed, because they have no token to train
-            on.
+        ids: int32 [tokens].
+        sizes: int64 [rows], tokens a row.
+        extra: Loss mask uint8 [tokens], or labels int32 [rows].
+        row: int64 [rows], each row's source row, from 0.
+        lengths: int64 [source rows], tokens before any cut.
+        forged: Source rows that spell a special token; none is dropped for it.
+        unsupervised: Rows that `without_unsupervised` removed.
     """
 
     ids: Ints
@@ -58,15 +52,10 @@ class Encoded(NamedTuple):
 
 
 class ClassEncoder:
-    """Encodes texts for classification, with the special tokens that the tokenizer puts around a text ([CLS] text [SEP]).
-    Truncation cuts the text and keeps these tokens.
+    """Encodes texts for classification, with the tokenizer's special tokens ([CLS] text [SEP]), which truncation keeps.
 
-    Args:
-        loaded: the tokenizer.
-        max_length: the most tokens of a row.
-        overlong: what happens to longer rows: "truncate", "drop", or "error" (they are returned whole).
-
-    Attributes `extra` and `extra_type`: name and dtype of the array that the stage writes beside the token ids.
+    overlong: "truncate", "drop", or "error" (returned whole). Attributes `extra`, `extra_type`: name and dtype of the
+    labels' file.
     """
 
     extra, extra_type = "labels", "<i4"
@@ -78,8 +67,7 @@ class ClassEncoder:
         self._overlong = overlong
 
     def encode(self, rows: pa.Table) -> Encoded:
-        """Encode a table with the columns `text` and `label` as token rows. The attribute `extra` of the result has the
-        label of each row."""
+        """Encode a table with columns `text` and `label`."""
         import numpy as np
 
         texts = texts_of(rows)
@@ -100,20 +88,15 @@ class ClassEncoder:
 
 
 class CausalEncoder:
-    """Encodes texts for a language model: bos if the tokenizer adds it, the row's parts (pieces of its text, each
-    trained on or not) as one text, then eos. bos and eos are not added to a row that has them already.
+    """Encodes texts for a language model: bos if the tokenizer adds it, the row's parts as one text, eos; not twice.
 
     Args:
-        loaded: the tokenizer.
-        max_length: the most tokens of a row.
-        overlong: what happens to longer rows: "truncate", "split", "drop", or "error" (they are returned whole).
-        add_eos: whether to append eos, the end-of-sequence token.
-        framed: whether a chat template wrote the texts, and with them bos, eos and all special tokens. Then neither bos
-            nor eos is added.
-        templates: the recipe's templates. A special token's text, such as `</s>`, is encoded as that token if it occurs
-            in one of the templates, or with `framed` always; otherwise, and in parts marked `plain`, as ordinary text.
+        overlong: "truncate", "split", "drop", or "error" (returned whole).
+        framed: A chat template wrote all special tokens; neither bos nor eos is added.
+        templates: A special token's text counts as the token only if it occurs in one, or with `framed`, and never
+        in `plain` parts.
 
-    Attributes `extra` and `extra_type`: name and dtype of the array that the stage writes beside the token ids.
+    Attributes `extra`, `extra_type`: name and dtype of the mask's file.
     """
 
     extra, extra_type = "loss_mask", "|u1"
@@ -141,10 +124,7 @@ class CausalEncoder:
         self._overlong = overlong
 
     def encode(self, rows: pa.Table) -> Encoded:
-        """Encode a table as token rows with a loss mask (attribute `extra` of the result). The table's column `parts`
-        is list<struct<text, train>> or list<struct<text, train, plain>>, the pieces of each row's text in order:
-        `train` says whether the piece is trained on, `plain` whether special tokens that are spelled in the piece are
-        ordinary text."""
+        """Encode a table whose column `parts` is list<struct<text, train[, plain]>>."""
         import numpy as np
 
         texts = texts_of(rows)
@@ -159,8 +139,7 @@ class CausalEncoder:
         return Encoded(given[0], kept, given[1], row, sizes, _forged(texts, self._words, added))
 
     def _mask(self, texts: Texts, pieces: Pieces, per_piece: Longs) -> Extra:
-        """Compute the loss mask, uint8 [tokens], 1 where trained on. All tokens of a piece within one part get that
-        part's flag; pieces that span several parts are computed token by token."""
+        """Compute the loss mask, uint8 [tokens]. A piece within one part gets its flag; others go token by token."""
         import numpy as np
 
         train = texts.train.astype(np.uint8)
@@ -183,8 +162,7 @@ class CausalEncoder:
         return mask
 
     def _whole(self, texts: Texts, ids: Ints, mask: Extra, bounds: Longs) -> tuple[Ints, Extra, Longs]:
-        """Add bos and eos to the rows that lack them. Returns ids, mask and sizes. eos is trained on if the last part
-        of its row is."""
+        """Add bos and eos to the rows that lack them; eos is trained on if the row's last part is."""
         import numpy as np
 
         sizes = np.diff(bounds)
@@ -198,8 +176,7 @@ class CausalEncoder:
         return whole, marked, total
 
     def _cut(self, sizes: Longs, starts: Longs) -> tuple[Longs, Longs, Longs]:
-        """Truncate, split or drop long rows as `overlong` says. Returns for each remaining row its source row, its
-        first token and its number of tokens."""
+        """Truncate, split or drop long rows; return each remaining row's source row, first token and size."""
         import numpy as np
 
         most, row = self._max_length, np.arange(len(sizes))
@@ -217,11 +194,7 @@ class CausalEncoder:
 
 
 def without_unsupervised(made: Encoded) -> Encoded:
-    """Return the token rows without those that have nothing to train on, that is without each row in which no token
-    after the first is trained on (the first token is never a target, because no token before it predicts it).
-    `unsupervised` of the result is the number of removed rows.
-
-    made: token rows from a `CausalEncoder`; not changed."""
+    """Return the rows in which a token after the first is trained on: nothing predicts the first."""
     import numpy as np
 
     trained = np.concatenate([[0], np.cumsum(made.extra, dtype=np.int64)])
@@ -244,16 +217,14 @@ def encoder_type(task: str) -> type[ClassEncoder] | type[CausalEncoder]:
 
 
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:
-    """Compute the loss mask of one text, uint8 [count]: 1 for each token that contains a character to train on.
+    """Compute a text's loss mask, uint8 [count]: 1 for a token with a character to train on.
 
     Args:
-        parts: the pieces of the text in order, dicts with `text` and `train` (whether the piece is trained on).
-        count: the number of tokens.
-        span_of: a function that returns for a token its (first character, end) in the joined text. It is called only
-            for tokens at the edges of parts, found by bisection: fetching all spans takes as long as tokenising.
+        parts: {"text", "train"} in order.
+        span_of: Token -> (first character, end) in the joined text; called by bisection at edges alone, since all
+        spans take as long as tokenising.
 
-    A token without characters of its own (trimmed whitespace) gets the flag of the character before it; if it is the
-    first token, that of the character after it.
+    A token without characters (trimmed whitespace) gets the flag of the character before it, else after it.
     """
     import numpy as np
 
@@ -296,9 +267,8 @@ def _row_tokens(texts: Texts, pieces: Pieces, per_piece: Longs) -> Longs:
 def _framed(
     values: Any, sizes: Longs, frame: tuple[list[int], list[int]], opens: Any = True, closes: Any = True
 ) -> tuple[Any, Longs]:
-    """Put frame[0] before each row and frame[1] after it. opens, closes: bool [rows], which rows get them.
-
-    values: of all rows, one after another; sizes: int64 [rows]. Returns the new values and sizes."""
+    """Put frame[0] before and frame[1] after the rows that `opens`, `closes` (bool [rows]) name; return values and
+    sizes."""
     import numpy as np
 
     before, after = (np.broadcast_to(flag, sizes.shape) for flag in (opens, closes))
@@ -349,8 +319,7 @@ def _outside_plain(texts: Texts, added: list[tuple[int, int]]) -> list[tuple[int
 
 
 def _forged(texts: Texts, words: WordEncoder, added: list[tuple[int, int]] | None) -> list[Forged]:
-    """Return the rows whose text spells a special token that was read as ordinary text, each with its first such
-    token."""
+    """Return the rows that spell a special token, each with its first."""
     recognised = set(added or ())
     found: dict[int, str] = {}
     for start, end in find_all(texts.data, texts.rows, words.blanks):

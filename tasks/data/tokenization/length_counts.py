@@ -1,7 +1,5 @@
-"""Count what tokenising did to the rows: how many were cut or dropped, with one example row of each kind, and how long
-the rows are. A source row is a row of texts; tokenising makes none, one or several token rows of it. A split is
-tokenised in shards, which are runs of consecutive source rows; the counts of a split's shards are added up.
-"""
+"""Count what tokenising did to rows: cut, dropped, encoded otherwise than they look, with examples, and their lengths.
+A split's shards are added up."""
 
 from __future__ import annotations
 
@@ -18,20 +16,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK = 1 << 18
-"""Number of rows whose lengths are counted at once, which limits the memory used."""
+"""Rows whose lengths are counted at once, which limits memory."""
 
 WORDS = 60
 """Number of characters of the text that an example shows."""
 
 
 class Example(NamedTuple):
-    """A row that was cut, dropped, or encoded otherwise than its text looks, as an example for messages.
-
-    Attributes:
-        row: the row's number, from 1.
-        what: what happened to the row, in words.
-        text: the beginning of the row's text.
-    """
+    """A row that was cut, dropped, or encoded otherwise than it looks. row: from 1; text: its beginning."""
 
     row: int
     what: str
@@ -39,36 +31,29 @@ class Example(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table, row: int, what: str) -> Example:
-        """Make an example, for messages, of one row that tokenising cut, dropped or encoded otherwise than its text
-        looks. rows: a table of texts; row: the row's index in the table, from 0; what: what happened to the row, in
-        words."""
+        """Make an example of the row at index `row`, from 0."""
         given = rows.slice(row, 1).to_pylist()[0]
         text = given["text"] if "text" in given else "".join(part["text"] for part in given["parts"])
         return cls(row + 1, what, shorten(" ".join(text[:1000].split()), WORDS, placeholder=" ..."))
 
     def describe(self, split: str, before: int = 0) -> str:
-        """Return the example as one line for messages. split: the split's name; before: how many rows of the split
-        precede the shard (run of consecutive rows that is tokenised at once) in which `row` is counted."""
+        """Return the example as one line. before: rows of the split before the shard."""
         return f"split {split} row {self.row + before}: {self.what}, in {self.text!r}"
 
 
 @dataclass
 class Count:
-    """Counts of what tokenising did to the rows of a shard (run of consecutive rows that is tokenised at once) or a
-    split.
+    """Counts of a shard's or a split's rows.
 
     Attributes:
-        read: number of source rows.
-        rows, tokens: numbers of token rows, and of their tokens, that were written.
-        longest: number of tokens in the longest token row that was written.
-        overlong: number of source rows longer than `max_length`, whether they were cut, split or dropped.
-        forged: number of source rows whose text spells a special token such as `</s>`. The spelled token is encoded
-            as ordinary text; no row is dropped for this reason.
-        unsupervised: number of source rows dropped as a whole because they have no token to train on.
-        dropped: {reason: number of token rows dropped}. Reasons: "overlong" (longer than `max_length`, if the setting
-            `overlong` is "drop") and "unsupervised" (no token to train on; if a source row was split, each of its
-            pieces counts).
-        first: {"overlong" or "forged": the first source row of this kind}.
+        read: Source rows.
+        rows, tokens: Written.
+        longest: Tokens of the longest written row.
+        overlong: Source rows longer than `max_length`, whatever was done.
+        forged: Source rows that spell a special token; none is dropped for it.
+        unsupervised: Source rows dropped whole, with no token to train on.
+        dropped: {"overlong", "unsupervised": token rows}; each piece of a split row counts.
+        first: {"overlong", "forged": the first such row}.
     """
 
     read: int = 0
@@ -82,9 +67,8 @@ class Count:
     first: dict[str, Example] = field(default_factory=dict)
 
     def add(self, other: Meta) -> None:
-        """Add to this object, in place, the counts of the split's next shard (run of consecutive rows that is tokenised
-        at once). other: the value that the shard's `Count.meta()` returned. Call this in the order of the shards,
-        because rows are numbered by the rows read before."""
+        """Add the counts (`meta()`) of the split's next shard; in order, because rows are numbered by the rows read
+        before."""
         for what, (row, *rest) in other["first"].items():
             self.first.setdefault(what, Example(row + self.read, *rest))
         self.read += other["read"]
@@ -102,7 +86,7 @@ class Count:
 
 
 def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
-    """Return the first example of a kind, from the first split that has one: (a line of text, metadata)."""
+    """Return a kind's first example, of the first split that has one: (a line, metadata)."""
     for split, count in counts.items():
         if example := count.first.get(what):
             return example.describe(split), {"split": split, **example._asdict()}
@@ -110,19 +94,10 @@ def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
 
 
 def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Meta, out: Workdir) -> Meta:
-    """Print how many rows tokenising cut, dropped, or encoded otherwise than their text looks, each with an example.
+    """Print how many rows were cut, dropped, or encoded otherwise than they look, each with an example.
 
-    Args:
-        max_length, overlong: the settings of the stage `tokenize_text`: the most tokens of a row, and what happens to
-            longer rows.
-        counts: {split: the counts of the split's rows}.
-        dropped: {reason: number of token rows dropped from all splits together}, with the reasons of `Count.dropped`.
-        out: prints the messages.
-
-    Returns {kind: the first row of this kind} for the artifact's metadata. The kinds: "overlong" (rows longer than
-    `max_length`) and "forged" (rows whose text spells a special token); a kind without rows is left out. The row is
-    described by `split`, `row` (its number in the split, from 1), `what` (what happened to it) and `text` (how its text
-    begins).
+    Returns:
+        {"overlong", "forged": {split, row (from 1), what, text (its beginning)}}.
     """
     examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
@@ -145,12 +120,12 @@ def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Me
 
 
 def row_lengths(folder: Path) -> Meta:
-    """Return a summary of the lengths of a split's token rows, in tokens. folder: the folder with the split's
-    `offsets.npy`.
+    """Summarise the lengths, in tokens, of the rows of a split's folder.
 
-    The result has two keys. `percentiles`: {`length_p50`, `length_p95`, `length_p99`: the length that 50, 95 or 99 % of
-    the rows do not exceed}. `rows`: a histogram, {"<largest length in the bin>": number of rows}, with bins up to 1, 2,
-    4, 8, ... tokens; empty bins are left out."""
+    Returns:
+        {"percentiles": {length_p50, length_p95, length_p99}, "rows": {"<largest length of the bin>": rows}}, bins
+        up to 1, 2, 4, 8, ..., without empty ones.
+    """
     import numpy as np
 
     offsets = np.load(folder / "offsets.npy", mmap_mode="r")

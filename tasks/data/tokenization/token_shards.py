@@ -1,10 +1,7 @@
-"""Cut a table of texts into shards at places that depend on its content, and compute each shard's digest.
+"""Cut texts into shards at places that depend on content, and compute each shard's digest.
 
-A shard is a run of consecutive rows that is tokenised at once. The tokens of each shard are cached under the digest
-(hash) of the shard's content. A shard that has at least half of the wanted size ends after the next row whose checksum
-is small; with twice the wanted size it ends in any case. Therefore an added, changed or removed row changes only the
-shards around this row, and the cached results of all other shards are used again. Takes 2 ms for each MB of text, and
-the memory of two shards.
+A shard of half the wanted size ends after the next row whose checksum is small, with twice the size in any case: a
+changed row changes only the shards around it. Takes 2 ms a MB, and the memory of two shards.
 """
 
 from __future__ import annotations
@@ -22,15 +19,11 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 ROW = 32
-"""Bytes that a row adds to its shard's size, besides those of its text."""
+"""Bytes that a row adds besides its text."""
 
 
 def cut_shards(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
-    """Cut rows into shards (runs of consecutive rows that are tokenised and cached one by one), in order, and yield
-    each shard as a table. The cuts depend on the rows alone, not on how they are divided into batches.
-
-    batches: rows with a column `text`, or a column `parts` of lists of structs with a `text`; size: the wanted bytes of
-    text in a shard."""
+    """Cut rows with `text` or `parts` into shards of about `size` bytes of text, however they are divided into batches."""
     import pyarrow as pa
 
     least, most = size / 2, size * 2
@@ -52,7 +45,7 @@ def cut_shards(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Tabl
 
 
 def content_digest(table: pa.Table) -> str:
-    """Return `sha256:<hex>` of a table's values. Equal tables have equal digests, however they are laid out in memory."""
+    """Return a digest of a table's values, however they are laid out in memory."""
     import numpy as np
     import pyarrow as pa
 
@@ -64,17 +57,16 @@ def content_digest(table: pa.Table) -> str:
 
 
 class Texts(NamedTuple):
-    """The texts of a table, joined into one array of bytes. A row of a language model may have several parts, pieces of
-    its text that are trained on or not; a text for classification is one part.
+    """A table's texts as one array of bytes; a text for classification is one part.
 
     Attributes:
-        data: all texts in UTF-8.
-        array: the same bytes as a uint8 array.
-        rows: int64 [rows + 1], the byte where each row begins.
-        parts: int64 [parts + 1], the byte where each part begins.
-        first: int64 [rows + 1], the index of each row's first part.
-        train: bool [parts], whether a part is trained on.
-        plain: bool [parts], whether special tokens spelled in a part are ordinary text.
+        data: UTF-8.
+        array: The same as uint8.
+        rows: int64 [rows + 1], each row's first byte.
+        parts: int64 [parts + 1], each part's first byte.
+        first: int64 [rows + 1], each row's first part.
+        train: bool [parts].
+        plain: bool [parts], whether spelled special tokens are ordinary text.
     """
 
     data: bytes
@@ -86,14 +78,12 @@ class Texts(NamedTuple):
     plain: Array
 
     def last_part(self) -> Array:
-        """Return, for each row, the index of its last part (piece of the row's text) among all parts, int64 [rows].
-        Every row must have at least one part."""
+        """int64 [rows], each row's last part; every row must have one."""
         return self.first[1:] - 1
 
 
 def texts_of(table: pa.Table) -> Texts:
-    """Join the texts of a table's rows into one array of bytes. The table has a column `text`, or a column `parts` of
-    lists of structs (the pieces of a row's text) with `text`, `train` and perhaps `plain`."""
+    """Join the texts of a table with a column `text` or `parts`."""
     import numpy as np
 
     if "parts" in table.column_names:
@@ -115,7 +105,7 @@ def texts_of(table: pa.Table) -> Texts:
 
 
 def _texts(batch: pa.RecordBatch) -> Iterator[memoryview]:
-    """Yield the bytes of each row's text without copying them. A row of several parts yields them one after another."""
+    """Yield the bytes of each row's text, part by part, without copying."""
     column = batch.column("parts" if "parts" in batch.schema.names else "text")
     if "parts" in batch.schema.names:
         strings = column.values.field("text")

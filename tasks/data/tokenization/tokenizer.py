@@ -1,9 +1,7 @@
-"""Read and save fast tokenizers (those of the `tokenizers` library) in Hugging Face folders, without torch or
-transformers.
+"""Read and save fast tokenizers in Hugging Face folders, without torch or transformers.
 
-Padding uses the tokenizer's pad token, else its eos token (Llama 2 has no pad token; padding is masked everywhere, so any
-id would do). Only the files TOKENIZER_FILES are read, whose digests are part of the stage's cache key. Fails with
-ModelError for a folder without a fast tokenizer, or a tokenizer with neither pad nor eos.
+Padding uses the pad token, else eos (Llama 2 has no pad token; padding is masked everywhere). Only TOKENIZER_FILES are
+read, whose digests are in the key.
 """
 
 from __future__ import annotations
@@ -38,28 +36,21 @@ _USUAL = {
 
 @dataclass(frozen=True)
 class FastTokenizer:
-    """A tokenizer of the `tokenizers` library with its special tokens.
-
-    Attributes:
-        tokenizer: the library's object, with truncation and padding off.
-        special: {role such as `pad_token`: text}.
-        name: the tokenizer's name in errors.
-    """
+    """A tokenizer with its special tokens; truncation and padding are off. special: {role such as `pad_token`: text}."""
 
     tokenizer: Tokenizer
     special: dict[str, str]
     name: str
 
     def id_of(self, role: str) -> int | None:
-        """Return the id of the special token with a role such as `pad_token`; None if the tokenizer has no such token."""
+        """Return a role's token id, or None."""
         text = self.special.get(role)
         found: int | None = self.tokenizer.token_to_id(text) if text else None
         return found
 
     @property
     def pad_id(self) -> int:
-        """The token id for padding: the id of the pad token, or else of the eos token. Raises ModelError if the
-        tokenizer has neither."""
+        """The pad token's id, else eos'. Raises ModelError with neither."""
         for role in ("pad_token", "eos_token"):
             if (found := self.id_of(role)) is not None:
                 return found
@@ -70,24 +61,22 @@ class FastTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The largest token id plus one: the smallest number of rows that an embedding needs."""
+        """The largest id plus one."""
         return int(max(self.tokenizer.get_vocab(with_added_tokens=True).values())) + 1
 
     def frame(self) -> tuple[list[int], list[int]]:
-        """Return two lists of token ids: those that the tokenizer puts before each text, such as [CLS] or bos, and
-        those that it puts after each text, such as [SEP]. Either list may be empty."""
+        """The ids that the tokenizer puts before ([CLS], bos) and after ([SEP]) each text."""
         encoded = self.tokenizer.encode("a")
         ids, marks = encoded.ids, encoded.special_tokens_mask
         first = [*marks, 0].index(0)
         return ids[:first], ids[len(ids) - [*reversed(marks), 0].index(0) :] if first < len(ids) else []
 
     def prefix(self) -> list[int]:
-        """Return the token ids that the tokenizer puts before each text: bos, or none."""
+        """The ids put before each text: bos, or none."""
         return self.frame()[0]
 
     def meta(self) -> Meta:
-        """Return what the artifact (output) of `tokenize_text` records about the tokenizer: vocab_size, pad_id, bos_id
-        and eos_id (null where there is no such token)."""
+        """Return vocab_size, pad_id, bos_id and eos_id (null if there is none)."""
         return {
             "vocab_size": self.vocab_size,
             "pad_id": self.pad_id,
@@ -97,9 +86,7 @@ class FastTokenizer:
 
 
 def read_tokenizer(folder: Path) -> FastTokenizer:
-    """Read the tokenizer in a Hugging Face folder, from tokenizer.json, or without that file from a WordPiece
-    vocab.txt. Truncation and padding are switched off. Raises ModelError if there is neither file, or if the file can't
-    be read."""
+    """Read tokenizer.json, else a WordPiece vocab.txt. Raises ModelError."""
     if (folder / "tokenizer.json").exists():
         return _read_fast(folder)
     if (folder / "vocab.txt").exists():
@@ -111,10 +98,8 @@ def read_tokenizer(folder: Path) -> FastTokenizer:
 
 
 def save_tokenizer(loaded: FastTokenizer, source: Path | None, to: Path) -> None:
-    """Write a tokenizer to a new folder `to`, in the form that `PreTrainedTokenizerFast.from_pretrained` loads.
-
-    source: the folder that the tokenizer was read from, whose files are copied; None for a tokenizer that was trained
-    here."""
+    """Write a tokenizer as `PreTrainedTokenizerFast` loads it. source: the folder it was read from, which is copied;
+    None if it was trained here."""
     to.mkdir(parents=True)
     for name in TOKENIZER_FILES:
         if source is not None and (source / name).exists():
@@ -140,8 +125,7 @@ def _read_fast(folder: Path) -> FastTokenizer:
 
 
 def _read_vocabulary(folder: Path) -> FastTokenizer:
-    """Read a WordPiece vocabulary (vocab.txt) as a BERT tokenizer. Texts are lowercased if the config says so; without
-    a config, if no entry but the special tokens has capitals."""
+    """Read vocab.txt as a BERT tokenizer. Without config it lowercases if no entry but special tokens has capitals."""
     from tokenizers import Tokenizer, models
 
     entries = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
@@ -158,10 +142,7 @@ def _read_vocabulary(folder: Path) -> FastTokenizer:
 
 
 def bert_pipeline(tokenizer: Tokenizer, lowercase: bool, special: dict[str, str]) -> None:
-    """Give a WordPiece tokenizer BERT's normalizer, pre-tokenizer, decoder and special tokens, and BERT's tokens around
-    each text (`[CLS] text [SEP]`). Changes the tokenizer in place.
-
-    lowercase: whether texts are lowercased first; special: {role such as `pad_token`: text}."""
+    """Give a WordPiece tokenizer BERT's normalizer, pre-tokenizer, decoder, special tokens and frame, in place."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -176,7 +157,7 @@ def bert_pipeline(tokenizer: Tokenizer, lowercase: bool, special: dict[str, str]
 
 
 def _usual(tokenizer: Tokenizer) -> dict[str, str]:
-    """Return the special tokens of a tokenizer that has no config, found by their usual names."""
+    """Return the special tokens of a tokenizer without config, by their usual names."""
     named = {
         role: [text for text in texts if tokenizer.token_to_id(text) is not None] for role, texts in _USUAL.items()
     }

@@ -1,10 +1,8 @@
-"""Train tokenizers. The same texts give the same bytes on any machine and with any number of cores.
+"""Train tokenizers: the same texts give the same bytes on any machine.
 
-The `tokenizers` library numbers WordPiece's initial characters in the order of a hash map, which differs between
-processes, and uses these numbers to break ties between merges: four runs on 8,000 tweets gave four vocabularies. This
-module therefore puts the characters, sorted, first into the vocabulary (each alone and as a continuation such as
-`##a`), and builds the final model from the vocabulary alone. Byte-level BPE starts from 256 sorted bytes and needs no
-such correction.
+`tokenizers` numbers WordPiece's initial characters in a hash map's order and breaks ties by it: four runs gave four
+vocabularies. So the sorted characters come first here, and the model is built from the vocabulary alone. Byte-level BPE
+starts from 256 sorted bytes.
 """
 
 from __future__ import annotations
@@ -40,11 +38,11 @@ class TrainTokenizer(StageConfig):
 
 
 def train_tokenizer(config: TrainTokenizer, texts: Callable[[], Iterable[str]], causal: bool) -> FastTokenizer:
-    """Train a tokenizer on texts, as the setting `tokenize.train` asks.
+    """Train a tokenizer as `tokenize.train` asks. texts: returns all texts, called once or twice; causal: for a
+    language model.
 
-    texts: a function that returns an iterable of all texts, and is called once or twice; causal: True for a language
-    model, whose eos `tokenize_text` appends, False for classification. Raises ConfigError for a vocabulary that is too
-    small for the texts' characters, DataError for texts without any characters."""
+    Raises ConfigError for a vocabulary too small for the characters, DataError for texts without any.
+    """
     trained = (
         _train_wordpiece(config, texts, causal) if config.kind == "wordpiece" else _train_bpe(config, texts, causal)
     )
@@ -90,8 +88,7 @@ def _with_special(tokenizer: Tokenizer, special: dict[str, str]) -> Tokenizer:
 
 
 def _characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
-    """Return the most frequent characters of the normalised texts, sorted. Raises DataError when the texts have no
-    character."""
+    """Return the most frequent characters of the normalised texts, sorted. Raises DataError without any."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(tokenizer.normalizer.normalize_str(text))

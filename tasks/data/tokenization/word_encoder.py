@@ -1,15 +1,11 @@
 """Encode many texts, tokenising each distinct word once.
 
-A tokenizer first cuts a text into words, then tokenises each word alone. This module cuts the text beforehand, at
-places where all tokenizers of a known family cut (before a space, between a letter and a comma, between the end of a
-line and the next line). Most pieces occur many times (15 times on average in Dolly), and the library tokenises each
-distinct piece once. The ids are those that the library gives to the whole text
-(`tests/data/tokenization/test_word_encoder.py`). Texts for a tokenizer of another family are not cut. Takes 1/3
-(byte-level BPE) to 1/2 (Llama 2's BPE) of the processor time of the library's `encode_batch`.
+Text is cut where all tokenizers of a known family cut (before a space, between letter and comma, at a line's end); most
+pieces occur often (15 times in Dolly). Ids are the library's for the whole text; an unknown family's text is not cut.
+Takes 1/3 (byte-level BPE) to 1/2 (Llama 2) of `encode_batch`'s processor time.
 
-Added tokens are found by this module, not by the library: ordinary added tokens (`<think>`) everywhere, special tokens
-(`</s>`) only where the caller allows them. Elsewhere a special token's letters are read as text, so that no row can
-forge the end of a turn.
+Added tokens are found here: ordinary ones everywhere, special ones where allowed, so that no row can forge a turn's
+end.
 """
 
 from __future__ import annotations
@@ -34,10 +30,10 @@ FIRST, LATER, AFTER_ADDED, ADDED = range(4)
 itself."""
 
 MEMO_SIZE = 1 << 17
-"""The number of words whose token ids are cached (200 bytes each). When the cache is full, it is emptied."""
+"""Words whose ids are cached (200 bytes each); a full cache is emptied."""
 
 MEMO_LENGTH = 64
-"""The length in characters of the longest word whose token ids are cached."""
+"""Characters of the longest cached word."""
 
 BATCH = 1 << 18
 """Number of characters that are passed to the library in one call."""
@@ -49,21 +45,18 @@ _SENTINEL = "\ue0f0\ue0f1"
 _TAIL = r"[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _PATTERNS = {rf"{_HEAD}\p{{N}}{{1,3}}| ?{_TAIL}", rf"{_HEAD}\p{{N}}| ?{_TAIL}"}
-"""The patterns by which the tokenizers of Llama 3 and Qwen 2 cut texts into words."""
+"""By which Llama 3's and Qwen 2's tokenizers cut words."""
 
 
 class CutRules(NamedTuple):
-    """The places where a tokenizer never joins characters into one token, so that a text may be cut there before
-    tokenising.
+    """Where a tokenizer never joins characters into one token.
 
     Attributes:
-        space: whether to cut before a space that follows a visible ASCII character.
-        line: whether to cut before a visible ASCII character that begins a line.
-        letter: whether to cut between an ASCII letter and punctuation.
-        inner: a second tokenizer, for all pieces of a text but the first, if the tokenizer itself puts characters (such
-            as `▁`) before each text; else None.
-        places_differ: whether the token ids of a piece depend on its place: first in the text, after a cut, or after an
-            added token.
+        space: Before a space after a visible ASCII character.
+        line: Before a visible ASCII character that begins a line.
+        letter: Between an ASCII letter and punctuation.
+        inner: A tokenizer for later pieces, if the tokenizer puts characters (`▁`) before each text; else None.
+        places_differ: Whether a piece's ids depend on its place.
     """
 
     space: bool = False
@@ -74,22 +67,18 @@ class CutRules(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Texts that were cut into pieces, each of which is tokenised alone. starts: int64 [pieces + 1], the byte where
-    each piece begins; kind: uint8 [pieces], 0: the first piece of a text, 1: a piece after a cut, 2: a piece after an
-    added token, 3: an added token such as `</s>`. For a tokenizer whose ids do not depend on where a piece stands, kind
-    1 is used in place of 0 and 2."""
+    """Texts cut into pieces that are tokenised alone. starts: int64 [pieces + 1], bytes; kind: uint8 [pieces], 0 first
+    of a text, 1 after a cut, 2 after an added token (0 and 2 only if `places_differ`), 3 an added token."""
 
     starts: Longs
     kind: Bytes
 
 
 class WordEncoder:
-    """Encodes texts with a tokenizer of the `tokenizers` library, tokenising each distinct word once, in three steps:
-    `find_added` (find the added tokens, such as `</s>`), `pieces` (cut the texts) and `encode` (the pieces' token ids).
-    The tokenizer is modified, so nothing else may use it. Threads may share a WordEncoder.
+    """Encodes texts in three steps: `find_added`, `pieces`, `encode`. It modifies its tokenizer; threads may share it.
 
-    Attributes: `special` {special token: id}; `blanks` {special token: (whether the token includes the blanks before
-    it, whether it includes the blanks after it)}."""
+    Attributes: `special` {token: id}; `blanks` {token: (includes blanks before, after)}.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder()
@@ -108,10 +97,8 @@ class WordEncoder:
         self._memo: dict[int, dict[str, bytes]] = {FIRST: {}, LATER: {}, AFTER_ADDED: {}}
 
     def _sentinel_tokenizer(self, texts: list[str]) -> tuple[Tokenizer, str]:
-        """Return (a copy of the tokenizer with one more added token, that token). The token occurs in none of the
-        texts.
-
-        With this token before it, a text is tokenised as the library tokenises text that follows an added token."""
+        """Return a copy of the tokenizer with an added token that occurs in no text, and that token. After it, a text
+        is tokenised as after any added token."""
         from tokenizers import AddedToken
 
         sentinel = _SENTINEL
@@ -124,27 +111,18 @@ class WordEncoder:
         return self._with_sentinel[sentinel], sentinel
 
     def find_added(self, data: bytes, rows: Longs, special: dict[str, int]) -> list[tuple[int, int]]:
-        """Find a tokenizer's added tokens (entries such as `</s>` or `<think>` that are never cut) in texts. Returns
-        (first byte, end) of each, from left to right; the span includes the blanks that belong to the token.
+        """Return (first byte, end) of each added token, with its blanks, from left to right.
 
         Args:
-            data: all texts, one after another.
-            rows: int64 [texts + 1], the byte where each text begins.
-            special: {special token: id} of the special tokens to look for, besides the ordinary added tokens.
+            rows: int64 [texts + 1], each text's first byte.
+            special: The special tokens to look for, besides ordinary ones.
         """
         return find_all(
             data, rows, {name: self.blanks.get(name, (False, False)) for name in (*self._ordinary, *special)}
         )
 
     def pieces(self, data: Bytes, rows: Longs, added: list[tuple[int, int]]) -> Pieces:
-        """Cut texts into pieces at places where the tokenizer never joins characters into one token, and around each
-        added token (such as `</s>`).
-
-        Args:
-            data: all texts, one after another, uint8 [bytes].
-            rows: int64 [texts + 1], the byte where each text begins.
-            added: the added tokens from `find_added`, which become pieces of their own.
-        """
+        """Cut texts at safe places and around each added token."""
         import numpy as np
 
         begins = np.zeros(len(data) + 1, dtype=bool)
@@ -166,10 +144,8 @@ class WordEncoder:
         return Pieces(starts, kind)
 
     def encode(self, data: bytes, pieces: Pieces) -> tuple[Ints, Longs]:
-        """Encode the pieces into which texts were cut as token ids, computing those of equal pieces once. data: the
-        texts; pieces: from the method `pieces`.
-
-        Returns the ids of all pieces, int32 [tokens], and the number of tokens of each piece, int64 [pieces]."""
+        """Return the ids of all pieces, int32 [tokens], and tokens a piece, int64 [pieces]; equal pieces are computed
+        once."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -192,10 +168,8 @@ class WordEncoder:
         return gather(flat, (np.cumsum(size) - size)[which], size[which]), size[which]
 
     def spans(self, kind: int, texts: list[str]) -> list[tuple[int, Any]]:
-        """Tokenise pieces of texts, and return two values for each piece: the number of its tokens, and a function. The
-        function takes the index of a token and returns (first character, end) of the token in the piece. texts: the
-        pieces; kind: the place at which each of the pieces stands in its text: FIRST (0, at the beginning), LATER (1,
-        after a cut) or AFTER_ADDED (2, after an added token such as `</s>`)."""
+        """Tokenise pieces of one kind; return for each its number of tokens and a function from token to (first
+        character, end)."""
         if kind == AFTER_ADDED:
             after, sentinel = self._sentinel_tokenizer(texts)
             found = after.encode_batch([sentinel + text for text in texts], add_special_tokens=False)
@@ -205,8 +179,7 @@ class WordEncoder:
         return [(len(one), one.token_to_chars) for one in found]
 
     def _ids(self, kind: int, texts: list[str]) -> list[bytes]:
-        """Return the token ids of each text, as the bytes of int32 numbers. kind: the kind of piece of all texts;
-        texts: distinct."""
+        """Return each distinct text's ids as bytes of int32."""
         if kind == ADDED:
             known = {**self._ordinary, **self.special}
             return [array("i", [known[text if text in known else text.strip()]]).tobytes() for text in texts]
@@ -231,7 +204,7 @@ class WordEncoder:
 
 
 def gather(values: Any, starts: Longs, sizes: Longs) -> Any:
-    """Concatenate the slices values[start : start + size] of an array. starts, sizes: int64 [slices]."""
+    """Concatenate values[start : start + size]. starts, sizes: int64 [slices]."""
     import numpy as np
 
     ends = np.cumsum(sizes)
@@ -239,13 +212,9 @@ def gather(values: Any, starts: Longs, sizes: Longs) -> Any:
 
 
 def find_all(data: bytes, rows: Longs, names: dict[str, tuple[bool, bool]]) -> list[tuple[int, int]]:
-    """Find names, such as the special token `</s>`, in texts: returns (first byte, end) of each, from left to right.
-    Where several begin at one place, the longest counts.
+    """Return (first byte, end) of each name in texts, from left to right, the longest of several.
 
-    Args:
-        data: all texts, one after another.
-        rows: int64 [texts + 1], the byte where each text begins.
-        names: {name: (whether the blanks before the name belong to it, whether the blanks after it do)}.
+    names: {name: (whether blanks before, after belong to it)}.
     """
     if not names:
         return []
@@ -259,9 +228,7 @@ def find_all(data: bytes, rows: Longs, names: dict[str, tuple[bool, bool]]) -> l
 
 
 def cut_rules(tokenizer: Tokenizer) -> CutRules:
-    """Return the rules by which texts for this tokenizer may be cut before tokenising without a change to their token
-    ids. They follow from the tokenizer's family (BERT's WordPiece, byte-level BPE, Llama 2's BPE). For another
-    tokenizer the rules allow no cut."""
+    """Return where texts may be cut for this tokenizer, by its family; nowhere for an unknown one."""
     normalizer, words = _state(tokenizer.normalizer), _state(tokenizer.pre_tokenizer)
     model, none = type(tokenizer.model).__name__, CutRules()
     added = tokenizer.get_added_tokens_decoder().values()
@@ -278,14 +245,13 @@ def cut_rules(tokenizer: Tokenizer) -> CutRules:
 
 
 def _is_literal(token: AddedToken, tokenizer: Tokenizer) -> bool:
-    """Return whether the library finds an added token wherever its letters occur, without blanks or other characters
-    around it."""
+    """Return whether an added token is found wherever its letters occur."""
     stripped = token.lstrip or token.rstrip or token.single_word
     return not stripped and not (token.normalized and tokenizer.normalizer)
 
 
 def _rebuilt(tokenizer: Tokenizer, normalizer: Any, added: list[AddedToken]) -> Tokenizer:
-    """Return a tokenizer that shares the given one's model, but has another normalizer and these added tokens."""
+    """Return a tokenizer with the same model, another normalizer and these added tokens."""
     from tokenizers import Tokenizer
 
     made = Tokenizer(tokenizer.model)
@@ -304,14 +270,14 @@ def _state(part: Any) -> dict[str, Any]:
 
 
 def _is_characterwise(normalizer: dict[str, Any]) -> bool:
-    """Return whether a normalizer changes each ASCII character independently of the characters beside it."""
+    """Return whether a normalizer changes each ASCII character by itself."""
     if normalizer.get("type") == "Sequence":
         return all(_is_characterwise(part) for part in normalizer["normalizers"])
     return normalizer.get("type") in (None, "Lowercase", "NFC", "NFKC", "BertNormalizer")
 
 
 def _is_byte_level(words: dict[str, Any]) -> bool:
-    """Return whether a pre-tokenizer cuts words as GPT-2's does, or by one of `_PATTERNS`."""
+    """Return whether words are cut as GPT-2 does, or by _PATTERNS."""
     if words.get("type") == "ByteLevel":
         return bool(words["use_regex"])
     if words.get("type") != "Sequence" or [part["type"] for part in words["pretokenizers"]] != ["Split", "ByteLevel"]:
@@ -322,9 +288,8 @@ def _is_byte_level(words: dict[str, Any]) -> bool:
 
 
 def _sentence_piece(tokenizer: Tokenizer, normalizer: dict[str, Any]) -> CutRules:
-    """Return the cut rules of a tokenizer such as Llama 2's. Such a tokenizer does not cut texts into words: it puts
-    `▁` before the text and in place of spaces, then merges characters. A cut is safe only where no entry of the
-    vocabulary spans it."""
+    """Return the rules for a tokenizer such as Llama 2's, which merges over words: a cut is safe only where no entry of
+    the vocabulary spans it."""
     from tokenizers import normalizers
 
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
@@ -342,7 +307,7 @@ def _sentence_piece(tokenizer: Tokenizer, normalizer: dict[str, Any]) -> CutRule
 
 
 def _cut(data: Bytes, cuts: CutRules, begins: Mask) -> None:
-    """Set `begins`, bool [bytes + 1], to True at each byte before which the rules cut."""
+    """Set `begins`, bool [bytes + 1], at each byte before which the rules cut."""
     visible = (data > 0x20) & (data < 0x7F)
     if cuts.space:
         begins[1:-1] |= (data[1:] == 0x20) & visible[:-1]
@@ -355,8 +320,8 @@ def _cut(data: Bytes, cuts: CutRules, begins: Mask) -> None:
 
 
 def _without_first(encoding: Any, letters: int) -> Any:
-    """Return a function that maps a token's index to its (first character, end), as if the encoding's first token,
-    which has `letters` characters, did not exist."""
+    """Return a function from token to (first character, end) as if the first token, of `letters` characters, did not
+    exist."""
 
     def span(token: int) -> tuple[int, int]:
         start, end = encoding.token_to_chars(token + 1)
@@ -366,7 +331,7 @@ def _without_first(encoding: Any, letters: int) -> Any:
 
 
 def _batches(texts: list[str]) -> list[list[str]]:
-    """Return the texts in batches of up to BATCH characters. A longer text is a batch of its own."""
+    """Return batches of up to BATCH characters; a longer text is its own."""
     batches: list[list[str]] = []
     room = 0
     for text in texts:
