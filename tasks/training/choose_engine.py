@@ -1,7 +1,4 @@
-"""Make the engine that `train.engine` names, and connect the processes that train together.
-
-An engine holds the model on its devices and computes the training steps: native is eager PyTorch, xla runs
-torch_xla's compiled graphs. No other module imports both engines."""
+"""Make the engine that `train.engine` names, and connect the ranks. No other module imports both engines."""
 
 from __future__ import annotations
 
@@ -25,19 +22,15 @@ if TYPE_CHECKING:  # keeps the code that reads checkpoints out of precompile's k
 def make_engine(
     config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None = None, world: World = ALONE
 ) -> Engine:
-    """Return the engine that `config.engine` names, with the model placed on its devices. An engine holds the model and
-    computes the training steps: native by PyTorch, xla by torch_xla's compiled graphs.
+    """Return the engine that `config.engine` names, with the model on its devices.
 
     Args:
-        built: the model, on the CPU or on the "meta" device (without values).
-        registry: records each graph that the engine traces, and checks it against the list of graphs that the stage
-            precompile made.
-        stored: reads the checkpoint to resume from, which may have been written on another mesh (number of replicas
-            and of tensor parallel devices); None: start with the values in `built`.
-        world: this process's number, and how it reaches the other processes that train.
+        built: On the CPU, or on "meta": then steps register their graphs and run nothing.
+        stored: The checkpoint to resume from, of any mesh; None: the values in `built`.
 
-    With a model on the "meta" device the engine only traces: a step registers its graph and runs nothing. Raise
-    ModelError when the number of tensor parallel devices does not divide the model's number of heads."""
+    Raises:
+        ModelError: `tensor_parallel_size` does not divide the model's heads.
+    """
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
     if config.engine == "native":
         from trnflow.tasks.training.native.engine import NativeEngine
@@ -50,13 +43,12 @@ def make_engine(
 
 @contextmanager
 def join_ranks(config: TrainConfig) -> Iterator[World]:
-    """Join the group of the processes that train together, and yield this process's `World`: its number, and methods
-    that exchange small values with the other processes. Leave the group at the end of the context.
+    """Join the ranks that train together and yield this one's `World`, without group for a single process.
 
-    A rank is one of these processes. If `config` asks for one process only, no group is made, and the `World` of a
-    single process is yielded. Raise ModelError when another number of processes was started than `config`
-    asks for, and ProcessFailed when a rank does not join, or later does not answer, within
-    `train.collective_timeout_seconds`."""
+    Raises:
+        ModelError: Another number of processes was started than `config` asks for.
+        ProcessFailed: A rank does not answer within `train.collective_timeout_seconds`.
+    """
     if ranks(config) == 1:
         yield ALONE
         return
@@ -84,8 +76,7 @@ def _join(config: TrainConfig) -> World:
 
 @contextmanager
 def _timeouts_explained(config: TrainConfig) -> Iterator[None]:
-    """Context that turns a timeout of gloo into ProcessFailed. A timeout is recognised by the text of gloo's
-    RuntimeError."""
+    """Turn gloo's timeout, known by its text, into ProcessFailed."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""`TrainConfig`: all settings of training, joined from their groups, and the checks across groups.
+"""`TrainConfig`: all settings of training, and the checks across groups.
 
-This module is separate from `trnflow.tasks.train`, because the stage `precompile` uses the config too: its cache key (the
-hash of its code, settings and inputs) should not contain the loop's code."""
+Apart from `trnflow.tasks.train`: precompile uses the config too, and its key must not hold the loop's code.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +38,18 @@ class TrainConfig(
 
     @property
     def share(self) -> int:
-        """The number of rows that one replica trains on in each update of the weights. A replica is one copy of the
-        model, on `tensor_parallel_size` devices."""
+        """Rows of a replica in each update."""
         return self.global_batch // self.data_parallel
 
     @property
     def replica_batch(self) -> int:
-        """The number of rows in one forward pass of one replica (a copy of the model, on `tensor_parallel_size`
-        devices). `micro_batch: auto` must be replaced by a number first (`with_micro_batch`)."""
+        """Rows of a replica in one forward pass. `micro_batch: auto` must have been replaced (`with_micro_batch`)."""
         assert self.micro_batch != "auto", "precompile decides what auto is"
         return self.micro_batch or self.share
 
     @property
     def micro_rows(self) -> int:
-        """The number of rows in one forward pass, over all replicas (data parallel copies of the model)."""
+        """Rows in one forward pass, over all replicas."""
         return self.replica_batch * self.data_parallel
 
     @property
@@ -60,18 +58,13 @@ class TrainConfig(
         return self.global_batch // self.micro_rows
 
     def with_micro_batch(self, micro_batch: int) -> TrainConfig:
-        """Return the config with `micro_batch: auto` replaced by the argument, such as the number that the stage
-        precompile found to fit the device. A config without `auto` is returned as it is."""
+        """Return the config with `micro_batch: auto` replaced; without `auto` itself."""
         return self.model_copy(update={"micro_batch": micro_batch}) if self.micro_batch == "auto" else self
 
     @property
     def shape_unit(self) -> tuple[int, int] | None:
-        """(rows, positions), two numbers: when padding is cut from a batch, the batch's number of rows stays a multiple
-        of the first, and its number of positions a multiple of the second. None if compiled graphs need batches of one
-        fixed shape: then nothing is cut.
-
-        On cuda the number of positions is a multiple of 8, because tensor cores process positions in groups of
-        eight."""
+        """(rows, positions) to whose multiples trimmed batches are rounded up; None if compiled graphs need one shape.
+        On cuda 8 positions: tensor cores take groups of eight."""
         if self.engine == "xla" or self.compile:
             return None
         positions = self.tensor_parallel_size if self.sequence_parallel else 1
@@ -79,8 +72,7 @@ class TrainConfig(
 
     @property
     def resolved_threads(self) -> int:
-        """The number of CPU threads of each process: `threads`, or the available cores divided by the number of
-        processes."""
+        """CPU threads of each process: `threads`, or the available cores divided by the processes."""
         return self.threads or max(1, cores() // ranks(self))
 
     @model_validator(mode="after")
@@ -96,7 +88,7 @@ class TrainConfig(
 
     @model_validator(mode="after")
     def _check_engine(self) -> TrainConfig:
-        """Raise ValueError for settings that the engine or the device does not support."""
+        """Raise ValueError for settings that the engine or device does not support."""
         if self.engine == "native" and self.compile and self.devices > 1:
             raise ValueError("compile works on one device: set devices=1, or compile=false")
         if self.compile_cache and not self.compile:
@@ -120,19 +112,13 @@ class TrainConfig(
 
 
 def ranks(config: TrainConfig) -> int:
-    """Return the number of processes that train together: one for each device, or one in all with engine xla and
-    `xla_processes: one`."""
+    """Return the number of processes: one a device, or one with engine xla and `xla_processes: one`."""
     return config.devices if config.engine == "native" or config.xla_processes == "per_device" else 1
 
 
 def check_model(config: TrainConfig, model: Source) -> None:
-    """Raise ModelError when `train.method` or `tensor_parallel_size` does not fit the model: the methods lora and
-    head need pretrained weights or a warm start, and the number of tensor parallel devices must divide the number of
-    heads.
-
-    model: where the model comes from (`Source`). The check uses only `model.identity` (the content of the config file,
-    and the digests of the weights), so it runs before any stage. A field that the config file leaves to its default is
-    checked when the model is built."""
+    """Raise ModelError when `train.method` or `tensor_parallel_size` does not fit the model, judged by its config and
+    weights' digests alone, before any stage."""
     known = model.identity["config"]
     if config.method != "full" and model.identity["weights"] is None and config.warm_start_from is None:
         raise ModelError(
@@ -143,8 +129,7 @@ def check_model(config: TrainConfig, model: Source) -> None:
 
 
 def check_processes(config: TrainConfig) -> None:
-    """Raise ValueError when `xla_processes: per_device` (one process for each device) is set with another engine
-    than xla, another device than neuron, or a setting that it does not support, such as tensor parallelism."""
+    """Raise ValueError when `xla_processes: per_device` comes with what it does not support."""
     if config.xla_processes == "one":
         return
     if config.engine != "xla":

@@ -1,4 +1,4 @@
-"""The devices that a recipe names: whether they are present, their name, and their memory."""
+"""The devices that a recipe names: presence, name, memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")
 
 
 def check_device(config: TrainConfig) -> None:
-    """Raise an error when the machine cannot run `config`: MissingDependency when a package for the device or
-    torch.compile is missing, ModelError when there are too few devices."""
+    """Raise MissingDependency when a package is missing, ModelError when there are too few devices."""
     if config.device == "cuda":
         import torch
 
@@ -43,18 +42,15 @@ def check_device(config: TrainConfig) -> None:
 
 
 def cautions(config: TrainConfig) -> list[str]:
-    """Return the warnings to show before training on the devices of `config`, for example that a mode is
-    experimental; [] if there are none."""
+    """Return the warnings to show before training, such as of an experimental mode."""
     if config.engine == "xla" and config.device == "neuron" and config.xla_processes == "one" and config.devices > 1:
         return ["train.xla_processes=one drives all NeuronCores by SPMD, which is experimental and was never run there"]
     return []
 
 
 def known_memory(config: TrainConfig) -> int | None:
-    """Return the bytes of memory of each device, or None where the number is not known without torch.
-
-    If `train.device_memory_gib` is set, this setting is the number. Else, for device cpu, the number is this machine's
-    memory, or the limit of this process's cgroup if lower, divided by the number of devices. Else it is None."""
+    """Return bytes of memory a device without torch: `train.device_memory_gib`, on cpu the machine's or cgroup's share;
+    else None."""
     if config.device_memory_gib is not None:
         return int(config.device_memory_gib * 2**30)
     if config.device != "cpu":
@@ -64,8 +60,7 @@ def known_memory(config: TrainConfig) -> int | None:
 
 
 def device_memory(config: TrainConfig) -> int | None:
-    """Return the bytes of memory of one device: the number of `known_memory` (a setting, or the CPU's memory), else for
-    a GPU the number that torch reports, else None."""
+    """Return bytes of memory a device: `known_memory`, else what torch reports of a GPU, else None."""
     known = known_memory(config)
     if known is not None or config.device != "cuda":
         return known
@@ -75,8 +70,7 @@ def device_memory(config: TrainConfig) -> int | None:
 
 
 def device_name(config: TrainConfig) -> str:
-    """Return the device's name, such as "NVIDIA H200" or "cpu"; for neuron the EC2 instance type, such as
-    "trn1.2xlarge", or "neuron" where the firmware reports none."""
+    """Return the device's name, such as "NVIDIA H200" or "cpu"; for neuron the EC2 instance type, or "neuron"."""
     if config.device == "neuron":
         return _product() or config.device
     if config.device != "cuda":
@@ -117,9 +111,8 @@ def _version(package: str) -> str | None:
 
 
 def _neuron_cores() -> int | None:
-    """Return the number of logical NeuronCores of this machine, or None where the driver does not say.
-
-    A logical core of Trn2 and Trn3 has two physical cores unless NEURON_LOGICAL_NC_CONFIG gives another number."""
+    """Return the number of logical NeuronCores (on Trn2, Trn3 two physical ones unless NEURON_LOGICAL_NC_CONFIG says
+    else), or None."""
     cores = 0
     for device in NEURON_DEVICES.glob("neuron[0-9]*"):
         count = _line(device / "core_count")
@@ -145,5 +138,5 @@ def _group_limits() -> list[int]:
 
 
 def _product() -> str:
-    """Return the product name that the firmware reports: on EC2 the instance type."""
+    """Return the firmware's product name, on EC2 the instance type."""
     return _line(Path("/sys/devices/virtual/dmi/id/product_name"))

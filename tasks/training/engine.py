@@ -1,9 +1,9 @@
-"""The interface between the training loop and the engines that compute: native and xla.
+"""The interface between the training loop and the engines.
 
-Engine native drives one device a process and runs eagerly. Engine xla runs compiled graphs, over all devices from
-one process or over one device a process. Both engines take the same batches and scalars, and give parameters and
-optimizer state the same names. Both register each graph (a computation for one shape of rows) in a `GraphRegistry`,
-which checks that the stage precompile has listed the graph. Only `fetch` and `slices` wait for the device."""
+Engine native runs eagerly, one device a process; engine xla runs compiled graphs, over all devices from one process or
+one a process. Both take the same batches and scalars, name parameters and state alike, and register each graph. Only
+`fetch` and `slices` wait for the device.
+"""
 
 from __future__ import annotations
 
@@ -15,40 +15,32 @@ from trnflow.tasks.training.optim.optimizer import Scalars
 from trnflow.tasks.training.shared_types import TensorSlice
 
 Handle = Any
-"""Numbers on the device that may not be computed yet. `Engine.fetch` waits for the device and returns them."""
+"""Numbers on the device, perhaps not computed yet; `Engine.fetch` waits for them."""
 
 
 class Engine(Protocol):
-    """Interface of the engines: an engine holds the model and the optimizer's state on the devices, and runs the
-    training steps.
-
-    Every rank (one of the processes that train together) must make the same calls in the same order."""
+    """Holds model and optimizer state on the devices, and runs the training steps. Every rank makes the same calls in
+    the same order."""
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Handle:
-        """Enqueue one update of the weights, without waiting for the device. Return a handle (a tensor on the device,
-        which `fetch` reads) of [mean loss, gradient norm, 1 if both are finite else 0].
+        """Enqueue one update; return a handle of [mean loss, gradient norm, 1 if both are finite else 0]. A non-finite
+        update changes nothing.
 
         Args:
-            batch: the rows of all replicas (data parallel copies of the model); each process computes its share.
-            at: the learning rate and the other numbers of the update.
-            seed: the seed of the update's dropout.
-
-        An update whose loss or gradient norm is not finite changes nothing."""
+            batch: The rows of all replicas; each process computes its share.
+            at: The learning rate and the update's other numbers.
+            seed: Of the update's dropout.
+        """
 
     def evaluate(self, batch: Batch) -> Handle:
-        """Enqueue a forward pass without dropout over `batch`, the rows of all replicas (data parallel copies of the
-        model). The weights do not change. Return a handle (a tensor on the device, which `fetch` reads) of [summed
-        loss, number of correctly predicted targets]."""
+        """Enqueue a forward pass without dropout; return a handle of [summed loss, correctly predicted targets]."""
 
     def fetch(self, handles: Sequence[Handle]) -> list[list[float]]:
-        """Wait for the device and return the numbers of each handle that `train` or `evaluate` returned."""
+        """Wait for the device and return each handle's numbers."""
 
     def slices(self, *, state: bool) -> Iterator[TensorSlice]:
-        """Copy the trained parameters to the CPU in fp32, and yield the copies as slices (parts of tensors) of a
-        checkpoint. With `state` do the same for the optimizer's state.
-
-        Each process yields the slices that it has to write; over all processes every slice occurs once. Later steps do
-        not change the copies."""
+        """Copy trained parameters in fp32, with `state` also the optimizer's, to the CPU and yield the slices of a
+        checkpoint that this process writes. Later steps do not change them."""
 
     def peak_memory(self) -> int | None:
-        """Return the largest number of bytes that was allocated on the device, or None where it is not known."""
+        """Return the most bytes allocated on the device, or None."""

@@ -1,5 +1,4 @@
-"""The parts of cache keys that describe the environment (compiler, flags, threads), and the environment variables of
-the process that trains. A key is the hash under which a stage's result is cached."""
+"""What keys say of compiler, flags and threads, and the environment of the process that trains."""
 
 from __future__ import annotations
 
@@ -10,12 +9,8 @@ from trnflow.tasks.training.config import TrainConfig, ranks
 
 
 def compiler(config: TrainConfig) -> Meta:
-    """Return the facts on which a compiled graph depends besides settings and shapes. They become a part of the cache
-    keys (the hashes under which results are cached) of the stages precompile and train.
-
-    The facts are {"device": the kind of device, "versions": [names of the packages that trace and compile; the key
-    contains their versions], "flags": {environment variable: flags of XLA's or Neuron's compiler; empty for engine
-    native}}."""
+    """Return what a compiled graph depends on besides settings and shapes: {"device", "versions": [packages], "flags":
+    {variable: flags}, empty for engine native}."""
     packages = ["torch", "transformers"]
     if config.engine == "xla":
         packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])
@@ -27,22 +22,17 @@ def compiler(config: TrainConfig) -> Meta:
 
 
 def accelerator(config: TrainConfig) -> Meta:
-    """Return the part `accel` of the stage train's cache key (the hash under which the result is cached). On these
-    facts the last bits of the weights depend, besides settings and inputs: {"device", "versions" and "flags" as
-    `compiler` returns them, "threads": the number of CPU threads of each process}."""
+    """Return train's `accel`: `compiler`, and "threads": CPU threads of each process, on which last bits depend."""
     return {**compiler(config), "threads": config.resolved_threads}
 
 
 def environ(config: TrainConfig) -> dict[str, str]:
-    """Return the environment variables of the process that trains, {name: value}. torch, XLA and malloc read these
-    variables when the process starts.
+    """Return the variables that torch, XLA and malloc read at their start.
 
-    With stochastic rounding on device neuron, the graph has a plain cast from fp32, and
-    `NEURON_RT_STOCHASTIC_ROUNDING_EN=1` makes the device round each such cast at random, also in the forward and
-    backward pass. The seed is set, but the device does not report how many random bits it has used, so a resumed run
-    differs in the last bits. Whether copies of a weight on several cores stay equal is not known; with `zero1` each
-    part of most weights is rounded on one core and sent to the others. Source: AWS Neuron, PyTorch environment
-    variables. None of this has run on the device."""
+    On neuron stochastic rounding is `NEURON_RT_STOCHASTIC_ROUNDING_EN=1`: the device rounds every fp32 cast at random
+    and does not report the random bits used, so a resumed run differs in last bits. Never run. Source: AWS Neuron,
+    PyTorch environment variables.
+    """
     threads = str(config.resolved_threads)
     variables = {
         **dict.fromkeys(THREAD_VARIABLES, threads),

@@ -1,5 +1,4 @@
-"""Run the stage `train`: build model, engine and schedule, resume from the newest checkpoint, train, and write the
-result."""
+"""Run the stage `train`: build, resume, train, write the result."""
 
 from __future__ import annotations
 
@@ -35,23 +34,15 @@ PUBLISHED = frozenset({
     "method", "lora", "optimizer", "learning_rate", "schedule", "warmup_ratio", "weight_decay", "global_batch", "epochs",
     "max_steps", "label_smoothing", "class_weights", "dtype", "seed",
 })  # fmt: skip
-"""The settings that the artifact's metadata holds, for the model card: what was trained, not on which devices."""
+"""Settings in the metadata, for the model card: what was trained, not on which devices."""
 
 
 def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
-    """Run the stage `train`: train from the newest checkpoint in `out.partial`, or from the start, and write the
-    trained weights, the model's config and the tokenizer to `out.path`.
+    """Train from the newest checkpoint or the start; write weights, config and tokenizer to `out.path`, and return the
+    metadata.
 
-    Args:
-        model: where the model comes from; with a warm start (training begins with the weights of a model in the
-            store), as `starting_from` returned it.
-        packed: the packed rows (rows of tokens in a few lengths; a row holds one or several documents): the artifact
-            (stored result) of the stage `pack_chunks`.
-        graphs: the artifact of the stage `precompile`: the list of graphs that training may run, and compiled graphs.
-
-    Return the metadata of the artifact: the task, labels, row lengths, method, number of steps and metrics of the
-    training, the digest of its data, and its most important settings. Raise Interrupted when a signal stops the
-    training."""
+    model: of a warm start as `starting_from` returned it. Raises Interrupted when a signal stops the training.
+    """
     check_device(config)
     for text in cautions(config):
         out.warn(text)
@@ -117,24 +108,18 @@ def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, o
 
 
 def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
-    """Return the schedule, which says on which rows each update trains. The order of the rows follows from the seed,
-    and is the same for every engine and mesh (number and arrangement of devices).
-
-    packed: the metadata of the packed rows; train: the rows of the training split. With `train.group_by_length` each
-    batch gets rows with about as many tokens, unless several documents were packed into a row (strategy "bfd" or
-    "concat")."""
+    """Return on which rows each update trains: the seed's order, for every engine and mesh. With
+    `train.group_by_length` batches have rows of like length, unless documents were packed."""
     sizes = train.sizes() if config.group_by_length and packed.get("strategy") not in ("bfd", "concat") else None
     return Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch, sizes=sizes)
 
 
 def newest_state(out: Workdir) -> tuple[int, Path] | None:
-    """Return (step, folder) of the checkpoint in `out.partial` (the state that an interrupted stage has saved) to
-    resume from, or None to start from the beginning.
+    """Return (step, folder) of the checkpoint to resume from, or None.
 
-    A checkpoint contains the number of the step with the best evaluation so far. The checkpoint of that best step
-    must exist, too, because its weights may become the result of training. If the best step's checkpoint is missing
-    or damaged, the newest checkpoint before the best step is returned, with a warning, and all later checkpoints are
-    removed."""
+    The best evaluation's checkpoint must exist, since its weights may become the result; if not, the newest one before
+    it is returned, with a warning, and later ones are removed.
+    """
     if out.partial is None:
         return None
     found = out.partial.newest(out.warn)
@@ -155,7 +140,7 @@ def _built(config: TrainConfig, model: Source, packed: Input, train: Split) -> B
 
 
 def _write_weights(run: Run) -> None:
-    """Write the last step's weights, or with keep_best those of the best evaluation's checkpoint."""
+    """Write the last step's weights, or with keep_best the best evaluation's."""
     best, states, out = run.progress.best.step, run.out.partial, run.out
     if not run.config.keeps_best or best in (0, run.progress.step) or states is None:
         shards.write(out.path, run.engine.slices(state=False), {}, run.world.gather)

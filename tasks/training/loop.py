@@ -1,9 +1,8 @@
-"""The training loop: step, log, evaluate and save; the same for every engine and mesh.
+"""The training loop: step, log, evaluate, save; the same for every engine and mesh.
 
-The host waits for the device only when it logs, evaluates or saves: until then losses stay on the device, while a thread
-reads the next batch. The reported mean training loss does not depend on `log_every`, because the losses of all steps
-are summed in order. The device skips an update whose loss or gradient is not finite, so the weights stay as they were;
-the host finds this when it next reads the losses, before anything is written.
+The host waits for the device only to log, evaluate or save; meanwhile a thread reads the next batch. The mean loss does
+not depend on `log_every`: all losses are summed in order. The device skips a non-finite update; the host finds out when
+it next reads losses, before anything is written.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 
 @dataclass
 class Progress:
-    """The state of a training that a checkpoint holds besides tensors.
+    """What a checkpoint holds besides tensors.
 
     Attributes:
-        step: the number of updates of the weights done so far, which also gives the position in the data.
-        loss: the sum of the losses of all updates.
-        before: {name: value} of the metrics of the evaluation before the first step.
-        after: {name: value} of the metrics of the newest evaluation after a step.
-        evaluated: the step of the newest evaluation (0: before the first step), -1 if there was none.
-        best: the best evaluation since the first step.
+        step: Updates done, which also gives the position in the data.
+        loss: Sum of all updates' losses.
+        before: Metrics of the evaluation before the first step.
+        after: Metrics of the newest evaluation after a step.
+        evaluated: Step of the newest evaluation (0: before the first), -1 if none.
+        best: The best evaluation since the first step.
     """
 
     step: int = 0
@@ -61,15 +60,13 @@ class Progress:
 
     @classmethod
     def of(cls, state: Meta) -> Progress:
-        """Return the progress of the training that is stored in a checkpoint. state: the JSON in the checkpoint's
-        index, `Reader.state`."""
+        """Return the progress in a checkpoint's index (`Reader.state`)."""
         return cls(**{**state, "best": Best(**state["best"])})
 
 
 @dataclass
 class Run:
-    """One process's training, from the step in `progress` to the last one. Every rank (one of the processes that
-    train together) makes one `Run` and calls the same methods in the same order."""
+    """One process's training, from `progress` on. Every rank makes one, and the same calls in the same order."""
 
     config: TrainConfig
     built: Built
@@ -93,12 +90,10 @@ class Run:
         self.passes = forward_passes(self.built)
 
     def loop(self, stopped: list[int]) -> None:
-        """Train to the last step, or until early stopping, and report the figures of the whole training. A training
-        that starts from the beginning is evaluated before its first step. Raise Interrupted when a signal stops the
-        training.
+        """Train to the last step or early stopping, and report the figures. Raises Interrupted.
 
-        stopped: the signals caught so far, from `stop_signals`; training stops after the step in which the first one
-        arrives."""
+        stopped: signals caught so far (`stop_signals`); training stops after the step in which the first arrives.
+        """
         at = self.progress
         if at.evaluated < 0:
             at.before = self.evaluate()
@@ -115,8 +110,7 @@ class Run:
         self.report()
 
     def steps(self, batches: Iterator[Batch], stopped: list[int]) -> None:
-        """Run the training steps on `batches`, up to the last step or early stopping. After each step, log, evaluate
-        and save a checkpoint where each of these is due. Raise Interrupted, after saving, when a signal was caught."""
+        """Run the steps; log, evaluate and save where due. Raises Interrupted, after saving, when a signal was caught."""
         at, config = self.progress, self.config
         while at.step < self.total and not at.best.exhausted(config):
             self.step(batches)
@@ -134,17 +128,14 @@ class Run:
                 raise self.stopped()
 
     def must_evaluate(self) -> bool:
-        """Return whether an evaluation is due after the current step, by `eval_every_epoch` or `eval_every`, or because
-        it is the last."""
+        """Return whether an evaluation is due after this step."""
         at, config = self.progress, self.config
         epoch = at.step % self.schedule.steps_per_epoch == 0 and config.eval_every_epoch
         often = config.eval_every is not None and at.step % config.eval_every == 0
         return epoch or often or at.step == self.total
 
     def is_new_best(self) -> bool:
-        """Evaluate on the validation split and put the metrics into `progress`. Return whether this evaluation is the
-        best so far, the same value on every rank (process that trains). Return False if the recipe does not keep the
-        best weights."""
+        """Evaluate; return, on every rank alike, whether this is the best so far (False if the recipe keeps no best)."""
         at = self.progress
         at.after = self.evaluate()
         if not self.config.keeps_best:
@@ -153,7 +144,7 @@ class Run:
         return at.best.step == at.step
 
     def step(self, batches: Iterator[Batch]) -> None:
-        """Read the next batch and start one update of the weights on the device, without waiting for its end."""
+        """Read the next batch and start one update, without waiting for its end."""
         at, compiled = self.progress, self.registry.compile_seconds
         with self.meters.wait_for_data():
             batch = next(batches)
@@ -172,8 +163,8 @@ class Run:
         self.out.progress(at.step, self.total, "steps", **self.shown)
 
     def log(self) -> None:
-        """Wait for the device, and report, as metrics of the run, the newest loss and gradient norm, the learning rate,
-        and the speed since the last log. Raise the error of the thread that writes checkpoints if it has failed."""
+        """Wait for the device and report loss, gradient norm, learning rate and speed. Raises the error of the
+        checkpoint thread."""
         self.read_losses()
         self.saver.check()
         lr = scalars(self.config, self.progress.step - 1, self.total, 1).lr
@@ -181,8 +172,7 @@ class Run:
         self.meters.lap = Meter()
 
     def read_losses(self) -> None:
-        """Wait for the losses that are still on the device, and add them to `progress.loss`. Raise NonFiniteLoss at
-        the first step whose loss or gradient norm is not finite."""
+        """Wait for the losses and add them up. Raises NonFiniteLoss at the first step that is not finite."""
         pending, self.pending = self.pending, []
         numbers = self.engine.fetch([handle for _, handle in pending])
         for (step, _), (loss, norm, good) in zip(pending, numbers, strict=True):
@@ -192,9 +182,8 @@ class Run:
             self.shown = {"loss": loss, "grad_norm": norm}
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate on the validation split and report the metrics. Return {"eval_loss": the mean cross
-        entropy of a target} and, for classification, "eval_accuracy": the share of rows with the right label. Return {}
-        when the split is missing or has no targets."""
+        """Return and report {"eval_loss": mean cross entropy a target, for classification "eval_accuracy"}; {} without
+        validation targets."""
         self.read_losses()
         handles, targets = [], 0
         with self.meters.pause():
@@ -212,15 +201,14 @@ class Run:
         return found
 
     def save(self) -> None:
-        """Copy the training state from the device to the host, and return; a thread writes the copy to a checkpoint
-        while training goes on."""
+        """Copy the state to the host; a thread writes it while training goes on."""
         self.read_losses()
         with self.meters.pause():
             at = self.progress
             self.saver.save(at.step, self.engine.slices(state=True), asdict(at), best=at.best.step)
 
     def stopped(self) -> Interrupted:
-        """Wait until the checkpoint is written, and return the Interrupted error that ends the stage after a signal."""
+        """Wait for the checkpoint, and return the Interrupted that ends the stage."""
         self.saver.wait()
         at, kept = self.progress.step, self.saver.kept
         saved = (
@@ -232,7 +220,7 @@ class Run:
         )
 
     def non_finite_error(self, step: int, loss: float, norm: float) -> NonFiniteLoss:
-        """Return the error for a step whose loss or gradient norm is not finite. Its message names the rows of the step."""
+        """Return the error for a step that is not finite; it names the step's rows."""
         rows = self.schedule.address(step).unmasked_rows()
         named = "; ".join(
             f"train/{length}: {', '.join(map(str, some[:8]))}{', ...' * (len(some) > 8)}"
@@ -246,12 +234,8 @@ class Run:
         )
 
     def measured(self, meter: Meter) -> dict[str, float]:
-        """Return {name: value} of metrics: the speed of the steps that `meter` counted and the seconds that they waited
-        for data; and, of the whole process, the peak memory, the number of compiled graphs and the seconds of their
-        first executions.
-
-        Unknown figures are left out: `mfu` (share of the peak FLOPs) when the device's peak is not known, and
-        `device_memory_bytes` when the engine does not report the device's memory."""
+        """Return the speed of the steps that `meter` counted, their wait for data, and of the process peak memory,
+        compiled graphs and their seconds. Unknown figures (`mfu`, `device_memory_bytes`) are left out."""
         device = self.engine.peak_memory()
         flops = (meter.flops / meter.seconds, device_name(self.config), self.config.devices)
         return {
@@ -264,18 +248,16 @@ class Run:
         }
 
     def summary(self) -> Meta:
-        """Return {name: value} of the metrics that the artifact (the stored result) holds. `train_loss` is the mean
-        loss over all updates. `eval_loss_before` and `eval_accuracy_before` are of the evaluation before the first
-        step; `eval_loss` and `eval_accuracy` are of the last evaluation, or of the best one if its weights are the
-        result. The metrics contain no times and do not depend on `log_every`."""
+        """Return the artifact's metrics, without times and independent of `log_every`: `train_loss` is the mean over
+        all updates; `..._before` of the evaluation before step 1; `eval_...` of the last one, or the best if its
+        weights are the result."""
         at = self.progress
         before = {f"{name}_before": value for name, value in at.before.items()}
         found = at.best.metrics if self.config.keeps_best and at.best.metrics else at.after
         return {"train_loss": at.loss / max(at.step, 1), **before, **found}
 
     def report(self) -> None:
-        """Report the figures of the whole training (seconds, speed, memory, compilations, checkpoints), and warn of
-        compiled graphs that are not in the list that the stage precompile made."""
+        """Report the figures of the whole training, and warn of unlisted graphs."""
         for text in self.registry.unlisted:
             self.out.warn(text)
         meter = self.meters.whole
@@ -286,9 +268,7 @@ class Run:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT within the context, in the list that it yields, so that training can save before it stops.
-
-    A second signal raises Interrupted at once. The old handlers are restored at the end."""
+    """Collect SIGTERM and SIGINT in the yielded list, so that training can save. A second one raises Interrupted."""
     caught: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Measure the speed of training on the host: tokens, waits and memory. These figures never affect the trained weights."""
+"""Measure training's speed on the host. These figures never affect the weights."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from trnflow.tasks.training.batches.sampler import Batch
 
 @dataclass
 class Meter:
-    """Counts of the training steps since `start`. Steps that compiled a graph are not counted.
+    """Counts of the steps since `start`, without those that compiled.
 
     Attributes:
-        start: the time when counting began, in seconds of `time.perf_counter`.
-        steps: number of steps.
-        samples: number of rows.
-        supervised: number of targets (tokens or labels with a loss).
-        real: number of tokens without padding.
-        padded: number of positions, padding included.
-        flops: floating-point operations of forward and backward passes.
-        waited: seconds spent waiting for data.
-        elsewhere: seconds spent evaluating, saving and compiling.
+        start: Seconds of `time.perf_counter`.
+        supervised: Targets.
+        real: Tokens without padding.
+        padded: All positions.
+        flops: Of forward and backward passes.
+        waited: Seconds for data.
+        elsewhere: Seconds of evaluating, saving and compiling.
     """
 
     start: float = field(default_factory=time.perf_counter)
@@ -39,8 +37,7 @@ class Meter:
     elsewhere: float = 0.0
 
     def count(self, batch: Batch, flops: int) -> None:
-        """Add a step that trained on `batch` to the counts of steps, rows, targets, tokens and operations. flops: the
-        floating-point operations of the step's forward and backward pass."""
+        """Add a step. flops: of its forward and backward pass."""
         self.steps += 1
         self.samples += batch.samples
         self.supervised += batch.supervised
@@ -50,12 +47,11 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """The seconds of training since `start`, without the time spent evaluating, saving and compiling."""
+        """Seconds since `start` without `elsewhere`."""
         return max(time.perf_counter() - self.start - self.elsewhere, 1e-9)
 
     def rates(self) -> dict[str, float]:
-        """Return the speed since `start`: "samples_per_second" (rows), "tokens_per_second" (targets),
-        "real_tokens_per_second" (tokens without padding) and "padded_tokens_per_second" (all positions)."""
+        """Return a second's samples, tokens (targets), real_tokens and padded_tokens."""
         seconds = self.seconds
         return {
             "samples_per_second": self.samples / seconds,
@@ -66,7 +62,7 @@ class Meter:
 
 
 class Meters:
-    """Two meters of training speed: `whole` counts all steps of this process, `lap` the steps since the last log."""
+    """Two meters: `whole` of all steps, `lap` since the last log."""
 
     def __init__(self) -> None:
         self.whole, self.lap = Meter(), Meter()
@@ -85,7 +81,7 @@ class Meters:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave the time within the context, such as an evaluation, out of the training time of both meters."""
+        """Leave the time within the context out of the training time."""
         begun = time.perf_counter()
         yield
         self.add_elsewhere(time.perf_counter() - begun)

@@ -1,7 +1,7 @@
 """The loss: cross entropy, optionally with smoothed labels and weighted classes.
 
-The training loss is a mean over the targets of a global batch, each weighted by its class. Evaluation always takes the
-plain cross entropy, so its results can be compared between settings.
+The training loss is a mean over a global batch's targets, each weighted by its class; evaluation takes the plain one,
+so that settings compare.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 
 
 def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-    """Return the cross entropy summed over all targets (a scalar), as `torch.nn.functional.cross_entropy` computes it.
+    """Return the cross entropy summed over all targets, as `torch.nn.functional.cross_entropy` computes it.
 
     Args:
         logits: [..., classes].
-        targets: [...], -100 for no target.
-        weights: fp32 [classes], the weight of each class, or None.
-        smoothing: the share of the probability spread over all classes.
-
-    Smoothing is computed here, because PyTorch's smoothing would bring float64 into the graph.
+        targets: [...], -100 for none.
+        weights: fp32 [classes], or None.
+        smoothing: Share of the probability spread over all classes; ours, because PyTorch's brings float64 into the
+        graph.
     """
     import torch
 
@@ -42,21 +41,16 @@ def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smo
 
 
 def correct(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return how many targets are predicted correctly (the target's logit is the largest), as a float32 scalar tensor.
-
-    logits: [..., classes]; targets: [...], -100 for no target."""
+    """Count the targets whose logit is the largest, as a float32 scalar. logits: [..., classes]; targets: [...], -100
+    for none."""
     return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
 
 
 def class_weights(config: TrainConfig, packed: Meta, train: Split | None) -> tuple[float, ...] | None:
-    """Return the weight of each class in the loss, in the order of the labels, or None when all classes count alike.
+    """Return each class's weight, or None. "balanced" is rows / (classes x rows of the class); 1 without rows.
 
-    The setting `train.class_weights` gives the weights, or is "balanced": then the weight of a class is rows / (classes
-    x rows of the class), counted in the training rows; a class without rows has weight 1. Raise ConfigError when the
-    setting is used with the task causal_lm or names an unknown label.
-
-    packed: the metadata of the packed rows; train: the training rows, or None when only graphs are traced, which do not
-    depend on the weights."""
+    train: None when only graphs are traced. Raises ConfigError for the task causal_lm or an unknown label.
+    """
     wanted, labels = config.class_weights, packed["labels"]
     if wanted is None:
         return None
@@ -76,8 +70,7 @@ def class_weights(config: TrainConfig, packed: Meta, train: Split | None) -> tup
 
 
 def target_weight(batch: Batch, weights: tuple[float, ...] | None) -> float:
-    """Return the sum of the class weights of the batch's targets, by which the loss is divided; without weights the
-    number of targets."""
+    """Return the sum of the targets' class weights, by which the loss is divided."""
     if weights is None:
         return batch.supervised
     import numpy as np

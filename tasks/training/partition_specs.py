@@ -1,10 +1,8 @@
 """Compute partition specs: which mesh axis splits which dimension of a tensor. Pure functions without torch.
 
-A *spec* has one entry for each dimension of a tensor: the name of the mesh axis ("data" or "model") over which the
-dimension is split, or None. `parameter_specs` computes specs from a tensor parallel plan, which maps a pattern of module
-names to a style such as "colwise". A parameter that the plan does not name is replicated (whole on each device). An
-embedding or output layer is replicated, too, if the number of devices does not divide its vocabulary size. An unknown
-style is an error.
+A *spec* has the mesh axis ("data", "model") or None for each dimension. A tensor parallel plan maps module patterns to
+styles such as "colwise"; what it does not name is replicated, as is an embedding or output layer whose vocabulary the
+devices do not divide. An unknown style is an error.
 """
 
 from __future__ import annotations
@@ -38,26 +36,17 @@ VOCABULARY = ("embedding_rowwise", "colwise_gather_output", "colwise_rep")
 
 
 class Mesh(NamedTuple):
-    """The number of devices along each axis of the mesh, the grid of devices that train together. The device with
-    number `d * model + m` is at position (d, m).
-
-    data: replicas, each with its own rows; model: devices that share one replica (tensor parallelism)."""
+    """The devices along each axis; device `d * model + m` is at (d, m). data: replicas; model: devices that share one."""
 
     data: int
     model: int
 
 
 def parameter_specs(shapes: Mapping[str, Shape], tp_plan: Mapping[str, str], mesh: Mesh, model: str) -> dict[str, Spec]:
-    """Return the partition spec of each parameter, by name: for each dimension the mesh axis ("data" or "model") over
-    which the dimension is split, or None.
+    """Return each parameter's partition spec. With one device along "model" nothing is split.
 
-    Args:
-        shapes: {parameter name: its whole shape}.
-        tp_plan: the model's tensor parallel plan, {module pattern: style}; a style such as "colwise" says how to split.
-        model: the name of the model's class, for error messages.
-
-    With one device along "model" nothing is split. Raise ModelError when the plan is empty, a style is unknown, or the
-    number of devices does not divide a dimension.
+    tp_plan: {module pattern: style}. Raises ModelError when the plan is empty, a style unknown, or a dimension is not
+    divided.
     """
     if mesh.model == 1:
         return {name: (None,) * len(shape) for name, shape in shapes.items()}
@@ -77,11 +66,8 @@ def parameter_specs(shapes: Mapping[str, Shape], tp_plan: Mapping[str, str], mes
 
 
 def check_heads(fields: Mapping[str, Any], size: int) -> None:
-    """Raise ModelError unless `size` tensor parallel devices divide the model's attention heads and its key and value
-    heads.
-
-    Each device computes whole heads. fields: the entries of the model's config; a number of heads that the config lacks
-    is not checked."""
+    """Raise ModelError unless `size` devices divide the attention heads and key-value heads in the config `fields`:
+    each computes whole heads."""
     for names in HEADS:
         for name in names:
             heads = fields.get(name)
@@ -93,18 +79,14 @@ def check_heads(fields: Mapping[str, Any], size: int) -> None:
 
 
 def covers(pattern: str, module: str) -> bool:
-    """Return whether `pattern`, of a tensor parallel plan, matches the module name `module`. "*" stands for one part of
-    the name, between dots."""
+    """Return whether a plan's pattern matches a module name; "*" is one part between dots."""
     wanted, parts = pattern.split("."), module.split(".")
     return len(wanted) == len(parts) and all(w in ("*", p) for w, p in zip(wanted, parts, strict=True))
 
 
 def state_spec(shape: Shape, spec: Spec, mesh: Mesh, zero1: bool) -> Spec:
-    """Return the partition spec of a parameter's optimizer state: for each dimension the mesh axis ("data" or "model")
-    over which the dimension is split, or None.
-
-    shape, spec: the parameter's shape and partition spec. With `zero1` the first dimension that is not split, and that
-    the number of replicas divides, is also split over "data"."""
+    """Return the partition spec of a parameter's optimizer state. With `zero1` the first dimension that is not split,
+    and that the replicas divide, is also split over "data"."""
     if not zero1 or mesh.data == 1:
         return spec
     for dimension, size in enumerate(shape):

@@ -1,9 +1,7 @@
-"""`World`: the processes (ranks) that train together, and the small messages that they exchange on the host.
+"""`World`: the ranks that train together, and their small messages on the host.
 
-The mesh (data, model) is the grid of devices that train together: data is the number of replicas (copies of the model),
-model the number of devices of one replica. Rank `d * model + m` is at position (d, m). The messages go over gloo and do
-not wait for a device. A rank fails when it waits longer than `train.collective_timeout_seconds` for another rank. A
-single process is a `World` too, which sends no messages.
+Rank `d * model + m` is at (d, m) of the mesh. Messages go over gloo and wait for no device; a rank fails when it waits
+longer than `train.collective_timeout_seconds`. A single process sends none.
 """
 
 from __future__ import annotations
@@ -19,36 +17,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """One process's view of all processes (ranks) that train together: this process's number, the mesh of devices, and
-    methods that exchange small values between the ranks. Every rank must make the same calls of these methods, in the
-    same order."""
+    """One rank's view of all. Every rank makes the same calls in the same order."""
 
     rank: int = 0
     """This process's number."""
 
     mesh: Mesh = field(default=Mesh(1, 1))
-    """The number of devices along each axis: data (replicas) and model (tensor parallel devices of one replica)."""
+    """Devices along each axis: data (replicas) and model (of one replica)."""
 
     groups: Any = None
-    """torch's DeviceMesh (engine native), the gloo process group of all ranks (engine xla), or None for a single
-    process."""
+    """torch's DeviceMesh (native), the gloo group of all ranks (xla), or None."""
 
     host: Any = None
-    """The gloo process group that carries the messages; None stands for torch's default group."""
+    """The gloo group of the messages; None: torch's default."""
 
     @property
     def data(self) -> int:
-        """This rank's index along the mesh axis "data": which share of each batch this process computes."""
+        """This rank's index along "data": its share of each batch."""
         return self.rank // self.mesh.model
 
     @property
     def model(self) -> int:
-        """This rank's index along the mesh axis "model": which part of each split layer this process holds."""
+        """This rank's index along "model": its part of each split layer."""
         return self.rank % self.mesh.model
 
     def broadcast(self, value: T) -> T:
-        """Return the `value` of rank 0 (the first of the processes that train together) on every rank. The value is
-        sent pickled."""
+        """Return rank 0's value on every rank. It is sent pickled."""
         if self.groups is None:
             return value
         import torch.distributed as dist
@@ -58,8 +52,7 @@ class World:
         return values[0]
 
     def broadcast_flag(self, value: bool) -> bool:
-        """Return the `value` of rank 0 (the first process), a bool, on every rank. This is so much cheaper than
-        `broadcast` that it can be called in every step."""
+        """Return rank 0's bool on every rank; cheap enough for every step."""
         if self.groups is None:
             return value
         import torch
@@ -70,13 +63,11 @@ class World:
         return bool(flag)
 
     def on_first(self, function: Callable[[], T]) -> T:
-        """Call `function` in rank 0 (the first process) alone and return its value on every rank. The other ranks wait
-        for the value."""
+        """Call `function` on rank 0 alone and return its value on every rank."""
         return self.broadcast(function() if self.rank == 0 else None)  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T] | None:
-        """Return the `value` of every rank (process that trains), in order of ranks, on rank 0; None on the others. The
-        values are sent pickled."""
+        """Return all ranks' values, in order, on rank 0, else None. They are sent pickled."""
         if self.groups is None:
             return [value]
         import torch.distributed as dist
@@ -91,9 +82,6 @@ ALONE = World()
 
 
 def replica_seed(seed: int, replica: int) -> int:
-    """Return the dropout seed of a data parallel replica (copy of the model). Each replica has another seed; all ranks
-    (processes) of one replica have the same seed.
-
-    seed: the step's seed; replica: the replica's number. The CPU's generator takes 32 bits; the stride between replicas
-    is chosen so that their seeds stay different in 32 bits for as many steps as possible."""
+    """Return a replica's dropout seed. The stride keeps replicas' seeds apart in the CPU generator's 32 bits for as
+    many steps as possible."""
     return seed + replica * 0x9E3779B1

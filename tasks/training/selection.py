@@ -1,5 +1,4 @@
-"""Keep track of the best evaluation by `train.best_metric`, and decide when to stop early. Pure functions: the state
-(`Best`) is in every checkpoint."""
+"""The best evaluation by `train.best_metric`, and when to stop early. Pure functions: `Best` is in every checkpoint."""
 
 from __future__ import annotations
 
@@ -15,12 +14,11 @@ HIGHER_IS_BETTER = ("eval_accuracy",)
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation of a training so far, by `train.best_metric`.
+    """The best evaluation so far.
 
     Attributes:
-        step: the step after which this evaluation was made, 0 when there is none.
-        metrics: all metrics of this evaluation, by name.
-        stale: the number of evaluations after this one, or since the start of training if there is none.
+        step: After which it was made, 0 for none.
+        stale: Evaluations since, or since the start.
     """
 
     step: int = 0
@@ -28,9 +26,8 @@ class Best:
     stale: int = 0
 
     def after(self, config: TrainConfig, step: int, metrics: dict[str, float]) -> Best:
-        """Return the new `Best` (this object stays unchanged) after an evaluation at step `step` that gave `metrics`.
-
-        That evaluation is the new best if `best_metric` is finite and better by more than `early_stopping_threshold`."""
+        """Return the new `Best` after an evaluation: the new one if `best_metric` is finite and better by more than
+        `early_stopping_threshold`."""
         name = config.best_metric
         sign = 1 if name in HIGHER_IS_BETTER else -1
         gain = sign * (metrics[name] - self.metrics[name]) if self.metrics else math.inf
@@ -39,16 +36,12 @@ class Best:
         return replace(self, stale=self.stale + 1)
 
     def exhausted(self, config: TrainConfig) -> bool:
-        """Return whether to stop early: whether `early_stopping_patience` evaluations in a row were no new best."""
+        """Return whether `early_stopping_patience` evaluations in a row were no new best."""
         return config.early_stopping_patience is not None and self.stale >= config.early_stopping_patience
 
 
 def check_selection(config: TrainConfig, packed: Meta) -> None:
-    """Raise ConfigError when training must keep the weights of its best evaluation (`keep_best` or early stopping),
-    but no evaluation will have the metric `best_metric`: there are no validation rows, or `best_metric` is
-    eval_accuracy and the task is causal_lm.
-
-    packed: the metadata of the packed rows."""
+    """Raise ConfigError when `keep_best` or early stopping needs a `best_metric` that no evaluation will have."""
     if not config.keeps_best:
         return
     if not any(packed["rows"].get("validation", {}).values()):

@@ -1,1 +1,1 @@
-"""Batches of training rows: choosing the rows, reading them, and reading the next batch while a step runs."""
+"""Choose the rows of batches, read them, and read ahead."""

@@ -11,11 +11,10 @@ Made = TypeVar("Made")
 
 
 def prefetch(make: Callable[[Item], Made], items: Iterable[Item]) -> Generator[Made, None, None]:
-    """Yield `make(item)` for each item, in order. A thread computes the next value while the caller works on this one.
+    """Yield `make(item)` for each item; a thread computes the next meanwhile. Its exception is raised here.
 
-    An exception in `make` is raised here, in place of the value that `make` would have returned. A
-    caller that does not read the generator to the end must close the generator (`contextlib.closing`), so that the
-    thread ends."""
+    Close the generator if it is not read to its end, so that the thread ends.
+    """
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
         coming: Future[Made] | None = None
         for item in items:

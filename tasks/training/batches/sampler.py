@@ -1,12 +1,8 @@
-"""Choose the rows of each batch, and read batches from a packed artifact.
+"""Choose the rows (chunks) of each batch, and read batches.
 
-A row here is one chunk that `pack_chunks` wrote: a padded sequence of token ids, with one or several texts. Which rows
-are in a batch depends only on the seed, the epoch and the step in the epoch. A resumed training therefore needs one
-integer to continue with the right rows: the number of steps done. All rows of a batch are padded to one length. Rows of
-a length that do not fill a batch go into a batch of the next longer length. Each row of a split occurs exactly once an
-epoch, with one exception: the last rows of an epoch, if they do not fill a batch, are left out with `train.last_batch:
-drop`. With `pad`, masked rows (all padding, no targets) fill up their batch. For engines whose graphs have no fixed
-shapes, batches are trimmed: rows and positions at the end that are all padding are cut off.
+A batch depends on seed, epoch and step alone: one integer resumes the data. A batch has one length; rows that do not
+fill one go into a batch of the next longer length. Each row occurs once an epoch, but the last rows with `last_batch:
+drop`; with `pad`, masked rows (all padding) fill the batch. Where shapes are free, batches are trimmed.
 """
 
 from __future__ import annotations
@@ -33,18 +29,16 @@ IGNORED = -100
 
 
 WINDOW = 50
-"""Number of batches in a window: `group_by_length` sorts the rows of one window by tokens. A larger window needs less
-padding; a smaller one mixes rows better from epoch to epoch."""
+"""Batches whose rows `group_by_length` sorts together: larger needs less padding, smaller mixes better."""
 
 
 class BatchAddress(NamedTuple):
-    """Which rows (packed token sequences) make up one batch, before the rows are read.
+    """Which rows make up a batch.
 
     Attributes:
-        length: the length in tokens to which all rows are padded.
-        rows: int64 [batch], each the index of a row among the packed rows of its own length; -1 stands for a masked row
-            (all padding, no targets), which only fills up the batch.
-        lengths: int64 [batch], each row's own length; None where every row has `length`.
+        length: To which all rows are padded.
+        rows: int64 [batch], index among the rows of its own length; -1 is a masked row.
+        lengths: int64 [batch], own lengths; None where all have `length`.
     """
 
     length: int
@@ -52,8 +46,7 @@ class BatchAddress(NamedTuple):
     lengths: Rows | None = None
 
     def unmasked_rows(self) -> dict[int, list[int]]:
-        """Return which rows the batch has, without masked rows (all padding, which only fill up a batch), as {length in
-        tokens: indices among the packed rows of this length}."""
+        """Return {length: indices} without masked rows."""
         found: dict[int, list[int]] = {}
         lengths = [self.length] * len(self.rows) if self.lengths is None else self.lengths.tolist()
         for length, row in zip(lengths, self.rows.tolist(), strict=True):
@@ -64,17 +57,15 @@ class BatchAddress(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of rows (packed token sequences) on the host, as numpy arrays.
+    """A batch on the host, as numpy arrays.
 
     Attributes:
-        length: the length in tokens to which the rows were padded, before positions were trimmed.
-        input_ids: int32 [rows, length], the token ids.
-        targets: for classification int32 [rows], the class of each row; for a language model int32 [rows, length], the
-            token to predict at each position. -100: no target.
-        segment_ids: int32 [rows, length], the number of the text in its row, from 1; 0 for padding.
-        position_ids: int32 [rows, length], the token's position in its text, from 0.
-        samples: the number of rows of the batch that are not masked (a masked row is all padding and only fills up the
-            batch); in a part made by `micro_batches`, the number for the whole batch.
+        length: Before positions were trimmed.
+        input_ids: int32 [rows, length].
+        targets: int32 [rows] (class) or [rows, length] (next token); -100: none.
+        segment_ids: int32 [rows, length], from 1; 0 for padding.
+        position_ids: int32 [rows, length], from 0 in each segment.
+        samples: Rows that are not masked; in a micro-batch of the whole batch.
     """
 
     length: int
@@ -86,7 +77,7 @@ class Batch:
 
     @cached_property
     def supervised(self) -> int:
-        """The number of targets, that is of entries of `targets` that are not -100."""
+        """The number of targets."""
         return int((self.targets != IGNORED).sum())
 
     @cached_property
@@ -95,19 +86,15 @@ class Batch:
         return int((self.segment_ids != 0).sum())
 
     def micro_batches(self, rows: int) -> Iterator[Batch]:
-        """Yield the batch in parts of `rows` rows each, one part for each forward pass, in order. The last part has
-        fewer rows if `rows` does not divide the batch's number of rows."""
+        """Yield the batch in parts of `rows` rows, one for each forward pass; the last may have fewer."""
         for start in range(0, len(self.input_ids), rows):
             part = slice(start, start + rows)
             columns = (self.input_ids[part], self.targets[part], self.segment_ids[part], self.position_ids[part])
             yield Batch(self.length, *columns, samples=self.samples)
 
     def trimmed(self, rows: int, positions: int) -> Batch:
-        """Return a smaller batch: without the masked rows (all padding, which only fill up a batch) at the batch's end,
-        and without the positions at the rows' end that are padding in every row.
-
-        rows, positions: numbers to whose next multiple the result's number of rows and number of positions are rounded
-        up, but never beyond the sizes of this batch."""
+        """Return the batch without masked rows and all-padding positions at its end, rounded up to multiples of `rows`
+        and `positions`."""
         held = self.segment_ids != 0
         height = _round_up(int(held.any(1).nonzero()[0].max(initial=0)) + 1, rows, len(held))
         width = _round_up(int(held.any(0).nonzero()[0].max(initial=0)) + 1, positions, held.shape[1])
@@ -123,16 +110,10 @@ class Batch:
 
 
 class Split:
-    """One split ("train", "validation") of the packed rows (token sequences) that `pack_chunks` wrote, memory-mapped,
-    from which batches are read.
+    """A split of packed rows, memory-mapped. One that is missing has no rows.
 
-    Args:
-        packed: the artifact (output) of the stage `pack_chunks`.
-        name: the split's name. If the artifact lacks the split, the `Split` has no rows.
-        unit: (rows, positions). Batches are trimmed: rows and positions at the end that are all padding are cut off,
-            except those that fill up a multiple of `unit`. With None, batches are not trimmed.
-
-    Attribute `rows`: {length in tokens: number of rows of this length}.
+    unit: (rows, positions) to whose multiples batches are trimmed; None does not trim. Attribute `rows`: {length:
+    rows}.
     """
 
     def __init__(self, packed: Input, name: str, unit: tuple[int, int] | None = None) -> None:
@@ -144,9 +125,7 @@ class Split:
         self._columns = {length: open_chunks(packed, name, length) for length in sorted(self.rows)}
 
     def read(self, address: BatchAddress) -> Batch:
-        """Read the rows that `address` names from the files, and return them as a batch. If the split has a `unit`,
-        rows and positions at the end that are all padding are cut off. A masked row (index -1 in the address) is all
-        padding and has no target."""
+        """Read the rows of an address as a batch, trimmed if there is a `unit`."""
         import numpy as np
 
         masked = address.rows < 0
@@ -159,14 +138,13 @@ class Split:
         return batch if self._unit is None else batch.trimmed(*self._unit)
 
     def sizes(self) -> dict[int, Rows]:
-        """Return {padded length of rows: int64 [rows], the number of tokens without padding of each row of this
-        length}. Reads the split's file of every length."""
+        """Return {length: int64 [rows], tokens without padding}. Reads all files."""
         import numpy as np
 
         return {length: np.count_nonzero(columns["segment_ids"], axis=1) for length, columns in self._columns.items()}
 
     def _gather(self, address: BatchAddress) -> Columns:
-        """Return the columns of the rows at `address`, each row padded to the batch's length."""
+        """Return the columns of an address's rows, padded to the batch's length."""
         import numpy as np
 
         if address.lengths is None or (address.lengths == address.length).all():
@@ -181,17 +159,15 @@ class Split:
         return found
 
     def class_counts(self, classes: int) -> list[int]:
-        """Return the number of rows of the split in each class, as a list with one entry for each class from 0 to
-        `classes` - 1."""
+        """Return the number of rows of each class."""
         import numpy as np
 
         labels = [np.asarray(columns["labels"][:]) for columns in self._columns.values()]
         return [int(count) for count in np.bincount(np.concatenate(labels), minlength=classes)]
 
     def in_order(self, rows: int) -> Iterator[BatchAddress]:
-        """Yield the addresses of batches of `rows` rows each for an evaluation. Together the batches have every row of
-        the split once, sorted by padded length; rows of one length are in the order of the file. The last batch of each
-        length is filled up with masked rows (all padding, no targets). `read` reads the rows of an address."""
+        """Yield addresses for an evaluation: every row once, by length and file order, each length's last batch filled
+        with masked rows."""
         import numpy as np
 
         for length, count in sorted(self.rows.items()):
@@ -200,19 +176,14 @@ class Split:
 
 
 class Schedule:
-    """Which rows each update (optimizer step) trains on: a new random order in each epoch, computed from the seed.
+    """Which rows each update trains on: a new random order each epoch, from the seed.
 
     Args:
-        rows: {length in tokens: number of rows of this length}.
-        batch: rows per update.
-        seed: the seed of the order; each epoch's order depends on the seed and the epoch's number.
-        last_batch: what is done with the last rows of an epoch when they do not fill a batch: "pad" adds masked rows
-            (all padding, no targets), "drop" leaves them out.
-        sizes: {length: int64 [rows], the number of tokens of each row of this length}, used to put rows with similar
-            numbers of tokens into one batch; None to choose the rows of a batch at random.
+        rows: {length: rows}.
+        last_batch: "pad" adds masked rows, "drop" leaves the last rows out.
+        sizes: {length: int64 [rows], tokens}, to group like sizes; None: at random.
 
-    Attribute `steps_per_epoch`: the number of updates in an epoch. Raises DataError when there is no batch in an epoch,
-    that is with "drop" and fewer rows than one batch, or without any row.
+    Attribute `steps_per_epoch`. Raises DataError when an epoch has no batch.
     """
 
     def __init__(
@@ -229,8 +200,7 @@ class Schedule:
         self.epoch = lru_cache(maxsize=2)(self._epoch)
 
     def address(self, step: int) -> BatchAddress:
-        """Return which rows make up the batch of update `step`, counted from 0 over all epochs. `Split.read` reads
-        them."""
+        """Return the rows of update `step`, from 0 over all epochs."""
         epoch, position = divmod(step, self.steps_per_epoch)
         return self.epoch(epoch)[position]
 
@@ -262,7 +232,7 @@ class Schedule:
         return np.stack([rows, lengths, lengths if self._sizes is None else self._sizes[length][rows]], axis=1)
 
     def _grouped(self, pool: Rows) -> Rows:
-        """Return the pool with each window sorted by tokens. Rows with equally many tokens keep their order."""
+        """Return the pool with each window sorted by tokens, stably."""
         import numpy as np
 
         size = WINDOW * self._batch
@@ -275,11 +245,8 @@ def _batch_address(pool: Rows) -> tuple[int, Rows, Rows]:
 
 
 def shift_targets(labels: Ints, segments: Ints) -> Ints:
-    """Return the target of each position in packed rows (token sequences with one or several texts): the label of the
-    next token if it belongs to the same segment (text), else -100.
-
-    labels: int32 [rows, length], the token ids, -100 where not trained on; segments: int32 [rows, length], the number
-    of each position's text in its row."""
+    """Return each position's target: the next token's label if it is of the same segment, else -100. labels, segments:
+    int32 [rows, length]."""
     import numpy as np
 
     targets = np.full_like(labels, IGNORED)
