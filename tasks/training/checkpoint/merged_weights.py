@@ -1,9 +1,8 @@
-"""Build the weights of a whole trained model, which the stage `consolidate` writes.
+"""Build the weights of a whole trained model, for `consolidate`.
 
-The weights come from a checkpoint that holds all parameters, or, when only a part of the model was trained, from the
-base model: there the trained parameters replace the base model's, and LoRA's updates are added in fp32. Each weight is
-read and merged only when a caller asks for that weight by name, so this takes memory for the largest weight, not for
-the model."""
+They come from a checkpoint of all parameters; or trained ones replace the base model's, and LoRA's updates are added in
+fp32. Each weight is made when it is asked for: memory for the largest, not the model.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """Interface that `CheckpointWeights` and `MergedWeights` implement: the weights of a whole model, by transformers'
-    parameter names. `names` lists the names; `shape(name)` and `tensor(name)` return the shape and the value of one
-    weight. A value is in fp32, or in the type of the base model's file."""
+    """The weights of a whole model by transformers' names, in fp32 or the base file's type."""
 
     @property
     def names(self) -> list[str]: ...
@@ -35,9 +32,7 @@ class Weights(Protocol):
 
 
 class CheckpointWeights:
-    """Reads the trained parameters from a checkpoint of the stage `train`, by transformers' parameter names. A
-    parameter is read from the file when `tensor` is called with its name. If all parameters were trained, this object
-    serves as the `Weights` of the whole model."""
+    """Reads trained parameters from train's checkpoint; the whole model's `Weights` if all were trained."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -58,17 +53,17 @@ class CheckpointWeights:
 
 
 class MergedWeights:
-    """The weights of a model of which only a part was trained: the base model's, with trained parameters replaced
-    and LoRA's updates added. A weight is read and merged when `tensor` is called with its name.
+    """The base model's weights with trained parameters replaced and LoRA's updates added.
 
     Args:
-        shards: the artifact of the stage `train` (a checkpoint).
-        base: the parameters of the base model.
-        stored: the trained parameters in `shards`.
-        model: the model without values (on the "meta" device), which gives names and shapes.
+        shards: Train's checkpoint.
+        base: The base model's parameters.
+        stored: The trained parameters in `shards`.
+        model: On "meta": names and shapes.
 
-    Raises ModelError when the model has no parameter of the name of a trained one, or when a parameter is neither in
-    `stored` nor in `base`."""
+    Raises:
+        ModelError: A trained parameter is not the model's, or a parameter is in neither.
+    """
 
     def __init__(self, shards: Input, base: BaseWeights, stored: CheckpointWeights, model: Any) -> None:
         self._base, self._stored = base, stored
@@ -98,10 +93,8 @@ class MergedWeights:
         return self._shapes[name]
 
     def tensor(self, name: str) -> Tensor:
-        """Return the parameter `name`. A trained parameter is returned as the checkpoint holds it. To a parameter that
-        LoRA adapted, the update is added in fp32, which takes the parameter's own size in memory. Any other parameter
-        is the base model's, in the type of its file. Raise ModelError when a parameter has another shape in the base
-        model than in the trained model."""
+        """Return a parameter: trained, base, or base plus LoRA's update in fp32. Raises ModelError for another shape in
+        the base model."""
         if name in self._trained:
             return self._stored.tensor(name)
         value = self._base.tensor(name)
@@ -116,7 +109,7 @@ class MergedWeights:
         return self._update(layer).add_(value)
 
     def _update(self, layer: str) -> Tensor:
-        """Return what LoRA adds to the weight of a layer, in fp32: alpha / rank * B A, as peft's `merge` computes it."""
+        """Return LoRA's update of a layer, in fp32: alpha / rank * B A, as peft's `merge`."""
         first, second = (self._stored.tensor(f"{layer}{part}.weight").float() for part in (A, B))
         # the product is written in the order of the weight, so that none of it is copied
         product = first.T @ second.T if self._lora["fan_in_fan_out"] else second @ first
@@ -124,18 +117,14 @@ class MergedWeights:
 
 
 class BaseWeights(Protocol):
-    """Interface that `PretrainedWeights` and `CheckpointWeights` implement: the parameters of a base model, by
-    transformers' parameter names. `has(name)` returns whether there is such a parameter; `tensor(name)` reads it."""
+    """The parameters of a base model, by transformers' names."""
 
     def has(self, name: str) -> bool: ...
     def tensor(self, name: str) -> Tensor: ...
 
 
 def base_weights(model: Source, empty: Any) -> BaseWeights:
-    """Return an object that reads the weights with which training began, one parameter at a time.
-
-    model: where the base model comes from, as `starting_from` returned it. With a warm start, this is an earlier model
-    in the store. empty: the base model without values (on the "meta" device)."""
+    """Return what reads the weights with which training began (`starting_from`). empty: the base model on "meta"."""
     folder = (model.location["model"] or {}).get("checkpoint")
     if folder is not None:
         return CheckpointWeights(Reader(Path(folder)))
@@ -143,15 +132,11 @@ def base_weights(model: Source, empty: Any) -> BaseWeights:
 
 
 def write_adapter(folder: Path, shards: Input, model: Source, trained: CheckpointWeights, dtype: str) -> None:
-    """Create `folder` and write a LoRA adapter there, which `peft.PeftModel.from_pretrained` opens: LoRA's matrices and
-    the other trained parameters in `adapter_model.safetensors`, LoRA's settings in `adapter_config.json`.
+    """Write a LoRA adapter that `peft.PeftModel.from_pretrained` opens: matrices and other trained parameters in
+    `adapter_model.safetensors`, settings in `adapter_config.json`.
 
-    Args:
-        shards: the artifact of the stage `train`, whose `adapter_config.json` is copied.
-        model: where the base model comes from. `adapter_config.json` names the base model if it has a name on the hub
-            and training did not begin with another model of the store (a warm start).
-        trained: the trained parameters.
-        dtype: the type to write, such as "float32".
+    shards: its `adapter_config.json` is copied; the base model is named if it has a hub name and there was no warm
+    start.
     """
     import torch
     from safetensors.torch import save_file
@@ -168,5 +153,5 @@ def write_adapter(folder: Path, shards: Input, model: Source, trained: Checkpoin
 
 
 def _lora_settings(shards: Path) -> Meta:
-    """Return peft's settings of the checkpoint in `shards`; {} if it is not of LoRA."""
+    """Return peft's settings of a checkpoint; {} if it is not of LoRA."""
     return read_json(shards / CONFIG) if (shards / CONFIG).exists() else {}

@@ -1,10 +1,8 @@
-"""Read the weights of a Hugging Face folder one parameter at a time, by the names of transformers' parameters.
+"""Read a Hugging Face folder's weights one parameter at a time, by transformers' names.
 
-The files use the names that transformers publishes, or older names. Some parameters have another name in the model
-(`embed_out` of GPT-NeoX is `lm_head`); some are made of several stored tensors (the experts of a mixture).
-`from_pretrained` applies the same rules, to a whole model at once. Files are memory-mapped: a parameter that is one
-stored tensor takes no memory of the process. A parameter that is made of several stored tensors takes its own size, and
-twice that while it is made.
+Files may have older names, another name (`embed_out` is `lm_head`), or several tensors a parameter (experts);
+`from_pretrained`'s rules are applied one by one. Files are memory-mapped: a stored tensor takes no memory, a made one
+its size, twice while it is made.
 """
 
 from __future__ import annotations
@@ -21,12 +19,10 @@ if TYPE_CHECKING:
 
 
 class PretrainedWeights:
-    """The parameters of a model, read from the safetensors files of a folder. A parameter is read when `tensor` is
-    called with its name.
+    """A model's parameters from a folder's safetensors. model: on "meta": names and rules.
 
-    folder: the folder with the files; model: the model without values (on the "meta" device), which gives the
-    parameters' names and transformers' rules for stored tensors of other names. Raise ModelError when the files can't
-    be read, or when two parameters that are tied in the model (share one tensor) have different values in the files."""
+    Raises ModelError when files can't be read, or tied parameters differ in them.
+    """
 
     def __init__(self, folder: Path, model: Any) -> None:
         self._model = model
@@ -39,19 +35,17 @@ class PretrainedWeights:
         self._check_tied()
 
     def has(self, name: str) -> bool:
-        """Return whether the files hold the parameter `name`, or another parameter that is tied to `name` (shares one
-        tensor with it in the model)."""
+        """Return whether the files hold a parameter, or one tied to it."""
         return self._held(name) is not None
 
     def stored_name(self, name: str) -> str | None:
-        """Return the name, in the safetensors files, of the stored tensor that is the parameter `name`. Return None if
-        the parameter is made of several stored tensors, so that each reading of it takes memory. Raise ModelError when
-        the files lack the parameter."""
+        """Return the name of the stored tensor that is the parameter; None if it is made of several. Raises ModelError
+        if it is missing."""
         held = self._known(name)
         return None if held in self._converters else self._sources[held][0][1]
 
     def tensor(self, name: str) -> Tensor:
-        """Return the parameter `name` in the type of the file. Raise ModelError when the files lack it or can't be read."""
+        """Return a parameter in the file's type. Raises ModelError when it is missing or can't be read."""
         held = self._known(name)
         if held not in self._converters:
             return self._read(self._sources[held][0][1])
@@ -62,8 +56,8 @@ class PretrainedWeights:
         return self._last[1][held]
 
     def _check_tied(self) -> None:
-        """Raise ModelError if parameters that share their values in the model differ in the files: transformers trains such
-        a model with both, and a published one could have only one of them."""
+        """Raise ModelError if tied parameters differ in the files: transformers trains with both, a published model
+        could have one."""
         import torch
 
         for names in {tuple(names) for names in self._aliases.values()}:
@@ -76,7 +70,7 @@ class PretrainedWeights:
                 )
 
     def _list_sources(self) -> None:
-        """Note for each parameter which stored tensors it is made of, as transformers' own loader finds them."""
+        """Note which stored tensors each parameter is made of, as transformers' loader finds them."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
@@ -103,13 +97,13 @@ class PretrainedWeights:
         return held
 
     def _held(self, name: str) -> str | None:
-        """Return the name among those that share the parameter's values whose tensors are stored."""
+        """Return the name, among those that share the values, whose tensors are stored."""
         return next(
             (one for one in self._aliases.get(name, [name]) if one in self._sources or one in self._converters), None
         )
 
     def _converted(self, first: str) -> dict[str, Tensor]:
-        """Return the parameters that a rule makes of stored tensors. first: the first of them."""
+        """Return the parameters that a rule makes of stored tensors, of which `first` is the first."""
         rule = deepcopy(self._rules[self._sources[first][0][0]])
         for pattern, key in self._sources[first]:
             rule.add_tensor(first, key, pattern, partial(self._read, key))
@@ -143,10 +137,8 @@ def _stored(folder: Path) -> dict[str, Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files from which transformers reads the weights in `folder`: `model.safetensors`, or else the files
-    that `model.safetensors.index.json` names, sorted by name.
-
-    Raise ModelError when the folder has neither, or when the index names a file that is missing."""
+    """Return `model.safetensors`, else the index's files, sorted. Raises ModelError without either, or when one is
+    missing."""
     from trnflow.tasks.stage import read_json
 
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
@@ -161,7 +153,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _aliases(model: Any) -> dict[str, list[str]]:
-    """Return for each parameter the names of those that share its values, the model's first."""
+    """Return for each parameter the names that share its values, the model's first."""
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)

@@ -1,9 +1,8 @@
-"""Exchange JSON documents between ranks (the processes that train together) through files in a shared folder.
+"""Exchange JSON between ranks through files in a shared folder.
 
-The threads that write checkpoints exchange files and not collectives. With collectives, each rank could call the
-thread's collectives and those of the training steps in another order, and all ranks would wait forever. Each rank
-except rank 0 writes a file, and rank 0 waits for all files. At the end rank 0 removes the folder, and the other ranks
-wait until the folder is gone. A single process exchanges nothing and waits for nothing."""
+Checkpoint threads use no collectives: their order beside the steps' could differ between ranks, which would wait for
+ever. Each rank but 0 writes a file; rank 0 waits for all, and at last removes the folder, for which the others wait.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +21,17 @@ POLL = 0.02
 
 
 class RankFiles:
-    """One exchange between ranks (the processes that train together) through files, while a checkpoint is written:
-    each rank except rank 0 writes a JSON document, and rank 0 reads all of them. A rank that waits longer than
-    `seconds` for another one raises ProcessFailed.
+    """One exchange while a checkpoint is written; a wait of more than `seconds` is ProcessFailed.
 
-    Args:
-        folder: the same path on all ranks, used for one exchange only.
-        world: this rank's number, and the number of ranks.
-        seconds: the longest time that a rank waits for another rank.
+    folder: the same on all ranks, for one exchange only.
     """
 
     def __init__(self, folder: Path, world: World, seconds: float) -> None:
         self._folder, self._world, self._seconds = folder, world, seconds
 
     def gather(self, mine: Meta) -> list[Meta] | None:
-        """Send the document `mine` of this rank (process) to rank 0, the first process, through a file. Return every
-        rank's document, in order of ranks, on rank 0; None on the others.
-
-        Raise ProcessFailed, with the numbers of the missing ranks, when not all documents arrive within `seconds`."""
+        """Send `mine` to rank 0; return all documents in order there, None elsewhere. Raises ProcessFailed, which names
+        missing ranks."""
         if self._world.rank:
             self._leave(mine)
             return None
@@ -53,14 +45,12 @@ class RankFiles:
         return [mine, *(read_json(file) for file in others)]
 
     def end(self) -> None:
-        """Remove the folder with the documents of all ranks, which ends the `wait` of the other ranks. Only rank 0
-        calls this, when it has written the checkpoint or failed to."""
+        """Remove the folder, which ends the others' `wait`. Rank 0 calls this when it has written the checkpoint or
+        failed."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait(self) -> None:
-        """Wait until rank 0 (the first process) has removed the shared folder. Rank 0 removes the folder after it has
-        written the checkpoint or failed to. Only the other ranks call this. Raise ProcessFailed when rank 0 takes
-        longer than the `seconds` of this exchange."""
+        """Wait until rank 0 has called `end`. Raises ProcessFailed."""
         if not _until(lambda: not self._file(self._world.rank).exists(), self._seconds):
             raise ProcessFailed(
                 f"waited {self._seconds} s for rank 0 to keep a checkpoint",
@@ -71,7 +61,7 @@ class RankFiles:
         return self._folder / f"rank-{rank}.json"
 
     def _leave(self, mine: Meta) -> None:
-        """Write this rank's document. If the disk is full, try again: another rank that fails frees space."""
+        """Write this rank's document; on a full disk try again: another rank that fails frees space."""
 
         def left() -> bool:
             aside = self._folder / f"rank-{self._world.rank}.part"

@@ -1,19 +1,12 @@
 """Write checkpoints in a thread while training goes on.
 
-`Saver.save` copies the training state to the host; training waits for this copy only. A thread then writes shards
-(files of tensors, one for each device that writes) and an index, and commits them to the store's partial state, from
-which an interrupted training resumes. One checkpoint is written at a time: the next `save` waits, so the host holds
-at most one copy of the state (with AdamW 12 bytes for each trained parameter, over all ranks). Each rank (one of the
-processes that train together) writes its own slices (parts of tensors); rank 0 commits the checkpoint when all ranks
-have written. The threads exchange files (`rank_files`), never collectives.
+Training waits only for the copy to the host; a thread writes shards and index and commits them. One checkpoint is
+written at a time, so the host holds one copy (AdamW: 12 bytes a trained parameter). Ranks write their own slices, rank
+0 commits; threads exchange files, never collectives.
 
-A full disk or a failing store does not end the training: a warning is given, half-written files are removed, earlier
-checkpoints stay, and the next checkpoint is tried. Any other error ends the training at the next `save` or `check`,
-or at its end.
-
-With `keep_best` the result of training is the checkpoint of the best evaluation, so a later checkpoint is useless if
-the best one is missing. When that checkpoint cannot be written, its copy stays on the host and is written again
-before each later checkpoint; no later checkpoint is committed before it."""
+A full disk or failing store is a warning: earlier checkpoints stay, the next is tried. Another error ends training.
+With `keep_best`, no later checkpoint is committed before the best one, whose copy stays until it is written.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +31,11 @@ if TYPE_CHECKING:
 
 
 class StateCopy(NamedTuple):
-    """A copy of the training state in the host's memory, from which a checkpoint is written.
+    """A copy of the training state on the host.
 
     Attributes:
-        step: the number of updates done.
-        slices: the slices (parts of tensors) that this rank (process) writes.
-        state: the progress of the training (`Progress`), as JSON.
+        slices: Those that this rank writes.
+        state: `Progress` as JSON.
     """
 
     step: int
@@ -52,23 +44,18 @@ class StateCopy(NamedTuple):
 
 
 class Saver:
-    """Writes checkpoints in a background thread. A `Saver` is a context manager: at the end of the context it waits
-    until the current checkpoint is written.
-
-    Every rank (one of the processes that train together) has a `Saver` and makes the same calls.
+    """Writes checkpoints in a thread; the context's end waits for the current one. Every rank makes the same calls.
 
     Args:
-        out: the stage's folders. Checkpoints go to `out.partial` (the place in the store from which an interrupted
-            stage resumes); if `out.partial` is None, nothing is saved.
-        world: this rank, and how it reaches the other ranks.
-        keep: how many of the newest checkpoints stay; older ones are removed.
-        timeout_seconds: the longest time that a rank waits for the other ranks.
-        kept: the step of the checkpoint that training resumes from, or None.
+        out: Its `partial` gets the checkpoints; without one nothing is saved.
+        keep: How many of the newest stay.
+        timeout_seconds: The longest wait for other ranks.
+        kept: The step that training resumes from, or None.
 
-    Attributes, valid on rank 0 only:
-        kept: the step of the newest checkpoint in the store, or None.
-        figures: {"checkpoints": how many this process has written, "checkpoint_bytes": the size of the newest one,
-            "checkpoint_stall_seconds": the seconds that training waited in `save`}.
+    Attributes, on rank 0:
+        kept: The newest checkpoint's step, or None.
+        figures: "checkpoints" written, "checkpoint_bytes" of the newest, "checkpoint_stall_seconds" that training
+        waited.
     """
 
     def __init__(self, out: Workdir, world: World, *, keep: int, timeout_seconds: float, kept: int | None) -> None:
@@ -81,16 +68,11 @@ class Saver:
         self.figures = {"checkpoints": 0.0, "checkpoint_bytes": 0.0, "checkpoint_stall_seconds": 0.0}
 
     def save(self, step: int, slices: Iterable[TensorSlice], state: Meta, best: int = 0) -> None:
-        """Copy the state of step `step` to the host now, and write it as a checkpoint in the background. Wait first
-        for an earlier checkpoint that is being written.
+        """Copy the state now and write it in the background, after an earlier checkpoint.
 
-        Args:
-            slices: the slices (parts of tensors) that this rank (process) writes.
-            state: the progress of the training (`Progress`), as JSON.
-            best: the step of the best evaluation so far, 0 for none.
-
-        The checkpoint of step `best` is never removed. If that checkpoint could not be written before, it is written
-        again first. If this fails too, no checkpoint of `step` is written."""
+        best: the best evaluation's step, 0 for none. Its checkpoint is never removed, and written again first if it
+        failed; if it fails again, none is written.
+        """
         if self._out.partial is None:
             return
         begun = time.perf_counter()
@@ -103,11 +85,8 @@ class Saver:
         self.figures["checkpoint_stall_seconds"] += time.perf_counter() - begun
 
     def finish(self, best: int = 0) -> None:
-        """Wait, at the end of training, until the current checkpoint is written. If the best step's checkpoint could
-        not be written before, write it again.
-
-        best: the step whose checkpoint is the result of training, 0 for none. Raise StoreError, on every rank, when
-        the checkpoint of that step cannot be written."""
+        """Wait for the current checkpoint; write the best step's again if it is missing. Raises StoreError, on every
+        rank, if it can't be written."""
         self.wait()
         if not self._has_best(best):
             begin = "trains from the start" if self.kept is None else f"goes on from step {self.kept}"
@@ -117,7 +96,7 @@ class Saver:
             )
 
     def _has_best(self, best: int) -> bool:
-        """Return, on every rank alike, whether the best step's checkpoint is kept. If it is not, write it again first."""
+        """Return, on every rank alike, whether the best step's checkpoint is kept, writing it again if not."""
         copy = self._best
         if copy is None or copy.step != best or self._out.partial is None:  # already written, or there is none
             return True
@@ -130,20 +109,18 @@ class Saver:
         return True
 
     def _start(self, states: Partial, copy: StateCopy, best: int) -> None:
-        """Start writing a copy. The writer empties the list of slices that it is given."""
+        """Start writing a copy. The writer empties the list of slices."""
         slices = [*copy.slices] if copy is self._best else copy.slices
         self._inflight = self._thread.submit(self._write, states, copy.step, slices, copy.state, best)
 
     def wait(self) -> None:
-        """Wait until the background thread has written the current checkpoint, if there is one. Raise the thread's
-        error if the thread failed."""
+        """Wait for the current checkpoint; raise the thread's error."""
         inflight, self._inflight = self._inflight, None
         if inflight is not None:
             inflight.result()
 
     def check(self) -> None:
-        """Raise the error of the thread that writes checkpoints if the thread has failed. Do not wait for a thread that
-        is still writing."""
+        """Raise the thread's error if it failed, without waiting."""
         if self._inflight is not None and self._inflight.done():
             self.wait()
 

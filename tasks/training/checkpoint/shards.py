@@ -1,14 +1,9 @@
-"""Write and read checkpoints: safetensors shards, an index of slices, and the training state.
+"""Write and read checkpoints: safetensors shards, one a device, and an index of slices.
 
-Each device that writes has one shard: a safetensors file with its slices (parts of tensors). A replicated tensor is
-written once. `index.json` contains {"tensors": {name: {"shape": of the whole tensor, "slices": [{"file": the shard,
-"start": the slice's first index in each dimension}]}}, "state": the progress of the training}. `Reader` joins the
-slices to whole tensors, one in memory at a time, so a checkpoint can be read on any mesh (number and
-arrangement of devices).
-
-The files have the same bytes as those of safetensors' `save_file`. This writer releases Python's interpreter lock,
-so that training continues, and hashes each piece just before writing it, which takes half the time of reading the
-file again to hash it."""
+`index.json`: {"tensors": {name: {"shape", "slices": [{"file", "start"}]}}, "state": progress}. A replicated tensor is
+written once. `Reader` joins slices, one tensor in memory at a time, so any mesh can read. Files equal safetensors'
+`save_file`; this writer releases the GIL and hashes each piece as it is written, which halves the time.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +39,9 @@ def write(
     state: Meta,
     gather: Callable[[Meta], list[Meta] | None] = lambda mine: [mine],
 ) -> None:
-    """Write a whole checkpoint to `folder`: first the shards, then `index.json`.
+    """Write a checkpoint: shards, then `index.json`.
 
-    Args:
-        slices: the parts of tensors that this process writes. Those of one device go to one shard (safetensors file).
-        state: the progress of the training, as JSON, which is stored in `index.json`.
-        gather: a function that collects the results of all processes. Each process calls `gather` with the result of
-            its own `write_shards`. In the process that writes `index.json`, `gather` returns the list of all results;
-            in the other processes, None. The default is for a single process.
+    gather: gets this process's `write_shards`; returns all in the process that writes the index, None in others.
     """
     written = gather(write_shards(folder, slices))
     if written is not None:
@@ -59,11 +49,8 @@ def write(
 
 
 def write_shards(folder: Path, slices: Iterable[TensorSlice]) -> Meta:
-    """Write `slices` (parts of tensors) to shards (safetensors files) in `folder`, one for each device that the slices
-    name.
-
-    Return {"tensors": the entries of `index.json` for these slices, {name: {"shape", "slices"}}, "digests": {name of a
-    shard: "sha256:<hex>"}}."""
+    """Write slices to shards, one a device. Return {"tensors": entries of the index, "digests": {shard:
+    "sha256:<hex>"}}."""
     shards: dict[str, dict[str, Tensor]] = {}
     tensors: Meta = {}
     for part in slices:
@@ -77,21 +64,17 @@ def write_shards(folder: Path, slices: Iterable[TensorSlice]) -> Meta:
 
 
 def write_index(folder: Path, written: list[Meta], state: Meta) -> None:
-    """Write the index of a checkpoint, `folder/index.json`: which shard holds which part of each tensor, and `state`.
-
-    written: the results of `write_shards`, one from each process; state: the progress of the training, as JSON."""
+    """Write `index.json`. written: of `write_shards`, one a process; state: progress as JSON."""
     write_json(folder / INDEX, {"tensors": _merge_entries([one["tensors"] for one in written]), "state": state})
 
 
 def shard_file(folder: Path, device: int) -> Path:
-    """Return the path of the shard (the safetensors file of a checkpoint) that device number `device` writes."""
+    """Return the path of a device's shard."""
     return folder / f"shard-{device:05d}.safetensors"
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write a safetensors file of contiguous CPU tensors and return its digest, "sha256:<hex>".
-
-    On an OSError (a full disk) an incomplete file may stay."""
+    """Write contiguous CPU tensors as safetensors and return the digest. After an OSError an incomplete file may stay."""
     digest = hashlib.sha256()
     with file.open("wb") as handle:
         for piece in _pieces(tensors):
@@ -133,11 +116,7 @@ def _merge_entries(written: list[Meta]) -> Meta:
 
 
 class Reader:
-    """Reads the tensors of a checkpoint from a folder. The checkpoint may have been written on any mesh (number of
-    replicas and of tensor parallel devices): the parts of each tensor are joined.
-
-    Attribute `state`: the progress of the training (step, sum of losses, evaluations), as JSON; {} if none was
-    saved."""
+    """Reads a checkpoint of any mesh. Attribute `state`: progress as JSON; {} if none was saved."""
 
     def __init__(self, folder: Path) -> None:
         index = read_json(folder / INDEX)
@@ -147,7 +126,7 @@ class Reader:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors in the checkpoint, with prefixes such as "parameter/", sorted."""
+        """All tensors' names with prefixes such as "parameter/", sorted."""
         return sorted(self._tensors)
 
     def has(self, name: str) -> bool:
@@ -159,8 +138,7 @@ class Reader:
         return tuple(self._tensors[name]["shape"])
 
     def tensor(self, name: str) -> Tensor:
-        """Read the parts of the tensor `name` and return the whole tensor, on the CPU. Raise ModelError when the
-        checkpoint lacks the tensor or a part of the tensor."""
+        """Return a whole tensor, on the CPU. Raises ModelError when it or a part is missing."""
         import torch
 
         if not self.has(name):
@@ -194,8 +172,7 @@ class Reader:
         return value
 
     def check_model(self, prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ModelError unless the checkpoint's tensors whose names begin with `prefix` have exactly the names and
-        shapes in `shapes` ({name without prefix: shape})."""
+        """Raise ModelError unless the tensors with `prefix` have exactly these names and shapes."""
         held = {name.removeprefix(prefix): self.shape(name) for name in self.names if name.startswith(prefix)}
         for name in sorted(held.keys() | shapes.keys()):
             mine, wanted = held.get(name), shapes.get(name)

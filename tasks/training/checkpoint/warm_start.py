@@ -1,8 +1,7 @@
-"""Start training from a model in the store, whose weights replace those of the recipe's `model.source`.
+"""Start training from a model in the store instead of `model.source`.
 
-The stored model is an artifact (stored result) of the stage `consolidate` or `train`. An artifact of `consolidate` is
-read like any pretrained model; a head for other labels is initialised at random. An artifact of `train` is a
-checkpoint: its parameters must fit the model exactly, and are read after the model is built.
+consolidate's artifact is read like a pretrained model, with a random head for other labels; train's is a checkpoint
+that must fit exactly, and is read after the model is built.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ from trnflow.tasks.training.shared_types import PARAMETER
 
 
 def starting_from(model: Source, start: Input | None) -> Source:
-    """Return `model` (where the config, weights and tokenizer of the recipe's model come from) with the source of the
-    weights replaced by the artifact `start`; `model` itself when `start` is None.
-
-    start: an artifact of `consolidate` (a model folder) or of `train` (a checkpoint). For a checkpoint the result
-    only notes its folder: `load_start` must read the weights after the model is built."""
+    """Return `model` with its weights from `start`; itself for None. Of a checkpoint only the folder is noted
+    (`load_start`)."""
     if start is None:
         return model
     if start.kind == "checkpoint":
@@ -34,11 +30,8 @@ def starting_from(model: Source, start: Input | None) -> Source:
 
 
 def load_start(source: Source, model: Any) -> None:
-    """Copy all parameters of an earlier training's checkpoint into `model`, if the training starts from one
-    (`train.warm_start_from`).
-
-    source: where the model comes from, as `starting_from` returned it; if `source` names no checkpoint, nothing is
-    done. Raise ModelError at the first parameter of `model` that the checkpoint lacks or has in another shape."""
+    """Copy a checkpoint's parameters into `model`, if `source` names one. Raises ModelError for one that is missing or
+    of another shape."""
     folder = (source.location["model"] or {}).get("checkpoint")
     if folder is None:
         return

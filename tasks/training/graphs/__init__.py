@@ -1,3 +1,1 @@
-"""The graphs of a training run, that is the programs that its devices run: listing them, compiling them for Trainium,
-keeping torch.compile's cache, counting FLOPs.
-"""
+"""The graphs of a training: list, compile for Trainium, keep torch.compile's cache, count FLOPs."""

@@ -1,9 +1,7 @@
-"""Keep torch.compile's cache in the artifact of the stage `precompile`, for every later training with the same graphs.
-A graph is a program that the device runs, such as a training step for one sequence length.
+"""Keep torch.compile's cache in precompile's artifact.
 
-precompile runs each step once, on blank rows and random weights of the right shapes, so that torch.compile compiles the
-step. The cache is in PyTorch's own format,
-which contains pickles: it is written and read only with `train.compile_cache`, which declares the store trusted.
+precompile runs each step once on blank rows and random weights. The cache is in PyTorch's format, which contains
+pickles: written and read only with `train.compile_cache`, which declares the store trusted.
 """
 
 from __future__ import annotations
@@ -20,11 +18,8 @@ FILE = "torch-compile-cache.bin"
 
 
 def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> None:
-    """Compile every graph (program of the training, such as a step for one sequence length) by running each step once
-    for each length on blank rows, and write torch.compile's cache to a file of the artifact `out` of the stage
-    `precompile`, for later trainings. Do nothing if the setting `train.compile_cache` is off.
-
-    model: the model to train, of which only the shapes are used; packed: the packed rows, whose lengths are used."""
+    """Run each step once for each length on blank rows, and write the cache to `out`. Nothing without
+    `train.compile_cache`."""
     if not config.compile_cache:
         return
     _private(out.scratch)
@@ -37,10 +32,8 @@ def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) 
 
 
 def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> None:
-    """Load torch.compile's cache from the artifact `graphs` of the stage `precompile` into this process, so that the
-    training need not compile again the steps that precompile compiled. Do nothing if the setting `train.compile_cache`
-    is off, or if the artifact has no cache. out: torch.compile's cache folder is placed in `out.scratch`, a temporary
-    folder."""
+    """Load the cache of precompile's artifact into this process, by way of `out.scratch`. Nothing without setting or
+    cache."""
     if not config.compile_cache or not (graphs.path / FILE).is_file():
         return
     _private(out.scratch)

@@ -1,8 +1,5 @@
-"""Count the floating-point operations (FLOPs) of a forward pass, and compare a speed with the peak of the device.
-
-Counted are two operations for each token and each weight, and the matrix products of attention. The weights of an
-embedding table count only if the table is also the output layer.
-"""
+"""Count a forward pass's FLOPs: two a token and weight, and attention's products. An embedding counts only if it is the
+output layer too."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ PEAKS = {
 
 
 def flops_per_row(built: Built, length: int) -> int:
-    """Return the number of floating-point operations (FLOPs) of one forward pass over a row of `length` tokens. A
-    backward pass, which is not counted here, costs twice as many if all parameters are trained."""
+    """Return the FLOPs of a forward pass over `length` tokens; a backward pass of all parameters costs twice as many."""
     config = built.model.config.get_text_config()
     layers, width = config.num_hidden_layers, config.hidden_size
     embeddings = {id(module.weight) for module in built.model.modules() if type(module).__name__ == "Embedding"}
@@ -39,11 +35,6 @@ def flops_per_row(built: Built, length: int) -> int:
 
 
 def mfu(flops_per_second: float, device_kind: str, devices: int) -> Meta:
-    """Return the model FLOPs utilization (MFU) of a training as {"mfu": share}: `flops_per_second` divided by the peak
-    speed of all devices together. Return {} when the peak of this kind of device is not in the table `PEAKS` (A100,
-    H100, H200, V100 and Trainium 1).
-
-    flops_per_second: the speed that was measured, of all devices together; device_kind: the device's name, such as
-    "NVIDIA H200"; devices: the number of devices."""
+    """Return {"mfu": measured speed / peak of all devices}; {} for a device not in PEAKS."""
     peak = next((peak for name, peak in PEAKS.items() if name in device_kind), None)
     return {"mfu": flops_per_second / (peak * devices)} if peak else {}

@@ -1,6 +1,4 @@
-"""List the graphs of a training run by tracing every step on the real shapes, without data or weights. A graph is one
-program that a device runs, such as a training step for one sequence length.
-"""
+"""List a training's graphs by tracing every step on the real shapes, without data or weights."""
 
 from __future__ import annotations
 
@@ -19,20 +17,10 @@ from trnflow.tasks.training.ranks import ALONE, World
 
 
 def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, world: World = ALONE) -> list[Meta]:
-    """List the graphs of a training (programs that a device runs, such as a step for one sequence length) by tracing
-    every step, without data or weights. Returns one dict for each graph, sorted by name and length.
+    """Return {name, length (0 for any), hash, inputs (shape, dtype), flops (0 if uncounted)} of each graph, by name and
+    length.
 
-    Keys of the dict: `name`; `length`, the rows' length in tokens, 0 for a graph that is the same for every length;
-    `hash`, which changes when the graph does; `inputs`, shape and dtype of each input; `flops`, floating-point
-    operations of one execution, 0 where they are not counted.
-
-    Args:
-        config: the training's settings.
-        model: the model's source.
-        packed: the artifact of `pack_chunks`, which gives the task and the rows' lengths.
-        out: reports the progress.
-        world: this process's rank among the processes that train together. With one process for each device (engine
-            xla), each process calls this function and lists its own graphs.
+    world: of one process a device (xla), each lists its own.
     """
     check_device(config)
     built = prepared(config, build(model, packed, seed=0, weights=False), packed.meta)
@@ -52,8 +40,8 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, w
 
 
 def blank(rows: int, length: int, task: str) -> Batch:
-    """Return a batch of `rows` rows of `length` tokens, all with id 0, for tracing. No position is padding. task:
-    "classification" (one target a row) or "causal_lm" (one target a position)."""
+    """Return a batch of id 0 without padding, for tracing. task: "classification" (a target a row) or "causal_lm" (a
+    position)."""
     import numpy as np
 
     zeros = np.zeros((rows, length), np.int32)

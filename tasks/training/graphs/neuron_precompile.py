@@ -1,11 +1,8 @@
-"""Compile graphs for Trainium with AWS's utility `neuron_parallel_compile`. Written from AWS's documentation; never run.
-A graph is a program that a device runs, such as a training step for one sequence length.
+"""Compile graphs for Trainium with AWS's `neuron_parallel_compile`. Written from AWS's documentation; never run.
 
-The utility needs a trial run of the training: it runs this module as a program, by torchrun with one process a device.
-The trial run executes every graph on zeros, from which the utility extracts the graphs. Then the utility compiles them
-in parallel into the artifact's folder `neuron-cache/`. The utility is given private folders, because its default
-folders are shared and it deletes them when it starts. Success is read from the utility's JSON report: its exit code is
-the number of failed graphs modulo 256.
+Its trial run is this module, by torchrun, which executes every graph on zeros. It gets private folders, because its
+default ones are shared and deleted at start; success is read from its JSON report, since the exit code is the number of
+failed graphs modulo 256.
 """
 
 from __future__ import annotations
@@ -30,13 +27,8 @@ CACHE = "neuron-cache"
 
 
 def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
-    """Compile every graph of a training (program that a device runs, such as a step for one sequence length) for
-    Trainium into the folder `neuron-cache/` of the artifact `out`, and return the list of graphs: one dict for each,
-    with the keys that `inventory` describes. config: the training's settings; model: the model's source; packed: the
-    packed rows.
-
-    Raise MissingDependency when AWS's utility `neuron_parallel_compile` is not installed, and CompileError with the
-    names of the graphs that failed."""
+    """Compile every graph into `neuron-cache/` of `out`, and return the list as `inventory` does. Raises
+    MissingDependency, or CompileError with the graphs that failed."""
     check_device(config)
     utility = shutil.which("neuron_parallel_compile")
     if utility is None:
@@ -63,9 +55,7 @@ def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workd
 
 
 def trial_command(config: TrainConfig, spec: Path) -> list[str]:
-    """Return the command line of the trial run of a training, from which AWS's utility `neuron_parallel_compile`
-    extracts the graphs to compile. The run starts one process for each rank (device). spec: the JSON file with the
-    run's settings, model and packed rows."""
+    """Return the command line of the trial run. spec: JSON of settings, model and packed rows."""
     module = ["-m", "trnflow.tasks.training.graphs.neuron_precompile", str(spec)]
     if ranks(config) == 1:
         return [sys.executable, *module]
@@ -74,26 +64,19 @@ def trial_command(config: TrainConfig, spec: Path) -> list[str]:
 
 
 def cache_variables(cache: Path) -> dict[str, str]:
-    """Return the environment variables that make Neuron's compiler (AWS's compiler for Trainium) keep compiled graphs
-    in the folder `cache` and read them from there.
-
-    The folder is given as a flag in NEURON_CC_FLAGS, not in NEURON_COMPILE_CACHE_URL, because the flag takes precedence
-    over that variable."""
+    """Return the variables that put Neuron's compile cache into a folder: the flag in NEURON_CC_FLAGS wins over
+    NEURON_COMPILE_CACHE_URL."""
     return {"NEURON_CC_FLAGS": f"{os.environ.get('NEURON_CC_FLAGS', '')} --cache_dir={cache}".strip()}
 
 
 def use_cache(graphs: Input, out: Workdir) -> None:
-    """Set this process's environment so that Neuron's compiler reads compiled graphs from a folder in `out.scratch`
-    (the stage's temporary folder), to which `copy_cache` copies them later. Do nothing if `graphs`, the artifact of the
-    stage `precompile`, has no cache."""
+    """Let Neuron's compiler read from a folder in `out.scratch`, which `copy_cache` fills. Nothing without cache."""
     if (graphs.path / CACHE).is_dir():
         os.environ.update(cache_variables(out.scratch / CACHE))
 
 
 def copy_cache(graphs: Input, out: Workdir) -> None:
-    """Copy the cache of compiled graphs from the artifact `graphs` of the stage `precompile` to `out.scratch` (the
-    stage's temporary folder). Do nothing if the artifact has no cache. The copy is needed because Neuron's runtime
-    writes locks into the cache's folder. Only one rank (process) of a training calls this function."""
+    """Copy the cache to `out.scratch`, since Neuron's runtime writes locks into it. One rank calls this."""
     if (graphs.path / CACHE).is_dir():
         shutil.copytree(graphs.path / CACHE, out.scratch / CACHE)
 
@@ -121,10 +104,7 @@ def _trial(spec: Path) -> None:
 
 
 def check_same_graphs(found: list[list[Meta]]) -> list[Meta]:
-    """Check that every rank (process of the training) has traced the same graphs, and return the graphs of rank 0.
-
-    found: the graphs of each rank, as `inventory` lists them. Raise CompileError when a graph differs: processes that
-    run different graphs would wait for each other forever."""
+    """Return rank 0's graphs. Raises CompileError when ranks differ: they would wait for each other for ever."""
     for rank, graphs in enumerate(found):
         for graph, first in zip(graphs, found[0], strict=True):
             if graph["hash"] != first["hash"]:

@@ -1,1 +1,1 @@
-"""Compute which part of each parameter, and of its optimizer state, each rank (process of the training) holds."""
+"""Which part of each parameter and its optimizer state each rank holds."""

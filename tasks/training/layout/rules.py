@@ -1,10 +1,5 @@
-"""Tensor parallel plans for models without a `tp_plan` in transformers.
-
-Tensor parallelism splits layers over devices. A plan maps a module pattern ("*" stands for one part of a dotted name)
-to a style of `trnflow.tasks.training.partition_specs`, such as "colwise", which says how the layer is split. Of each pair of
-layers the first is split by columns and the second by rows, so that only the second one's result is summed over the
-devices.
-"""
+"""Tensor parallel plans for models without a `tp_plan`: {module pattern: style}. Of each pair of layers the first is
+split by columns, the second by rows, so that only its result is summed."""
 
 from __future__ import annotations
 
@@ -48,13 +43,11 @@ RULES: dict[str, dict[str, str]] = {
 
 
 def tp_rules(model: Any, shapes: Mapping[str, Shape], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the tensor parallel plan of a model, which says how each layer is split over devices: {pattern of module
-    names: style, such as "colwise" (split by columns)}, or {} when no plan is known for the model.
+    """Return a model's plan: `given` (train.tensor_parallel_rules), else its `tp_plan`, else RULES, with LoRA's layers;
+    {} if none is known.
 
-    The plan is `given` (train.tensor_parallel_rules), else the model's own `tp_plan`, else this project's for BERT,
-    RoBERTa or DistilBERT (`RULES`). For a model with LoRA the plan includes LoRA's layers. shapes: shapes of the
-    model's parameters, by name. Raise ModelError when a pattern of `given` or `RULES` matches no layer. A `tp_plan` is
-    not checked: it may list tied weights and heads that this model lacks."""
+    Raises ModelError when a pattern of `given` or RULES matches no layer; a `tp_plan` may list what this model lacks.
+    """
     own = dict(getattr(model, "tp_plan", None) or {})
     if own and not given:
         return adapted_rules(own)

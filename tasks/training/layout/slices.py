@@ -1,9 +1,4 @@
-"""Compute from partition specs and the mesh which part of each tensor a rank holds. No tensor is created or copied.
-
-A rank is one of the processes that train together. The mesh has two axes: "data" (replicas of the model) and "model"
-(devices that share one replica). A partition spec has one entry for each dimension of a tensor: the axis that splits
-the dimension, or None. A layout has the specs of all parameters of a model.
-"""
+"""Which part of each tensor a rank holds, from specs and mesh. Creates and copies no tensor."""
 
 from __future__ import annotations
 
@@ -24,20 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """How each parameter of a model is split over the mesh of devices, with the axes "data" (replicas of the model) and
-    "model" (devices that share a replica). A spec has one entry for each dimension: the axis that splits the dimension,
-    or None. All mappings are by parameter name, except `mesh` and `styles`.
+    """How a model's parameters are split over the mesh.
 
     Attributes:
-        model: the name of the model's class.
-        mesh: the number of devices along each axis.
-        shapes: the shapes of the whole parameters.
-        tp: specs in the forward and backward pass, split over "model" only.
-        specs: specs in which the parameters are kept between steps; with FSDP also split over "data".
-        states: specs of the optimizer's state (fp32 master weights and moments), for trained parameters only. With
-            ZeRO-1 or FSDP the first dimension that is not split yet, and that the number of replicas divides, is also
-            split over "data".
-        styles: {module name: its style in the tensor parallel plan}.
+        shapes: Of whole parameters.
+        tp: Specs in forward and backward pass, over "model" only.
+        specs: Between steps; with FSDP also over "data".
+        states: Of the optimizer's state, for trained parameters; with ZeRO-1 or FSDP also over "data".
+        styles: {module: its style in the plan}.
     """
 
     model: str
@@ -50,9 +39,8 @@ class Layout:
 
 
 def layout_of(config: TrainConfig, built: Built) -> Layout:
-    """Return how each parameter of a model is split over the devices. The model may be on the "meta" device (without
-    values). If `tensor_parallel_size` is above 1, layers are split by the plan that `tp_rules` returns. Raise
-    ModelError when the layers or their sizes cannot be split over the devices of `config`."""
+    """Return a model's layout, by the plan of `tp_rules`; it may be on "meta". Raises ModelError when it can't be split
+    so."""
     shapes: dict[str, Shape] = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
     split = config.tensor_parallel_size > 1
     plan = tp_rules(built.model, shapes, config.tensor_parallel_rules) if split else {}
@@ -64,16 +52,7 @@ def layout_of(config: TrainConfig, built: Built) -> Layout:
 def lay_out(
     config: TrainConfig, model: str, shapes: dict[str, Shape], plan: Mapping[str, str], trained: Iterable[str]
 ) -> Layout:
-    """Return how each parameter of a model is split over the devices, computed from the parameters' shapes and names
-    only.
-
-    Args:
-        config: the sizes of the mesh, and whether ZeRO-1 or FSDP is used.
-        model: the name of the model's class, for errors.
-        shapes: {parameter name: its whole shape}.
-        plan: the tensor parallel plan, {module pattern: style}, such as "colwise" (split by columns).
-        trained: names of the parameters that are trained.
-    """
+    """Return a layout from shapes and names alone. model: for errors."""
     mesh = config.mesh
     tp = parameter_specs(shapes, plan, mesh, model)
     states = {name: state_spec(shapes[name], tp[name], mesh, config.zero1 or config.fsdp) for name in shapes}
@@ -84,10 +63,7 @@ def lay_out(
 
 
 def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
-    """Return the part of the whole `tensor` that this rank (process of the training) holds, as a view.
-
-    spec: for each dimension, the mesh axis ("data" or "model") that splits it into equal parts, or None; world: this
-    rank's position on the mesh of devices."""
+    """Return this rank's part of a whole tensor, as a view."""
     for dimension, axis in enumerate(spec):
         if axis is not None:
             size = tensor.shape[dimension] // getattr(world.mesh, axis)
@@ -96,41 +72,28 @@ def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
 
 
 def piece_shape(shape: Shape, spec: Spec, mesh: Mesh) -> Shape:
-    """Return the shape of the part of a tensor that one rank (process of the training) holds. The shape is the same on
-    all ranks.
-
-    shape: of the whole tensor; spec: for each dimension, the axis of the device mesh ("data" or "model") that splits
-    it, or None; mesh: the number of devices along each axis."""
+    """Return the shape of a rank's part, the same on all."""
     return tuple(size if axis is None else size // getattr(mesh, axis) for size, axis in zip(shape, spec, strict=True))
 
 
 def piece_start(shape: Shape, spec: Spec, world: World) -> tuple[int, ...]:
-    """Return the index, in each dimension of the whole tensor, at which the part of this rank (process of the training)
-    begins.
-
-    shape: of the whole tensor; spec: for each dimension, the axis of the device mesh ("data" or "model") that splits
-    it, or None; world: this rank's position on the mesh."""
+    """Return the index in each dimension where this rank's part begins."""
     part = piece_shape(shape, spec, world.mesh)
     return tuple(0 if axis is None else size * getattr(world, axis) for size, axis in zip(part, spec, strict=True))
 
 
 def writes_piece(spec: Spec, world: World) -> bool:
-    """Return whether this rank (process of the training) writes its part of a tensor to a checkpoint: of all ranks that
-    hold the same part, only the first one writes the part. spec: for each dimension of the tensor, the axis of the
-    device mesh that splits it, or None."""
+    """Return whether this rank writes its part to a checkpoint: the first of those that hold it."""
     return all(axis in spec or getattr(world, axis) == 0 for axis in ("data", "model"))
 
 
 def piece_copies(spec: Spec, mesh: Mesh) -> int:
-    """Return the number of ranks (processes of the training) that hold the same part of a tensor. spec: for each
-    dimension, the axis of the device mesh ("data" or "model") that splits it, or None; mesh: the number of devices
-    along each axis."""
+    """Return how many ranks hold the same part."""
     return (1 if "data" in spec else mesh.data) * (1 if "model" in spec else mesh.model)
 
 
 def check_length(config: TrainConfig, length: int) -> None:
-    """Raise ModelError when sequence parallelism, which splits the positions of each row over the devices, cannot split
-    `length` positions evenly."""
+    """Raise ModelError when sequence parallelism can't split `length` positions evenly."""
     if config.sequence_parallel and length % config.tensor_parallel_size:
         raise ModelError(
             f"sequence_parallel splits {length} positions over {config.tensor_parallel_size} devices",

@@ -1,6 +1,4 @@
-"""Fit training to the device's memory: choose the number for `micro_batch: auto`, and refuse a training that needs more
-memory.
-"""
+"""Fit training to the device's memory: resolve `micro_batch: auto`, refuse what needs more."""
 
 from __future__ import annotations
 
@@ -17,13 +15,11 @@ from trnflow.tasks.training.memory.traced_memory import Untraceable, trace_memor
 
 
 def fit_to_device(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> tuple[TrainConfig, Memory | None]:
-    """Choose the number for `micro_batch: auto` (the rows of a forward pass), and check that training fits the device.
-    Return (the config with `auto` replaced by the number, the memory that training takes on one device).
+    """Return (config without `auto`, estimated memory of a device, or None with a warning if the model needs values).
 
-    The memory is an estimate, from a pass on tensors without values. It is None, and a warning is given, when the model
-    needs the values of tensors. With engine native on one device the number for `auto` is also tested by two real
-    updates. out: where messages and temporary files go. Raise ModelError when training needs more memory than the
-    device has."""
+    With engine native on one device `auto` is also tested by two real updates. Raises ModelError when training needs
+    more than the device has.
+    """
     limit = device_memory(config)
     _start_xla(config)
 
@@ -48,8 +44,8 @@ def fit_to_device(config: TrainConfig, model: Source, packed: Input, out: Workdi
 
 
 def _start_xla(config: TrainConfig) -> None:
-    """Start XLA's virtual devices on the CPU. They must exist before the first backward pass in this process, or later
-    backward passes on XLA fail. Does nothing for device neuron, whose graphs another process traces."""
+    """Start XLA's virtual devices before the first backward pass, or later ones on XLA fail. Nothing for neuron, whose
+    graphs another process traces."""
     if config.engine == "xla" and config.device == "cpu":
         from trnflow.tasks.training.xla.devices import start_devices
 

@@ -1,10 +1,7 @@
-"""Estimate the peak memory of training on one device, from a traced pass and from the layout of parameters and optimizer
-state.
+"""Estimate the peak memory of training on a device from a traced pass and the layout. Pure functions without torch.
 
-Pure functions without torch. The peak is at one of two moments: the end of the forward pass, when all activations
-exist, or the update, when all gradients exist. The buffers of engine native are counted; engine xla is counted in the
-same way, without XLA's fusions. On the CPU the process's heap also keeps freed memory: a process may use a third more
-than the estimate, with remat more than half (measure it by `python -m tests.bench.bench_train_memory --heap`).
+The peak is at the end of the forward pass or at the update. Engine xla counts as native, without fusions. On the CPU
+the heap keeps freed memory: a third more than the estimate, with remat more than half.
 """
 
 from __future__ import annotations
@@ -24,18 +21,17 @@ from trnflow.tasks.training.partition_specs import Spec
 GIB = 1 << 30
 FP32 = 4
 RUNTIME = {"cpu": 0.7 * GIB, "cuda": 0.6 * GIB, "neuron": 1.0 * GIB}
-"""Bytes that a process uses before the model is built. cpu: torch and transformers (0.73 GiB measured on Linux); cuda:
-CUDA's context and cuBLAS's workspaces; neuron: Neuron's runtime on a core. The last two are rules of thumb, not
-measured here."""
+"""Bytes before the model is built. cpu: torch and transformers (0.73 GiB measured); cuda, neuron: rules of thumb, not
+measured."""
 
 
 class PassMemory(NamedTuple):
-    """How many bytes one forward and backward pass over a micro batch allocates on one device, without the parameters.
+    """Bytes that a forward and backward pass allocates on a device, without parameters.
 
     Attributes:
-        activations: the largest number of bytes at one moment of the pass, without the parameters' gradients.
-        peak: the largest number of bytes at one moment, gradients included, if no gradients existed before the pass.
-        gradients: how many bytes of `peak` are gradients.
+        activations: The most at one moment, without gradients.
+        peak: The most, gradients included, if none existed before.
+        gradients: Of `peak`.
     """
 
     activations: int
@@ -45,16 +41,15 @@ class PassMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of training on one device at the moment of its peak, in bytes by use.
+    """Bytes on a device at the peak.
 
     Attributes:
-        parameters: the model's weights, and fp32 master weights if there are any.
-        gradients: the gradients that exist at the peak, and the buffers in which gradients are sent to other devices.
-        optimizer: the optimizer's state.
-        activations: the activations of one micro batch; 0 if the peak is at the update.
-        runtime: the memory that the process or the device's runtime takes before the model is built.
-        at: the moment of the peak, "the backward pass" or "the update".
-        best: the copy of the best checkpoint until it is written; counted only if the device uses the host's memory.
+        parameters: Weights, and fp32 masters if any.
+        gradients: And the buffers in which they are sent.
+        activations: Of one micro-batch; 0 at the update.
+        runtime: Before the model is built.
+        at: "the backward pass" or "the update".
+        best: The best checkpoint's copy, where the device uses the host's memory.
     """
 
     parameters: int
@@ -82,15 +77,12 @@ class Memory:
 
 
 def gib(size: float) -> str:
-    """Return a number of bytes as text in GiB with one decimal, such as "1.5"."""
+    """Return bytes as GiB with one decimal, such as "1.5"."""
     return f"{size / GIB:.1f}"
 
 
 def estimate(config: TrainConfig, layout: Layout, traced: PassMemory) -> Memory:
-    """Return the estimated peak memory of training on one device.
-
-    layout: how parameters and optimizer state are split over the devices; traced: the bytes that one pass over a micro
-    batch of `config` allocates. Frozen parameters count without gradients and optimizer state."""
+    """Return the estimated peak. Frozen parameters count without gradients and optimizer state."""
     copy = 2 if config.dtype == "bfloat16" else FP32
     trained = [*layout.states]
     weights = copy * _numbers(layout, layout.specs, layout.shapes) + _gathered(config, layout, copy)
@@ -114,10 +106,8 @@ def estimate(config: TrainConfig, layout: Layout, traced: PassMemory) -> Memory:
 
 
 def check_memory(config: TrainConfig, memory: Memory, limit: int | None) -> None:
-    """Raise ModelError, with settings that would help, when training needs more than `limit` bytes on a device.
-
-    memory: the estimated memory of training; limit: the bytes of memory of one device, or None when the number is not
-    known. Nothing is checked without a limit or with `train.allow_overcommit`."""
+    """Raise ModelError, with settings that would help, for more than `limit` bytes; nothing without limit or with
+    `train.allow_overcommit`."""
     if limit is None or memory.total <= limit or config.allow_overcommit:
         return
     raise ModelError(
@@ -133,8 +123,7 @@ def _numbers(layout: Layout, specs: Mapping[str, Spec], names: Iterable[str]) ->
 
 
 def _gathered(config: TrainConfig, layout: Layout, copy: int) -> int:
-    """Return the bytes of parameters that FSDP has gathered at once: those outside the layers during the whole pass, and two
-    layers, because the next one is gathered while one computes."""
+    """Return the bytes that FSDP has gathered at once: outside the layers, and two layers, one ahead."""
     if not config.fsdp:
         return 0
     outside, layer = _fsdp_units(layout, layout.shapes)
@@ -142,7 +131,7 @@ def _gathered(config: TrainConfig, layout: Layout, copy: int) -> int:
 
 
 def _fsdp_units(layout: Layout, names: Iterable[str]) -> tuple[int, int]:
-    """Return how many numbers FSDP gathers, or reduces, at once: (outside the layers, in the largest layer)."""
+    """Return how many numbers FSDP gathers at once: (outside the layers, in the largest layer)."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layers.setdefault(next((part for part in name.split(".") if part.isdecimal()), ""), []).append(name)
@@ -151,11 +140,11 @@ def _fsdp_units(layout: Layout, names: Iterable[str]) -> tuple[int, int]:
 
 
 def _gradients_during_pass(config: TrainConfig, layout: Layout, traced: PassMemory, copy: int) -> int:
-    """Return the bytes of gradients that exist during a pass, besides those that the pass itself creates.
+    """Return the bytes of gradients from earlier passes.
 
-    With accumulation, each replica keeps whole fp32 sums of the passes before; they are reduced once an update. FSDP reduces in
-    each pass: a rank keeps its part of the sums, and whole gradients of the unit that it reduces. 0 for a single pass without
-    FSDP: its gradients are created as its activations are freed, and `traced.peak` counts both."""
+    Accumulating, each replica keeps whole fp32 sums; FSDP a part, and whole gradients of the unit it reduces. A single
+    pass: 0, its `peak` counts them.
+    """
     several = config.accumulation > 1
     if not config.fsdp:
         return FP32 * _numbers(layout, layout.tp, layout.states) if several else 0
@@ -168,8 +157,7 @@ def _gradients_during_pass(config: TrainConfig, layout: Layout, traced: PassMemo
 
 
 def _optimizer_state(config: TrainConfig, layout: Layout, masters: int) -> int:
-    """Return the bytes of the optimizer's state: AdamW's two moments, laid out as the fp32 masters (`masters` bytes); Adafactor's
-    is whole on every device."""
+    """Return the bytes of AdamW's moments, laid out as the masters, or of Adafactor's, whole on every device."""
     if config.optimizer == "adamw":
         return 2 * masters
     shapes = (state_shapes(config.optimizer, layout.shapes[name]).values() for name in layout.states)
@@ -177,8 +165,7 @@ def _optimizer_state(config: TrainConfig, layout: Layout, masters: int) -> int:
 
 
 def _gradients_at_update(config: TrainConfig, layout: Layout, trained: list[str], copy: int) -> int:
-    """Return the bytes of all gradients at the update: as the passes left them, in fp32, and in the messages that sum them over
-    the axis "data"."""
+    """Return the bytes of gradients at the update: as left, in fp32, and in messages over "data"."""
     wide = FP32 * _numbers(layout, layout.specs, trained)
     summed = config.engine == "native" and config.accumulation > 1  # already in fp32
     found = wide if copy == FP32 or summed else wide + copy * _numbers(layout, layout.specs, trained)

@@ -1,9 +1,7 @@
-"""Test whether a micro batch fits the device: run two updates on blank rows of the longest length, in a child process.
+"""Test a micro-batch: two updates on blank rows of the longest length, in a child process.
 
-The child, `python -m trnflow.tasks.training.memory.probe SPEC`, reads the config, the model and the rows from the JSON file
-SPEC. It writes `found.json` beside SPEC: {"fits": whether memory sufficed, "resident": on the CPU the process's peak
-memory in bytes, else 0}. Only engine native on one device is tested; elsewhere the estimate alone decides. The weights
-are random.
+The child, `python -m trnflow.tasks.training.memory.probe SPEC`, writes `found.json` beside SPEC: {"fits", "resident":
+on the CPU its peak in bytes, else 0}. For engine native on one device alone. The weights are random.
 """
 
 from __future__ import annotations
@@ -22,17 +20,13 @@ NO_MEMORY = "can't allocate memory"  # part of the message of torch's CPU alloca
 
 
 def can_probe(config: TrainConfig) -> bool:
-    """Return whether the memory of `config` can be tested by real updates (`fits`): only for engine native on one
-    device."""
+    """Return whether real updates can test `config`: engine native on one device."""
     return config.engine == "native" and config.devices == 1
 
 
 def fits(config: TrainConfig, model: Source, packed: Input, limit: int | None, out: Workdir) -> bool:
-    """Run two updates on blank rows in a child process, and return whether memory sufficed. If the child fails or is
-    killed, return False.
-
-    limit: bytes that the child's peak may not exceed on the CPU, or None for no limit. out: the child's files go
-    below `out.scratch`."""
+    """Return whether memory sufficed for two updates in a child; False if it failed or was killed. limit: bytes of its
+    peak on the CPU, or None."""
     folder = out.scratch / f"probe-{config.replica_batch}"
     source = {**asdict(packed), "path": str(packed.path)}
     write_json(
@@ -84,7 +78,7 @@ def _update(config: TrainConfig, model: Source, packed: Input) -> None:
 
 
 def _peak_resident(config: TrainConfig) -> int:
-    """Return the peak of this process's memory in bytes; 0 where the device has memory of its own."""
+    """Return this process's peak memory in bytes; 0 where the device has its own."""
     from trnflow.tasks.training.meter import host_memory
 
     return host_memory() if config.device == "cpu" else 0

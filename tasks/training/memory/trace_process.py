@@ -1,8 +1,6 @@
-"""Estimate the memory of training in a child process, for programs that must not import torch, and compute the key (a
-hash of all that decides the result) under which the estimate is cached.
+"""Estimate training's memory in a child process, for programs that must not import torch, and the key of that estimate.
 
-A newly started child imports torch and transformers (3 s on two quiet cores). A child that is forked from a warm parent
-(a process that has already imported torch and transformers) need not import them.
+A new child imports torch and transformers (3 s on two quiet cores); one forked from a warm parent need not.
 """
 
 from __future__ import annotations
@@ -25,20 +23,18 @@ from trnflow.tasks.training.memory.micro_batch import largest_fitting
 from trnflow.tasks.training.memory.traced_memory import Untraceable, trace_memory
 
 PLAIN = {"USE_TORCH_XLA": "0", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
-"""Environment variables of a child that is started for the trace alone. They keep transformers from importing
-torch_xla."""
+"""Variables of a child for the trace alone: transformers then imports no torch_xla."""
 
 SCHEMA = 1
 
 
 class Traced(NamedTuple):
-    """The estimated memory of training on one device, found by tracing (one pass on tensors without values).
+    """An estimate by tracing.
 
     Attributes:
-        micro_batch: the rows of one forward pass of a replica (a copy of the model), with `auto` replaced by a number;
-            0 if the model can't be traced.
-        memory: the memory that training takes on one device, or None if the model can't be traced.
-        why: why the model can't be traced, else "".
+        micro_batch: With `auto` replaced; 0 if the model can't be traced.
+        memory: Of a device, or None.
+        why: Why it can't be traced, else "".
     """
 
     micro_batch: int
@@ -55,12 +51,8 @@ class Traced(NamedTuple):
 
 
 def trace_key(config: TrainConfig, model: Source, rows: Meta, limit: int | None, memo: Memo) -> str:
-    """Return the key under which a `Traced` (the estimated memory of a training) is cached: a digest of the code, the
-    versions of packages, the model's architecture, the metadata of the rows, and the settings; for `micro_batch: auto`
-    also of `limit`.
-
-    rows: the metadata of the packed rows (the token rows of the training data); limit: bytes of memory of a device, or
-    None if unknown; memo: a cache of the hashes of source modules, to which new hashes are added on disk."""
+    """Return the key of a `Traced`: code, versions, architecture, the rows' metadata, settings; for `micro_batch: auto`
+    also `limit`."""
     code, versions = closure(traced_memory.__name__, memo)
     memo.save()  # keeps the hashes of modules for the next plan
     return digest_of(
@@ -84,14 +76,9 @@ def trace_in_process(
     environ: Mapping[str, str] = PLAIN,
     preload: tuple[str, ...] = (),
 ) -> Traced:
-    """Estimate the memory that training takes by running `traced` in a child process. A guard (another process) ends
-    the child when the caller ends. Raises the child's ModelError.
+    """Run `traced` in a guarded child process. Raises the child's ModelError.
 
-    Args:
-        rows: the metadata of the packed rows.
-        limit: bytes of memory of a device, by which `micro_batch: auto` is resolved, or None if unknown.
-        environ, preload: the environment variables and the modules of the warm parent (a process that has imported
-            them) to fork the child from. By default a new interpreter is started.
+    environ, preload: of the warm parent to fork from; by default a new interpreter.
     """
     import tempfile
 
@@ -108,8 +95,7 @@ def trace_in_process(
 
 
 def traced(config: TrainConfig, model: Source, rows: Input, out: Workdir) -> Meta:
-    """Estimate the memory that training takes, in this process, and return a `Traced` as JSON. The child process calls
-    this function. rows.meta: the metadata of the packed rows, and "limit": the bytes of memory of a device or None."""
+    """Estimate the memory in this process; return a `Traced` as JSON. rows.meta: of the packed rows, and "limit"."""
     return _trace(config, model, rows.meta, rows.meta["limit"]).to_json()
 
 
