@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,22 +26,26 @@ from prefect.events import emit_event
 from prefect.states import Cancelled, Completed
 from pydantic import Field
 
-from trnflow.flows.finetune import DATA_STAGES, FINETUNE
+from trnflow.flows.finetune import DATA_STAGES
+from trnflow.flows.finetune import finetune as finetune_graph
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining import watch as watching
 from trnflow.flows.retraining.crashed import report_crashed
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.pipeline import Pipeline
-from trnflow.flows.runner.run import Options, Result, execute, new_run_id, open_recipe
+from trnflow.flows.runner.context import RunContext, context_of, new_run_id, open_context
+from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.services.events import RETRAINED, data_changed, recipe_resource, send_events
 from trnflow.flows.services.mlflow_listener import Tracking
 from trnflow.flows.services.pages import pages
 from trnflow.flows.services.recovery import end_unbegun_runs, tend_runs
 from trnflow.flows.services.run_view.artifacts import Page, retrain_table, run_table, where_pages
 from trnflow.flows.services.run_view.plan import PlanPage, RunName
-from trnflow.flows.services.run_view.stage_tasks import PrefectLog, PrefectRunner
+from trnflow.flows.services.run_view.stage_tasks import PrefectLog, StageTasks
 from trnflow.flows.services.run_view.sweep import SweepPage, sweep_summary
 from trnflow.flows.services.task_runners import task_runner
 from trnflow.flows.sweeps import sweep as sweeping
@@ -50,7 +53,6 @@ from trnflow.flows.sweeps.plan import read_plan, refuse_fixed
 from trnflow.flows.sweeps.trial import run_directly
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
-from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import hide, raisable, scrub, scrub_all, scrub_logs, scrubbed
 
 
@@ -59,18 +61,18 @@ class Session:
     """What the command line passes to the flow in addition to the flow's parameters, and the result that it gets back.
 
     Attributes:
+        context: What the command has opened, and the plan of its run. Without one the flow opens its own, from its
+            parameters.
         listeners: Objects of the command line that receive the run's events, such as its progress display.
         on_sigterm: The command line's handler of SIGTERM. The flow installs it in place of Prefect's, which would show the
             run as crashed.
-        overrides: The overrides (`section.setting=value` texts) with their secret values. Prefect stores a flow's
-            parameters, so the flow's own parameter `overrides` has no secrets. None: the flow's parameter is used.
         result: The result of the run. Set by the flow when the run has ended.
         retrained: How the retraining ended. Set by the flow `retrain` when it has ended.
     """
 
+    context: RunContext | None = None
     listeners: tuple[Listener, ...] = ()
     on_sigterm: Any = None
-    overrides: tuple[str, ...] | None = None
     result: Result | None = None
     retrained: Retrained | None = None
 
@@ -223,9 +225,8 @@ def _raisable(function: Callable[..., State[Any] | None], *arguments: Any) -> St
 
 
 def _run_recipe(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
-    session, recipe, store = _opened(name, overrides)
-    page = Page()
-    session.result = _execute(recipe, store, options, FINETUNE, session, page)
+    session, context = _opened(name, overrides, offline=options.offline)
+    session.result = _execute(finetune_graph(context.recipe), context, options, session, Page())
     return _ended(session.result.error)
 
 
@@ -233,14 +234,15 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
     with suppress(ConfigError):  # a retrain goes on without Prefect's server
         end_unbegun_runs()
     try:
-        session, recipe, store = _opened(name, overrides)
+        session, context = _opened(name, overrides, offline=offline)
     except TrnflowError as error:  # the recipe can't be read, so its name is that of the file
         _emit_failure(Path(name).stem, error)
         raise
-    page = Page()
+    page, recipe, store = Page(), context.recipe, context.store
 
-    def train(fixed: settings.Recipe, pipeline: Pipeline) -> Result:
-        session.result = _execute(fixed, store, Options(offline=offline), pipeline, session, page)
+    def train(fixed: settings.Recipe, graph: Graph) -> Result:
+        of_training = context_of(fixed, store, offline=offline)
+        session.result = _execute(graph, of_training, Options(offline=offline), session, page)
         return session.result
 
     run_name = RunName(page, recipe.name)
@@ -268,7 +270,8 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
 def _watch(name: str, overrides: list[str], every: float, offline: bool) -> State[Any]:
     tend_runs()
     report_crashed()
-    _, recipe, store = _opened(name, overrides)
+    _, context = _opened(name, overrides, offline=offline)
+    recipe, store = context.recipe, context.store
     found = watching.look(recipe, store, every=every, offline=offline)
     if found.outcome == "changed":
         send_events([data_changed(found.to_json(), name, overrides)])
@@ -308,13 +311,13 @@ def _emit(name: str, done: Retrained) -> None:
         emit_event(f"{RETRAINED}{done.outcome}", recipe_resource(name), payload=hide(done.to_json()))
 
 
-def _opened(name: str, overrides: Iterable[str]) -> tuple[Session, settings.Recipe, Store]:
-    """Read a recipe and open its store, which is created if there is none yet; return both after the command line's
-    `Session`. Installs that session's handler of SIGTERM, if it has one. Its overrides, if set, replace `overrides`."""
+def _opened(name: str, overrides: Iterable[str], *, offline: bool) -> tuple[Session, RunContext]:
+    """Return the command line's `Session` and its context, else a new session and a context of its own. The store is
+    created if there is none yet, and the session's handler of SIGTERM is installed."""
     session = SESSION.get(Session())
     if session.on_sigterm is not None:
         signal.signal(signal.SIGTERM, session.on_sigterm)
-    return session, *open_recipe(name, overrides if session.overrides is None else session.overrides)
+    return session, session.context or open_context(name, overrides, offline=offline)
 
 
 def _ended(error: TrnflowError | None) -> State[Any] | None:
@@ -326,33 +329,20 @@ def _ended(error: TrnflowError | None) -> State[Any] | None:
     return None
 
 
-def _execute(
-    recipe: settings.Recipe, store: Store, options: Options, pipeline: Pipeline, session: Session, page: Page
-) -> Result:
-    """Run the pipeline's stages as tasks of the present flow run, record the run in MLflow, and add its tables to the
-    page that Prefect shows of it. The run's error is in the result, not raised."""
-    run = new_run_id()
+def _execute(graph: Graph, context: RunContext, options: Options, session: Session, page: Page) -> Result:
+    """Run the graph's stages as tasks of the present flow run, record the run in MLflow, and add its tables to the page
+    that Prefect shows of it. The run's error is in the result, not raised."""
+    recipe, store, run = context.recipe, context.store, new_run_id()
     with ExitStack() as stack:
         tracking = stack.enter_context(Tracking(recipe, store.home, run))
         part_maker = stack.enter_context(task_runner(recipe.task_runner))
         listeners = (*session.listeners, PrefectLog(), PlanPage(page, recipe.price_per_hour), tracking)
-        runner_type = partial(PrefectRunner, page=page)
-        result = execute(
-            recipe,
-            store,
-            options,
-            pipeline,
-            run=run,
-            listeners=listeners,
-            runner_type=runner_type,
-            part_maker=part_maker,
-        )
-        result = tracking.finish(result)
-    said = f"{recipe.name}: stages and key figures"
+        running = context.for_run(listeners, run=run, part_maker=part_maker)
+        result = tracking.finish(run_graph(graph, running, options, around=StageTasks(page, store)))
+    title = f"{recipe.name}: stages and key figures"
     mlflow = pages(store.home, recipe.tracking, recipe.folder("tracking.uri"))[1] if recipe.tracking.enabled else None
-    page.show(
-        create_markdown_artifact, markdown=run_table(result) + where_pages(result, mlflow), key="run", description=said
-    )
+    table = run_table(result) + where_pages(result, mlflow)
+    page.show(create_markdown_artifact, markdown=table, key="run", description=title)
     result.prefect_lost = page.lost
     for note in result.notes:
         get_run_logger().warning(scrub(note))

@@ -1,17 +1,17 @@
-"""The fine-tuning pipeline: its nine stages in order, and the function that passes each stage's output to the next
-stages."""
+"""The fine-tuning pipeline: the order of its stages, and the checks of a run before it begins."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.call import Call, Stages
-from trnflow.flows.runner.pipeline import Parent, Pipeline
-from trnflow.flows.runner.planning.memory_check import refuse_what_cannot_fit
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
+from trnflow.flows.runner.graph import Graph, Lookup, Node, source_of
+from trnflow.flows.runner.memory_check import refuse_what_cannot_fit
+from trnflow.flows.runner.plan import Plan
+from trnflow.flows.runner.vocabulary import check_vocabulary, refuse_unknown_vocabulary
+from trnflow.flows.runner.warm_parents import Parent
+from trnflow.flows.runner.warm_start import earlier_model, starting_model
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.consolidate import consolidate
 from trnflow.tasks.evaluate_model import evaluate_model
@@ -35,63 +35,76 @@ KINDS = {described.name: described.kind for described in map(of, FUNCTIONS)}
 """Stage name -> kind of the artifact that the stage makes."""
 
 
-def finetune(recipe: Recipe, stage: Stages, frozen: Artifact | None = None) -> Any:
-    """Call the stages that lead from data rows to an evaluated, exported model, in order.
+def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
+    """Return the stages from data rows to an evaluated, exported model.
 
-    Args:
-        recipe: Gives each stage its config.
-        stage: The object through which each stage is called: it runs the stage or takes its artifact from the store
-            (`Runner`), or only finds out what a run would do (`Planner`).
-        frozen: Rows whose texts load_data drops from the split `train`; `retrain` passes the frozen test rows on which
-            it compares models.
-
-    Returns:
-        The artifact of the last stage, evaluate_model; an `Unknown` (a placeholder) in a plan in which that stage has
-        yet to run.
-
-    Raises:
-        TrnflowError: The settings do not fit the model or its tokenizer, or a stage failed.
-        Stop: The run ends after an earlier stage (`--until`), and that stage is done.
+    frozen: frozen rows, whose texts load_data drops from the split `train`.
     """
-    source = stage.resolve(data_source, recipe.data)
-    model = stage.resolve(model_source, recipe.model)
     training = recipe.training
-    check_model(training, model)
-    check_tokenizer(recipe.tokenize, model)
-    rows = stage(load_data, recipe.data, source, frozen)
-    texts = stage(format_prompts, recipe.format, rows, model)
-    tokens = stage(tokenize_text, recipe.tokenize, texts, model)
-    packed = stage(pack_chunks, recipe.pack, tokens)
-    earlier = stage.find_model(training.warm_start_from, "train.warm_start_from")
-    stage.check_vocabulary(earlier, tokens)
-    needs: tuple[Any, ...] = ()
-    after = None
-    if training.micro_batch == "auto":  # found by precompile: what train makes depends on it
-        needs = (stage(precompile, training, model, packed),)
-    else:
-        after = stage.defer(precompile, training, model, packed)
-    start = stage.starting_model(earlier, train, training, model, packed, None, *needs, after=after)
-    shards = stage(train, training, model, packed, start, *needs, after=after)
-    weights = stage(consolidate, recipe.consolidate, shards, model, start, texts, tokens)
-    exported = stage(export_neuron, recipe.export, weights)
-    evaluate = recipe.evaluate.on_device_of(training.device)
-    return stage(evaluate_model, evaluate, texts, packed, weights, exported, model, start)
+    # precompile then finds the micro batch: what train makes depends on it
+    measures = training.micro_batch == "auto"
+    model, start = source_of(model_source, recipe.model), _starting_weights(training.warm_start_from)
+    fits = partial(_check_settings, recipe=recipe, model=model)
+    knows = partial(_check_vocabulary, start=start)
+
+    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen}, check=fits)
+    texts = Node(format_prompts, recipe.format, {"rows": rows, "model": model})
+    tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
+    packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
+    graphs = Node(precompile, training, {"model": model, "packed": packed}, check=knows)
+    shards = Node(
+        train,
+        training,
+        {"model": model, "packed": packed, "warm_start": start, **({"graphs": graphs} if measures else {})},
+        after={} if measures else {"graphs": graphs},
+        check=knows,
+    )
+    weights = Node(
+        consolidate,
+        recipe.consolidate,
+        {"shards": shards, "model": model, "warm_start": start, "texts": texts, "tokens": tokens},
+    )
+    exported = Node(export_neuron, recipe.export, {"weights": weights})
+    evaluation = Node(
+        evaluate_model,
+        recipe.evaluate.on_device_of(training.device),
+        {
+            "texts": texts,
+            "packed": packed,
+            "weights": weights,
+            "exported": exported,
+            "base": model,
+            "warm_start": start,
+        },
+    )
+    nodes = (rows, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
+    return Graph(nodes, partial(_check_run, recipe))
 
 
-def check_finetune(recipe: Recipe, planner: Planner, until: str | None, parent_of: Callable[[Call], Parent]) -> None:
-    """Raise a TrnflowError before a run if its training is bound to fail: if the vocabulary of the model that training
-    starts from can't be compared with that of this run's rows, or if training can't fit in the device's memory.
+def _starting_weights(text: str | None) -> Lookup | None:
+    """Return the lookup of the model in the store that `train.warm_start_from` names."""
+    if text is None:
+        return None
+    return Lookup(lambda store, resolver: earlier_model(store, text, "train.warm_start_from"), starting_model)
 
-    Args:
-        planner: The plan of the run: what the run would do with each stage.
-        until: The stage after which the run stops; None for the last. If that is a data stage, nothing is checked.
-        parent_of: Returns the environment variables and modules of the warm parent of a call, the process from which
-            the stage's process is forked.
-    """
+
+def _check_settings(plan: Plan, recipe: Recipe, model: Lookup) -> None:
+    """Raise a TrnflowError unless the settings fit the model and its tokenizer."""
+    check_model(recipe.training, plan.found[model])
+    check_tokenizer(recipe.tokenize, plan.found[model])
+
+
+def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:
+    """Raise ConfigError unless the model that training starts from has the vocabulary of this run's rows."""
+    earlier, tokens = plan.found[start] if start else None, plan.steps["tokenize_text"].artifact
+    if earlier is not None and tokens is not None:
+        check_vocabulary(plan.store, earlier.artifact, tokens)
+
+
+def _check_run(recipe: Recipe, plan: Plan, until: str | None, parent: Callable[[str], Parent]) -> None:
+    """Raise a TrnflowError before a run if its training is bound to fail: a vocabulary that can't be compared, or a
+    device without the memory. Data stages alone need neither."""
     if until in DATA_STAGES:
         return
-    refuse_unknown_vocabulary(recipe, planner.outcomes)
-    refuse_what_cannot_fit(recipe, planner, *parent_of(planner.calls["precompile"]))
-
-
-FINETUNE = Pipeline(finetune, STAGES, check_finetune)
+    refuse_unknown_vocabulary(recipe, plan.steps)
+    refuse_what_cannot_fit(recipe, plan, *parent("precompile"))

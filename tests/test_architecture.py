@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,12 +50,6 @@ def test_plumbing_imports_plumbing_alone() -> None:
     """A module that comes with plumbing and is none itself is in no key, and the file audit refuses it in every stage."""
     for name in PLUMBING:
         assert {found for found in imports(MODULES[name]) if found in MODULES} <= PLUMBING
-
-
-def test_no_folder_has_more_than_14_modules() -> None:
-    modules = [path for path in MODULES.values() if path.name != "__init__.py"]
-    counted = Counter(str(path.parent.relative_to(PROJECT)) for path in modules)
-    assert {folder: count for folder, count in counted.items() if count > 14} == {}
 
 
 def test_each_heavy_library_has_its_place() -> None:

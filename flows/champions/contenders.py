@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from trnflow.flows.champions.frozen_rows import look_at_retrain
-from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.champions.frozen_rows import plan_retrain
+from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.run import artifact_in, look
+from trnflow.flows.runner.context import plan_of
+from trnflow.flows.runner.run import artifact_in
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.store import Store
@@ -56,16 +57,16 @@ def of_recipe(recipe: Recipe, store: Store) -> Contender:
         ConfigError: The store has no model of these data and settings.
         BlobLost: The store has lost the recipe's frozen rows.
     """
-    retrained = look_at_retrain(recipe, store)
-    outcome = retrained.outcomes["consolidate"] if retrained else None
-    if outcome is None or outcome.artifact is None:
-        outcome = look(recipe, store, FINETUNE).outcomes["consolidate"]
-    if outcome.artifact is None:
+    retrained = plan_retrain(recipe, store)
+    step = retrained.steps["consolidate"] if retrained else None
+    if step is None or step.artifact is None:
+        step = plan_of(finetune(recipe), recipe, store).steps["consolidate"]
+    if step.artifact is None:
         raise ConfigError(
-            f"the recipe {recipe.name} has no model for these settings: {outcome.why}",
+            f"the recipe {recipe.name} has no model for these settings: {step.why}",
             "`trnflow run` makes it; or name a run (`trnflow runs`) or the digest of a model",
         )
-    return _contender(store, outcome.artifact, recipe.to_json())
+    return _contender(store, step.artifact, recipe.to_json())
 
 
 def of_run(store: Store, run: str, name: str) -> Contender:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from trnflow.flows.champions.frozen_rows import Frozen
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import Options, heal, new_runner
-from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.graph import Graph, Node, source_of
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, StoreError
@@ -36,10 +37,9 @@ def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, off
         StoreError: Garbage collection removed the rows just before the file was created; the file is removed again.
     """
     clean(store)
-    runner = new_runner(recipe, store, Options(offline=offline), listeners)
-    heal(runner, lambda: _call_stages(runner, recipe))
-    store.memo.save()
-    made = runner.outcomes["freeze_rows"]
+    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
+    graph = Graph((rows, Node(freeze_rows, FreezeConfig(), {"rows": rows})))
+    made = settle(graph, context_of(recipe, store, offline=offline).for_run(listeners)).steps["freeze_rows"]
     assert made.artifact is not None
     records = [{"stage": "freeze_rows", "key": made.key}]
     document = {
@@ -80,9 +80,3 @@ def secure_named(store: Store, kind: str, name: str, number: int, artifact: Arti
     except BlobLost as error:
         remove_numbered(store.backend, kind, name, number)
         raise StoreError(f"{artifact.digest[:19]} was collected meanwhile: {error.message}", "run it again") from error
-
-
-def _call_stages(runner: Runner, recipe: Recipe) -> None:
-    source = runner.resolve(data_source, recipe.data)
-    rows = runner(load_data, recipe.data, source, None)
-    runner(freeze_rows, FreezeConfig(), rows)

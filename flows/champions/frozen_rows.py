@@ -6,16 +6,14 @@ training rows that have the same text as a frozen row; `trnflow run` does not.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import NamedTuple
 
-from trnflow.flows.finetune import FINETUNE, finetune
+from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.pipeline import Pipeline
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.run import look
+from trnflow.flows.runner.context import plan_of
+from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.store import Store
@@ -57,41 +55,32 @@ def old_frozen(store: Store, name: str, days: float) -> str:
     return f"the frozen rows {found[0].number} of {name} are {age:.0f} days old: `trnflow freeze {name}` renews them"
 
 
-def pipeline_without(frozen: Frozen | None) -> Pipeline:
-    """Return the pipeline of a retrain: the stages of `trnflow run`, except that training rows with the same text as a
-    frozen row are dropped.
-
-    frozen: the frozen rows (the fixed test rows on which the recipe's models are compared); if None, the pipeline of
-    `trnflow run` is returned, which drops none."""
-    return replace(FINETUNE, call_stages=partial(finetune, frozen=frozen.artifact)) if frozen else FINETUNE
+def finetune_without(recipe: Recipe, frozen: Frozen | None) -> Graph:
+    """Return the graph of a retrain: that of `trnflow run`, except that training rows with the text of a frozen row are
+    dropped."""
+    return finetune(recipe, frozen.artifact if frozen else None)
 
 
-def look_at_retrain(recipe: Recipe, store: Store) -> Planner | None:
-    """Find out which stages a retrain with a recipe's present data and settings would run, and which are cached.
-
-    Runs no stage and makes no request to a hub. Returns the planner, whose `outcomes` are {stage: what the retrain
-    would do with the stage}; None if the recipe has no frozen rows (fixed test rows on which models are compared).
-
-    Raises:
-        BlobLost: The store has lost the frozen rows.
-    """
+def plan_retrain(recipe: Recipe, store: Store) -> Plan | None:
+    """Plan a retrain with a recipe's present data and settings, without a request to a hub; None if the recipe has no
+    frozen rows. BlobLost when the store has lost them."""
     frozen = newest_frozen(recipe, store)
-    return look(recipe, store, pipeline_without(frozen)) if frozen else None
+    return plan_of(finetune_without(recipe, frozen), recipe, store) if frozen else None
 
 
-def other_model(recipe: Recipe, store: Store, planned: Planner) -> str:
+def other_model(recipe: Recipe, store: Store, planned: Plan) -> str:
     """Return a note for the user if `trnflow retrain` has made a model with a recipe's present data and settings, but
     `trnflow run` has not: a run would train a different model, also on rows that the retrain dropped. Else return "".
 
-    planned: the planner of `trnflow run`, whose `outcomes` say what the run would do with each stage."""
-    if planned.outcomes["consolidate"].action == "hit":
+    planned: the plan of `trnflow run`."""
+    if planned.steps["consolidate"].action == "hit":
         return ""
     try:
-        retrained = look_at_retrain(recipe, store)
+        retrained = plan_retrain(recipe, store)
     except BlobLost:
         return ""
-    model = retrained.outcomes["consolidate"].artifact if retrained else None
-    rows = retrained.outcomes["load_data"].artifact if retrained else None
+    model = retrained.steps["consolidate"].artifact if retrained else None
+    rows = retrained.steps["load_data"].artifact if retrained else None
     if model is None or rows is None:
         return ""
     dropped = rows.meta["dropped"].get("frozen", 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trnflow.flows.champions.promote import Decision, champions_of
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.run import new_run_id
+from trnflow.flows.runner.context import new_run_id
 from trnflow.flows.services.mlflow_listener import new_tracker, record_champion
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError

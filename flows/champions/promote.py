@@ -15,7 +15,7 @@ from trnflow.flows.champions.freeze import freeze, secure_named
 from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen
 from trnflow.flows.champions.scoring import Scored, score
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.work_folders import clean, workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError

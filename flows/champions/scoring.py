@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from trnflow.flows.champions.contenders import Contender
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import Options, heal, new_runner
-from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.graph import Graph, Node
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Source
 from trnflow.tasks.data.format.config import FormatConfig
@@ -56,26 +57,29 @@ def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, list
     missing = store.missing(model.artifact)
     if missing is not None:
         raise BlobLost(f"the store has lost {missing.path} of the model {model.artifact.digest[:19]}")
-    runner = new_runner(recipe, store, Options(), listeners)
-    with workplace(store.home, f"{runner.executor.run}.scoring") as work:
+    context = context_of(recipe, store).for_run(listeners)
+    with workplace(store.home, f"{context.run}.scoring") as work:
         tokenizer = _tokenizer(store, model.artifact, work)
-        heal(runner, lambda: _call_stages(runner, recipe, model, frozen, tokenizer))
-    store.memo.save()
-    made = runner.outcomes["score_rows"]
+        made = settle(scoring(recipe, model, frozen, tokenizer), context).steps["score_rows"]
     assert made.artifact is not None and made.key is not None
     return Scored(made.artifact, made.key)
 
 
-def _call_stages(runner: Runner, recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Source) -> None:
+def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Source) -> Graph:
+    """Return the stages from frozen rows to a model's scores."""
     meta = model.artifact.meta
     longest = max(meta["lengths"])
     labels = tuple(meta["labels"]) if meta["task"] == "classification" else None
     shape = {"train": None, "overlong": "truncate", "max_length": WHOLE if labels is None else longest}
-    rows = runner(number_labels, NumberLabelsConfig(labels=labels), frozen)
-    texts = runner(format_prompts, FormatConfig.model_validate(model.shaping["format"]), rows, tokenizer)
-    tokens = runner(tokenize_text, TokenizeConfig.model_validate(model.shaping["tokenize"] | shape), texts, tokenizer)
+    formatted = FormatConfig.model_validate(model.shaping["format"])
+    tokenized = TokenizeConfig.model_validate(model.shaping["tokenize"] | shape)
     device = recipe.evaluate.on_device_of(recipe.training.device).device or "cpu"
-    runner(score_rows, ScoreConfig(window=longest, device=device), texts, tokens, model.artifact)
+    rows = Node(number_labels, NumberLabelsConfig(labels=labels), {"frozen": frozen})
+    texts = Node(format_prompts, formatted, {"rows": rows, "model": tokenizer})
+    tokens = Node(tokenize_text, tokenized, {"texts": texts, "model": tokenizer})
+    config = ScoreConfig(window=longest, device=device)
+    scores = Node(score_rows, config, {"texts": texts, "tokens": tokens, "weights": model.artifact})
+    return Graph((rows, texts, tokens, scores))
 
 
 def _tokenizer(store: Store, model: Artifact, work: Path) -> Source:

@@ -12,10 +12,9 @@ from argparse import Namespace
 from typing import Any
 
 from trnflow.flows.cli.output import emit
-from trnflow.flows.finetune import FINETUNE, KINDS
-from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.hits import on_record
-from trnflow.flows.runner.run import look, open_store
+from trnflow.flows.finetune import KINDS, finetune
+from trnflow.flows.runner.context import make_plan, open_context
+from trnflow.flows.runner.stored import check_record
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.explain import Change, difference, moved_settings
@@ -40,16 +39,16 @@ def accept(options: Namespace) -> int:
     Raises:
         ConfigError: There is no candidate, or the stage's inputs are not known yet.
     """
-    recipe = settings.load(options.recipe, options.overrides)
-    stage = FINETUNE.stage(options.stage)
-    store = open_store(recipe)
-    planner = look(recipe, store, FINETUNE)
-    outcome, document = planner.outcomes[stage], planner.documents.get(stage)
+    context = open_context(options.recipe, options.overrides, offline=True, create=False)
+    store, graph = context.store, finetune(context.recipe)
+    stage = graph.stage(options.stage)
+    step = make_plan(graph, context).steps[stage]
+    document = step.document
     if document is None:
         raise ConfigError(
-            f"the inputs of {stage} are not known yet: {outcome.why}", "run or accept the stages above it first"
+            f"the inputs of {stage} are not known yet: {step.why}", "run or accept the stages above it first"
         )
-    past = None if outcome.artifact is not None else _past(store, stage, document)
+    past = None if step.artifact is not None else _past(store, stage, document)
     if past is not None:
         _adopt(store, stage, document, *past)
     done: Meta = {
@@ -57,10 +56,10 @@ def accept(options: Namespace) -> int:
         "key": key_of(document),
         "accepted": past is not None,
         "from": past[0]["key"] if past else None,
-        "artifact": past[0]["artifact"] if past else outcome.artifact and outcome.artifact.digest,
+        "artifact": past[0]["artifact"] if past else step.artifact and step.artifact.digest,
         "changes": [change._asdict() for change in past[1]] if past else [],
     }
-    lines = [f"{stage} is cached already: {outcome.why}"]
+    lines = [f"{stage} is cached already: {step.why}"]
     if past is not None:
         made = f"{done['artifact'][:19]}, made {past[0]['created']}"
         lines = [f"{stage}: {made}, is now also the result of key {done['key'][:12]}"]
@@ -78,7 +77,7 @@ def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[Change]]
         wrong = [change for change in changes if _is_another_result(change, record["document"], document)]
         if wrong:
             refused = refused or wrong
-        elif on_record(store, record, KINDS[stage], set()).artifact is not None:
+        elif check_record(store, record, KINDS[stage], set()).artifact is not None:
             found.append((record, changes))
     if not found:
         why = f"{refused[0]}" if refused else "there is no past result whose bytes are still there"

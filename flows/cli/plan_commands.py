@@ -13,19 +13,16 @@ from trnflow.flows.champions.frozen_rows import other_model
 from trnflow.flows.cli.model.named_model import made_by
 from trnflow.flows.cli.output import emit, say_error
 from trnflow.flows.display import report
-from trnflow.flows.finetune import FINETUNE
-from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes.suggested_command import complete
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.planning.forecast import dollars, total
-from trnflow.flows.runner.planning.memory_check import report_memory
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.run import look, open_store
+from trnflow.flows.runner.context import RunContext, make_plan, open_context
+from trnflow.flows.runner.forecast import dollars, total
+from trnflow.flows.runner.memory_check import report_memory
+from trnflow.flows.runner.plan import Plan, Step
 from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.keys.explain import nearest_record
-from trnflow.tasks.store import Store
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 
@@ -50,91 +47,95 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 def plan(options: Namespace) -> int:
     """Print what a run would do with each stage, why, the expected seconds, dollars and bytes, and the memory of
     training (measured now only with --trace). The exit code is the error's when training can't run."""
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
-    planner = look(recipe, store, FINETUNE)
-    refuse_unknown_vocabulary(recipe, planner.outcomes)
-    outcomes = list(planner.outcomes.values())
-    memory = report_memory(recipe, planner, trace_in_process if options.trace else None)
+    context, found = _planned(options)
+    recipe, steps = context.recipe, list(found.steps.values())
+    refuse_unknown_vocabulary(recipe, found.steps)
+    memory = report_memory(recipe, found, trace_in_process if options.trace else None)
     if memory.error is not None:
         complete(memory.error, options)
     price = recipe.price_per_hour
-    notes = _notes(recipe, store, planner)
+    notes = _notes(context, found)
     document = {
         "recipe": recipe.name,
-        "stages": [_plan_json(outcome, price) for outcome in outcomes],
-        "expected": total(outcomes, price),
+        "stages": [_plan_json(step, price) for step in steps],
+        "expected": total(steps, price),
         "memory": memory.to_json(),
         "notes": notes,
         **({"error": memory.error.to_json()} if memory.error else {}),
     }
-    emit(options, document, report.plan_table(outcomes, price), memory, *(f"note: {note}" for note in notes))
+    emit(options, document, report.plan_table(steps, price), memory, *(f"note: {note}" for note in notes))
     if memory.error is not None:
         say_error(memory.error)
         return memory.error.exit_code
     return 0
 
 
-def _notes(recipe: settings.Recipe, store: Store, planner: Planner) -> list[str]:
+def _planned(options: Namespace) -> tuple[RunContext, Plan]:
+    """Plan a run, without asking the network or creating the store."""
+    context = open_context(options.recipe, options.overrides, offline=True, create=False)
+    return context, make_plan(finetune(context.recipe), context)
+
+
+def _notes(context: RunContext, plan: Plan) -> list[str]:
     """Return a plan's notes, and that a retrain made a model which a run would not find."""
-    other = other_model(recipe, store, planner)
-    return [*planner.notes, *([other] if other else [])]
+    other = other_model(context.recipe, context.store, plan)
+    return [*plan.notes, *([other] if other else [])]
 
 
-def _plan_json(outcome: Outcome, price_per_hour: float) -> Meta:
+def _plan_json(step: Step, price_per_hour: float) -> Meta:
     return {
-        "stage": outcome.stage,
-        "action": outcome.action,
-        "why": outcome.why,
-        "key": outcome.key,
-        "artifact": outcome.artifact.digest if outcome.artifact else None,
-        "seconds": outcome.seconds,
-        "bytes": outcome.bytes,
-        "dollars": None if outcome.seconds is None else dollars(outcome.seconds, price_per_hour),
+        "stage": step.name,
+        "action": step.action,
+        "why": step.why,
+        "key": step.key,
+        "artifact": step.artifact.digest if step.artifact else None,
+        "seconds": step.seconds,
+        "bytes": step.bytes,
+        "dollars": None if step.seconds is None else dollars(step.seconds, price_per_hour),
     }
 
 
 def explain(options: Namespace) -> int:
     """Print whether a stage is cached, or how its key document differs from the nearest of its past ones."""
-    recipe = settings.load(options.recipe, options.overrides)
-    stage = FINETUNE.stage(options.stage)
-    store = open_store(recipe)
-    planner = look(recipe, store, FINETUNE)
-    outcome = planner.outcomes[stage]
-    document = planner.documents.get(stage)
-    near = nearest_record(store.records(stage), document) if document and outcome.action != "hit" else None
+    context = open_context(options.recipe, options.overrides, offline=True, create=False)
+    graph = finetune(context.recipe)
+    stage = graph.stage(options.stage)
+    found = make_plan(graph, context)
+    step = found.steps[stage]
+    document = step.document
+    near = nearest_record(context.store.records(stage), document) if document and step.action != "hit" else None
     changes = near[1] if near else []
-    lines = [f"{stage}: {outcome.action} ({outcome.why})", *([f"key {outcome.key}"] if outcome.key else [])]
+    lines = [f"{stage}: {step.action} ({step.why})", *([f"key {step.key}"] if step.key else [])]
     if near:
         lines += [f"compared with the record of {near[0]['created']}:", *(f"  {change}" for change in changes)]
-    notes = _notes(recipe, store, planner)
+    notes = _notes(context, found)
     lines += [f"note: {note}" for note in notes]
     listed = {"changes": [change._asdict() for change in changes], "document": document, "notes": notes}
-    emit(options, _plan_json(outcome, recipe.price_per_hour) | listed, *lines)
+    emit(options, _plan_json(step, context.recipe.price_per_hour) | listed, *lines)
     return 0
 
 
 def show(options: Namespace) -> int:
     """Print the results for a recipe's present data and settings: a table of stages, or one stage's artifact. Raises
     ConfigError when a named stage has none."""
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
+    context = open_context(options.recipe, options.overrides, offline=True, create=False)
+    recipe, graph = context.recipe, finetune(context.recipe)
     if options.stage is None:
-        outcomes = list(look(recipe, store, FINETUNE).outcomes.values())
-        stages = [_plan_json(o, recipe.price_per_hour) | {"metrics": o.metrics} for o in outcomes]
-        emit(options, {"recipe": recipe.name, "stages": stages}, report.table(outcomes))
+        steps = list(make_plan(graph, context).steps.values())
+        stages = [_plan_json(step, recipe.price_per_hour) | {"metrics": step.metrics} for step in steps]
+        emit(options, {"recipe": recipe.name, "stages": stages}, report.table(steps))
         return 0
-    outcome, artifact = made_by(recipe, store, FINETUNE.stage(options.stage))
+    step, artifact = made_by(recipe, context.store, graph.stage(options.stage))
     described = {
         "schema": 1,
         "stage": options.stage,
-        "key": outcome.key,
-        "made": outcome.why,
+        "key": step.key,
+        "made": step.why,
         "artifact": artifact.digest,
         "kind": artifact.kind,
         "bytes": artifact.size,
         "meta": artifact.meta,
-        "figures": outcome.figures,
+        "figures": step.figures,
         "files": [list(file) for file in artifact.files],
     }
     emit(options, described, yaml.safe_dump(described, sort_keys=False, width=120).rstrip("\n"))
@@ -148,17 +149,18 @@ def get(options: Namespace) -> int:
         ConfigError: The folder is not empty, or the stage has no artifact for the present settings.
         BlobLost: Files are missing or corrupt; the next run makes them again.
     """
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
+    context = open_context(options.recipe, options.overrides, offline=True, create=False)
+    store = context.store
     destination = Path(options.dest).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"{destination} exists and is not an empty folder", "name a new folder")
-    outcome, artifact = made_by(recipe, store, FINETUNE.stage(options.stage))
+    stage = finetune(context.recipe).stage(options.stage)
+    step, artifact = made_by(context.recipe, store, stage)
     aside = destination.with_name(f".{destination.name}.partial")
     try:
         store.copy_out(artifact, aside)
     except BlobLost:
-        store.retract(outcome.stage, str(outcome.key))
+        store.retract(step.name, str(step.key))
         raise
     if destination.exists():
         destination.rmdir()

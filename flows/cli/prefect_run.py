@@ -9,11 +9,12 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import Options, Result
+from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import Result
 from trnflow.flows.services.events import unreachable
 from trnflow.flows.services.prefect_server import ensure_server
 from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG
@@ -43,23 +44,29 @@ def quiet() -> None:
 
 
 def run_here(
-    recipe: str, overrides: list[str], options: Options, listeners: tuple[Listener, ...], home: Path
+    recipe: str, overrides: list[str], options: Options, listeners: tuple[Listener, ...], context: RunContext
 ) -> Result:
     """Run the flow `finetune` in this process; start the local server if there is none. The error of a failed stage is
-    in the result."""
+    in the result. context: has the plan of the run."""
 
     def call(shown: list[str]) -> None:
         from trnflow.flows.deployments import finetune
 
         finetune(recipe, shown, options.until, sorted(options.force), options.offline)
 
-    session = _call_flow(call, overrides, listeners, home)
+    session = _call_flow(call, overrides, listeners, context)
     assert session.result is not None
     return session.result
 
 
 def retrain_here(
-    recipe: str, overrides: list[str], listeners: tuple[Listener, ...], home: Path, *, offline: bool, wait: bool
+    recipe: str,
+    overrides: list[str],
+    listeners: tuple[Listener, ...],
+    context: RunContext,
+    *,
+    offline: bool,
+    wait: bool,
 ) -> Session:
     """Run the flow `retrain` in this process; start the local server if there is none.
 
@@ -72,18 +79,18 @@ def retrain_here(
 
         retrain(recipe, shown, offline, wait)
 
-    session = _call_flow(call, overrides, listeners, home)
+    session = _call_flow(call, overrides, listeners, context)
     assert session.retrained is not None
     return session
 
 
 def _call_flow(
-    call: Callable[[list[str]], None], overrides: list[str], listeners: tuple[Listener, ...], home: Path
+    call: Callable[[list[str]], None], overrides: list[str], listeners: tuple[Listener, ...], context: RunContext
 ) -> Session:
     """Call a flow with the overrides as Prefect may store them, and return the session that it filled in. Raises what
     the flow raised before it had a result."""
     quiet()
-    url = ensure_server(home)
+    url = ensure_server(context.store.home)
     os.environ["PREFECT_API_URL"] = url
     logging.raiseExceptions = False  # Prefect's log sender prints each failure to send by the same rule
 
@@ -94,7 +101,7 @@ def _call_flow(
     from trnflow.flows.deployments import SESSION, Session
 
     _check_server(url)
-    session = Session(listeners, signal.getsignal(signal.SIGTERM), tuple(overrides))
+    session = Session(context, listeners, signal.getsignal(signal.SIGTERM))
     token = SESSION.set(session)
     try:
         with tags(TAG):

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TextIO
 
 from trnflow.flows.display.progress import Progress
-from trnflow.flows.finetune import FINETUNE
-from trnflow.flows.runner.run import Options, execute, open_recipe
+from trnflow.flows.finetune import finetune
+from trnflow.flows.runner.context import new_run_id, open_context
+from trnflow.flows.runner.run import preview_id, settle
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.preview import Row, preview
 
@@ -28,12 +29,11 @@ def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser)
 def show_rows(options: Namespace) -> int:
     """Print the first rows of a split, decoded from their tokens. Stages up to `tokenize_text` run if they are not
     cached; the run is not listed."""
-    recipe, store = open_recipe(options.recipe, options.overrides)
+    context = open_context(options.recipe, options.overrides)
+    store = context.store
     with Progress() as progress:
-        result = execute(recipe, store, Options(until="tokenize_text", preview=True), FINETUNE, listeners=(progress,))
-    if result.error is not None:
-        raise result.error
-    artifact = result.outcomes[-1].artifact
+        run = context.for_run((progress,), run=preview_id(new_run_id()))
+        artifact = settle(finetune(context.recipe), run, until="tokenize_text").steps["tokenize_text"].artifact
     assert artifact is not None
     with tempfile.TemporaryDirectory(dir=store.home) as folder:
         tokens = Input(store.checkout(artifact, Path(folder) / "tokens"), artifact.kind, artifact.meta, artifact.digest)

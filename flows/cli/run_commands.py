@@ -10,11 +10,14 @@ from typing import Any
 from trnflow.flows.cli.output import emit_json, exit_at_once, say_error
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
-from trnflow.flows.finetune import DATA_STAGES, FINETUNE
+from trnflow.flows.finetune import DATA_STAGES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.suggested_command import complete
-from trnflow.flows.runner.run import Options, Result, execute, new_run_id, nothing_to_do, open_recipe, preload_for
-from trnflow.tasks.store import Store
+from trnflow.flows.runner.context import RunContext, make_plan, new_run_id, open_context
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run import run as run_graph
+from trnflow.flows.runner.warm_parents import start_warm_parents
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import scrub
 
@@ -38,12 +41,13 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Run the stages that are not in the store, and print a table. A Prefect flow, unless --direct is given or nothing
     is due."""
-    recipe, store = open_recipe(options.recipe, options.overrides)
     what = Options(options.until, frozenset(options.force), options.offline)
-    result = nothing_to_do(recipe, store, what, FINETUNE)
-    idle = result is not None
-    if result is None:
-        result = _run_stages(options, recipe, store, what)
+    context = open_context(options.recipe, options.overrides, offline=options.offline)
+    recipe, graph = context.recipe, finetune(context.recipe)
+    what.check(graph)
+    context.plan = make_plan(graph, context)
+    idle = not context.plan.due(what)
+    result = run_graph(graph, context, what) if idle else _run_stages(options, context, what)
     if result.error is not None:
         complete(result.error, options)
     if options.json:
@@ -60,25 +64,25 @@ def run(options: Namespace) -> int:
     return code
 
 
-def _run_stages(options: Namespace, recipe: settings.Recipe, store: Store, what: Options) -> Result:
+def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:
     with Progress() as progress:
         if options.direct:
             from trnflow.flows.services.mlflow_listener import Tracking
 
-            with Tracking(recipe, store.home, new_run_id()) as tracking:
-                return tracking.finish(
-                    execute(recipe, store, what, FINETUNE, run=tracking.run, listeners=(progress, tracking))
-                )
+            with Tracking(context.recipe, context.store.home, new_run_id()) as tracking:
+                run = context.for_run((progress, tracking), run=tracking.run)
+                return tracking.finish(run_graph(finetune(context.recipe), run, what))
         from trnflow.flows.cli.prefect_run import quiet, run_here
 
         quiet()  # before the warm parents start, which compare the environment
-        preload_for(recipe, store, what, FINETUNE)
-        return run_here(options.recipe, options.overrides, what, (progress,), store.home)
+        assert context.plan is not None
+        start_warm_parents(context.plan.due(what), context)  # they import while this process imports Prefect
+        return run_here(options.recipe, options.overrides, what, (progress,), context)
 
 
 def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
     out = sys.stdout
-    out.write(f"\n{report.table(result.outcomes)}\n\n")
+    out.write(f"\n{report.table(result.steps)}\n\n")
     for note in result.notes:
         out.write(f"note: {scrub(note)}\n")
     if idle:

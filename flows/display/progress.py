@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, TextIO
 
 from trnflow.flows.display.report import MARKS, number, seconds
-from trnflow.flows.runner.call import Call, Outcome
-from trnflow.flows.runner.executor import Listener
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.progress.stage_progress import Clock, StageProgress
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import is_interruption
@@ -277,10 +277,10 @@ class Progress(Listener):
         else:
             self._view = Screen(stream) if self._terminal else Log(partial(print, file=stream, flush=True))
 
-    def stage_started(self, call: Call, key: str) -> None:
+    def stage_started(self, step: Step) -> None:
         if not self._terminal:
-            self._view.say(f"  {call.name} ...", stage=call.name)
-        self.begin(call.name)
+            self._view.say(f"  {step.name} ...", stage=step.name)
+        self.begin(step.name)
 
     def begin(self, name: str) -> None:
         """Start showing the progress of a stage or of other work, without first writing a line that names it."""
@@ -292,10 +292,10 @@ class Progress(Listener):
                 self._view.say(f"  {stage}: {event[kind]}", stage=stage, level=level)
         self._view.event(event)
 
-    def stage_ended(self, outcome: Outcome) -> None:
+    def stage_ended(self, step: Step) -> None:
         self._view.end()
-        said = f"{MARKS[outcome.action]} {outcome.stage:<15} {outcome.action:<4} {seconds(outcome.seconds):>7}"
-        fields = {"stage": outcome.stage, "action": outcome.action, "seconds": outcome.seconds}
+        said = f"{MARKS[step.action]} {step.name:<15} {step.action:<4} {seconds(step.seconds):>7}"
+        fields = {"stage": step.name, "action": step.action, "seconds": step.seconds}
         self._view.say(said, **fields)
 
     def stage_failed(self, stage: str, error: BaseException) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.planning.forecast import ANYWAY, dollars, total
+from trnflow.flows.runner.forecast import ANYWAY, dollars, total
+from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Meta
 
 FIRST = (
@@ -20,20 +20,18 @@ MARKS = {"hit": "=", "ran": "+", "skip": "-", "run": "+", "maybe": "?"}
 example."""
 
 
-def table(outcomes: list[Outcome]) -> str:
+def table(steps: list[Step]) -> str:
     """Return the table of a finished run as text: one line for each stage with its action (`hit`: its artifact was in
     the store, `ran`, or `skip`: not needed), seconds, the first 12 digits of its artifact's digest, and its main
     metrics or, if it has none, the reason for the action."""
     rows = [("stage", "", "seconds", "artifact", "key figures")]
-    for outcome in outcomes:
-        digest = outcome.artifact.digest.removeprefix("sha256:")[:12] if outcome.artifact else "-"
-        rows.append(
-            (outcome.stage, outcome.action, seconds(outcome.seconds), digest, highlights(outcome) or outcome.why)
-        )
+    for step in steps:
+        digest = step.artifact.digest.removeprefix("sha256:")[:12] if step.artifact else "-"
+        rows.append((step.name, step.action, seconds(step.seconds), digest, highlights(step) or step.why))
     return aligned(rows)
 
 
-def plan_table(outcomes: list[Outcome], price_per_hour: float = 0.0) -> str:
+def plan_table(steps: list[Step], price_per_hour: float = 0.0) -> str:
     """Return the table of a plan as text: what a run would do with each stage (`hit`: its artifact is in the store,
     `run`, `maybe`: not known yet, or `skip`: not needed), the expected seconds and size, and the reason; then a line of
     totals, if any stage would or may run.
@@ -41,12 +39,12 @@ def plan_table(outcomes: list[Outcome], price_per_hour: float = 0.0) -> str:
     price_per_hour: USD per hour of the hardware; the table has a column of dollars if it is above 0.
     """
     rows = [("stage", "action", "seconds", "size", "dollars", "why")]
-    for outcome in outcomes:
-        due = outcome.action not in ANYWAY
-        expected = _expected(outcome.seconds, outcome.bytes, price_per_hour) if due else ("", "", "")
-        rows.append((outcome.stage, outcome.action, *expected, outcome.why))
-    if any(outcome.action not in ANYWAY for outcome in outcomes):
-        sums = total(outcomes, price_per_hour)
+    for step in steps:
+        due = step.action not in ANYWAY
+        expected = _expected(step.seconds, step.bytes, price_per_hour) if due else ("", "", "")
+        rows.append((step.name, step.action, *expected, step.why))
+    if any(step.action not in ANYWAY for step in steps):
+        sums = total(steps, price_per_hour)
         why = f"at least: no past of {', '.join(sums['unknown'])}" if sums["unknown"] else "if all of these run"
         rows.append(("total", "", *_expected(sums["seconds"], sums["bytes"], price_per_hour), why))
     return aligned(rows if price_per_hour else [(*row[:4], row[5]) for row in rows])
@@ -64,15 +62,15 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def highlights(outcome: Outcome) -> str:
+def highlights(step: Step) -> str:
     """Return up to four results of a stage as text: the metrics of its artifact, or if there are none, values of the
     artifact's metadata, such as the number of rows of each split or the number of compiled graphs. Empty if the outcome
     has no artifact."""
-    values: Meta = outcome.metrics
-    if not values and outcome.artifact:
-        meta = outcome.artifact.meta
+    values: Meta = step.metrics
+    if not values and step.artifact:
+        meta = step.artifact.meta
         values = {name: meta[name] for name in ("splits", "longest", "lengths", "parameters", "target") if name in meta}
-        if outcome.stage == "precompile":
+        if step.name == "precompile":
             values = {"graphs": len(meta.get("graphs", []))}
     return figures(values)
 

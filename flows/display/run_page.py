@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnflow.flows.display.report import change_cells, number, seconds
-from trnflow.flows.runner.planning.forecast import dollars
+from trnflow.flows.runner.forecast import dollars
 from trnflow.flows.runner.run import artifact_in
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trnflow.flows.champions.contenders import model_in
-from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen, pipeline_without
+from trnflow.flows.champions.frozen_rows import Frozen, finetune_without, newest_frozen
 from trnflow.flows.champions.promote import champions_of
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import data_digest
 from trnflow.flows.retraining.judgement import newest_judged
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.run import look
+from trnflow.flows.runner.context import plan_of
+from trnflow.flows.runner.plan import Plan
 from trnflow.flows.runner.warm_start import champion_named
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
@@ -76,12 +76,12 @@ def find_change(recipe: Recipe, store: Store, *, offline: bool = False) -> Chang
         update={"train": recipe.train.model_copy(update={"warm_start_from": _start(recipe, store)})}
     )
     found, frozen, judged = champions_of(store, recipe.name), newest_frozen(recipe, store), newest_judged(store, recipe)
-    planner = look(fixed, store, pipeline_without(frozen), offline=offline)
+    plan = plan_of(finetune_without(fixed, frozen), fixed, store, offline=offline)
     run = store.run(judged["run"]) if judged else None
-    why = _difference(planner, store, run) if run else f"no model of {recipe.name} was judged in this store yet"
+    why = _difference(plan, store, run) if run else f"no model of {recipe.name} was judged in this store yet"
     champion = found[0].document["artifact"] if found else None
     challenger = model_in(run) if run else None
-    data = data_digest(planner.sources["data"])
+    data = data_digest(plan.sources["data"])
     if not why:
         return Change(False, _unchanged(judged, challenger), fixed, champion, challenger, frozen, data)
     return Change(True, why, fixed, champion, challenger, frozen, data)
@@ -101,20 +101,20 @@ def _start(recipe: Recipe, store: Store) -> str | None:
     return f"{name}@{found[0].number}" if found else None
 
 
-def _difference(planner: Planner, store: Store, run: Meta) -> str:
+def _difference(plan: Plan, store: Store, run: Meta) -> str:
     """Say how a recipe differs from what made the model of a run; "" if it does not. The model that training starts from
     does not count."""
     keys = {stage["stage"]: stage["key"] for stage in run.get("stages", [])}
-    present = planner.documents.get("train")
+    present = plan.steps["train"].document
     if present is None:
-        return _first_difference(planner, store, keys)
+        return _first_difference(plan, store, keys)
     trained, consolidated = (
         store.record(stage, keys[stage]) if keys.get(stage) else None for stage in ("train", "consolidate")
     )
     if trained is None or consolidated is None:
         return "the store has lost how the newest judged model was made"
     try:
-        consolidation = _consolidation(planner, store, trained["artifact"])
+        consolidation = _consolidation(plan, store, trained["artifact"])
         lost = store.missing(store.artifact(consolidated["artifact"]))
     except BlobLost as error:
         return f"the store has lost the newest judged model: {error.message}"
@@ -128,14 +128,14 @@ def _difference(planner: Planner, store: Store, run: Meta) -> str:
     return f"the store has lost {lost.path} of the newest judged model" if lost else ""
 
 
-def _first_difference(planner: Planner, store: Store, keys: dict[str, str]) -> str:
+def _first_difference(plan: Plan, store: Store, keys: dict[str, str]) -> str:
     """Say how the first stage that would run differs from that stage of the newest judged model. keys: {stage: key} of
     its run."""
-    due = next(one for one in planner.outcomes.values() if one.action in ("run", "maybe"))
-    record = store.record(due.stage, keys[due.stage]) if keys.get(due.stage) else None
-    present = planner.documents.get(due.stage)
-    said = _said(due.stage, record["document"], present) if record and present else ""
-    return said or f"{due.stage}: {due.why}"
+    due = next(step for step in plan.steps.values() if step.action in ("run", "maybe"))
+    record = store.record(due.name, keys[due.name]) if keys.get(due.name) else None
+    present = due.document
+    said = _said(due.name, record["document"], present) if record and present else ""
+    return said or f"{due.name}: {due.why}"
 
 
 def _said(stage: str, was: Meta, now_is: Meta) -> str:
@@ -147,12 +147,12 @@ def _said(stage: str, was: Meta, now_is: Meta) -> str:
     return f"{' and '.join(parts)} changed ({stage}: {'; '.join(str(one) for one in shown)})" if changes else ""
 
 
-def _consolidation(planner: Planner, store: Store, shards: str) -> Meta:
+def _consolidation(plan: Plan, store: Store, shards: str) -> Meta:
     """The key document that consolidate would have for a checkpoint. shards: its digest."""
-    call = planner.calls["consolidate"]
-    inputs = {**call.inputs, "shards": store.artifact(shards)}
+    step = plan.steps["consolidate"]
+    inputs = {**plan.inputs_of(step), "shards": store.artifact(shards)}
     inputs.pop("warm_start", None)
-    return _settled(key_document(call.stage, call.config, inputs, store.memo))
+    return _settled(key_document(step.node.stage, step.config, inputs, store.memo))
 
 
 def _settled(document: Meta) -> Meta:

@@ -7,14 +7,15 @@ compared.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from trnflow.flows.champions.contenders import run_of_model
-from trnflow.flows.champions.frozen_rows import Frozen, pipeline_without
+from trnflow.flows.champions.frozen_rows import Frozen, finetune_without
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import Options, artifact_in, heal, look, new_runner
-from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.context import context_of, plan_of
+from trnflow.flows.runner.graph import Graph, Node, source_of
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.run import artifact_in, settle
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, DataError
@@ -126,11 +127,11 @@ def check_cheaply(
     """
     if not recipe.checks and (frozen is None or recipe.format.task != "classification"):
         return (), ""
-    pipelines = [pipeline_without(frozen)]
+    graphs = [finetune_without(recipe, frozen)]
     if any(check.what == "leakage" for check in recipe.checks):
-        pipelines.append(pipeline_without(None))
-    for pipeline in pipelines:
-        load = look(recipe, store, pipeline, offline=offline).outcomes["load_data"]
+        graphs.append(finetune_without(recipe, None))
+    for graph in graphs:
+        load = plan_of(graph, recipe, store, offline=offline).steps["load_data"]
         if load.action != "hit" and (load.seconds is None or load.seconds > CHEAP_SECONDS):
             time = "an unknown time" if load.seconds is None else f"{load.seconds:.0f} s"
             return (), f"the data was not checked: it is not loaded, and loading it takes {time}"
@@ -155,16 +156,11 @@ def data_of(store: Store, model: str) -> Artifact | None:
 def _loaded(
     recipe: Recipe, store: Store, listeners: tuple[Listener, ...], frozen: Artifact | None, *, offline: bool
 ) -> Artifact:
-    runner = new_runner(recipe, store, Options(offline=offline), listeners)
-
-    def call_stages(runner: Runner) -> Any:
-        return runner(load_data, recipe.data, runner.resolve(data_source, recipe.data), frozen)
-
-    heal(runner, lambda: call_stages(runner))
-    store.memo.save()
-    made = runner.outcomes["load_data"].artifact
-    assert made is not None
-    return made
+    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
+    context = context_of(recipe, store, offline=offline).for_run(listeners)
+    loaded = settle(Graph((rows,)), context).steps["load_data"].artifact
+    assert loaded is not None
+    return loaded
 
 
 def _check_labels(recipe: Recipe, labels: list[str] | None, frozen: Frozen) -> None:

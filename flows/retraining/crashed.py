@@ -16,7 +16,7 @@ from trnflow.flows.retraining.ended import newest_ended
 from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.retraining.retrain import failure, record_failure
-from trnflow.flows.runner.run import open_store
+from trnflow.flows.runner.context import open_store
 from trnflow.flows.services.crashed_runs import CrashedRun, send_report, unreported_crashes
 from trnflow.flows.services.recovery import TIMES
 from trnflow.tasks.errors import ProcessFailed, TrnflowError

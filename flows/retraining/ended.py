@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.run import resolver_of
+from trnflow.flows.runner.context import context_of
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.errors import Interrupted, StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
@@ -64,7 +64,7 @@ def present_data(recipe: Recipe, store: Store, *, offline: bool = False) -> str:
         ConfigError: There is no data, or the hub can't be reached.
         DataError: A file can't be read.
     """
-    found = data_source(recipe.data, resolver_of(recipe, store, offline=offline))
+    found = data_source(recipe.data, context_of(recipe, store, offline=offline).resolver)
     store.memo.save()
     return data_digest(found)
 

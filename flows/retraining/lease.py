@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.run import new_run_id
+from trnflow.flows.runner.context import new_run_id
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Holder, Lease, Waiter, newest_holder

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from trnflow.flows.champions.contenders import Contender, of_run
 from trnflow.flows.champions.freeze import freeze
-from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen, pipeline_without
+from trnflow.flows.champions.frozen_rows import Frozen, finetune_without, newest_frozen
 from trnflow.flows.champions.mirror import mirror
 from trnflow.flows.champions.promote import ROLLED_BACK, Decision, champions_of, promote
 from trnflow.flows.recipes.recipe import Recipe
@@ -27,8 +27,8 @@ from trnflow.flows.retraining.ended import present_data, write_ended
 from trnflow.flows.retraining.judgement import newest_judged, write_judged
 from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.pipeline import Pipeline
+from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.errors import Interrupted, StoreError, TrnflowError, unexpected
@@ -36,8 +36,8 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Holder, Lease, LeaseLost
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
-Train = Callable[[Recipe, Pipeline], Result]
-"""Runs a recipe's pipeline and writes the run record; the command line and Prefect pass their own."""
+Train = Callable[[Recipe, Graph], Result]
+"""Runs a graph of a recipe and writes the run record; the command line and Prefect pass their own."""
 
 
 def retrain(
@@ -205,7 +205,7 @@ def _made(work: _Work, change: Change) -> Retrained:
             return begun
         frozen = change.frozen or freeze(recipe, store, work.listeners, offline=work.offline)
         begun = replace(begun, frozen=frozen.artifact.digest)
-        result = work.train(change.recipe, pipeline_without(frozen))
+        result = work.train(change.recipe, finetune_without(change.recipe, frozen))
         begun = replace(begun, run=result.run, notes=(*begun.notes, *result.notes))
         if result.error is not None:
             return replace(begun, error=result.error, why=result.error.message)

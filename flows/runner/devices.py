@@ -11,17 +11,12 @@ if the process is killed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Mapping
 
-from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.single_flight import WAITS, await_turn
+from trnflow.flows.recipes.recipe import LaunchConfig, Recipe
 from trnflow.tasks.keys.canonical_json import digest_of
-from trnflow.tasks.store import Store
-from trnflow.tasks.store.lease import Holder, newest_holder
 from trnflow.tasks.system.process import this_process
+from trnflow.tasks.system.redaction import fill, know
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -99,48 +94,14 @@ def device_key(name: str) -> str:
     return digest_of(document).removeprefix("sha256:")
 
 
-def take_devices(
-    held: ExitStack,
-    store: Store,
-    names: Iterable[str],
-    *,
-    run: str,
-    attempt: str,
-    ttl: float,
-    made: Callable[[], Outcome | None],
-    say: Callable[[str], None],
-    heed: Callable[[], None],
-) -> Outcome | None:
-    """Take the leases of devices, one after the other, and wait while other processes hold them. A lease is a file in
-    the store by which only one process at a time uses a device.
+def filled_environment(launch: LaunchConfig) -> dict[str, str]:
+    """Return the variables of `launch.environment`, each `${NAME}` in a value replaced by the environment variable NAME.
+    The values are secrets from now on.
 
-    Devices whose lease this process holds already, as a sweep does for its trials, are skipped.
-
-    Args:
-        held: The stack that gets the leases. When its context ends, they are released.
-        names: The names of the devices, in sorted order. Every process takes the leases in this order, so that no two
-            processes wait for each other.
-        run: The text by which the leases name their holder: the id of the run, and its recipe.
-        attempt: The id of the attempt (try to run the stage) that needs the devices. A lease lasts as long as a process
-            of this attempt lives, which may still save its state after the run was killed.
-        ttl: Seconds without a heartbeat after which another process may take over a lease.
-        made: Returns the outcome of the stage if another run has published its artifact meanwhile, else None.
-        say: Gets text for the user: once for each process that is waited for.
-        heed: Called again and again while this run waits; an error that it raises ends the waiting.
-
-    Returns:
-        The outcome that `made` returned, if any; None if all leases were taken.
+    Raises:
+        ConfigError: An environment variable is not set.
     """
-    for name in names:
-        if (holder := newest_holder(store.backend, device_key(name))) and holder.process == this_process():
-            continue
-        waiter = store.waiter(device_key(name), run=run, attempt=attempt, ttl=ttl, patient=True)
-        turn = await_turn(waiter, made, partial(_tell, say, name), heed)
-        if isinstance(turn, Outcome):
-            return turn
-        held.enter_context(turn)
-    return None
-
-
-def _tell(say: Callable[[str], None], name: str, holder: Holder) -> None:
-    say(f"{WAITS} the devices ({name}): {holder} uses them")
+    filled = {name: fill(value, f"launch.environment.{name}") for name, value in launch.environment.items()}
+    for value in filled.values():
+        know(value)
+    return filled

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Artifact, File
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
@@ -43,7 +43,7 @@ def check_vocabulary(store: Store, start: Artifact, tokens: Artifact) -> None:
         )
 
 
-def refuse_unknown_vocabulary(recipe: Recipe, planned: dict[str, Outcome]) -> None:
+def refuse_unknown_vocabulary(recipe: Recipe, planned: dict[str, Step]) -> None:
     """Raise ConfigError if training starts from an earlier model, and this run may first train a tokenizer of its own
     (`tokenize.train`).
 

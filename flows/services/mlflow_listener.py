@@ -12,9 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.call import Call, Outcome
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import Result, checkout_state, open_store
+from trnflow.flows.runner.context import open_store
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Step
+from trnflow.flows.runner.run import Result, checkout_state
 from trnflow.flows.services.pages import tracking_uri
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.config import keyed_params
@@ -48,14 +49,14 @@ class Tracking(Listener):
         self._recipe, self._home = recipe, home
         self._store = open_store(recipe)
         self._tracker: Tracker | None = None
-        self._hits: list[Outcome] = []
+        self._hits: list[Step] = []
 
-    def stage_started(self, call: Call, key: str) -> None:
+    def stage_started(self, step: Step) -> None:
         """Record that a stage begins to run, with its key (the hash of all that decides its result) and those of its
         settings that can change its result."""
         if self._begin():
             assert self._tracker is not None
-            self._tracker.stage_started(call.name, key, keyed_params(call.config))
+            self._tracker.stage_started(step.name, str(step.key), keyed_params(step.config))
 
     def event(self, stage: str, event: Meta) -> None:
         """Record the metrics that a running stage reports in an event; ignore events without metrics, and all events if
@@ -64,35 +65,35 @@ class Tracking(Listener):
             metrics = event["metrics"]
             self._tracker.metrics(stage, metrics["step"], metrics["values"], metrics["time"])
 
-    def stage_ended(self, outcome: Outcome) -> None:
+    def stage_ended(self, step: Step) -> None:
         """Record how a stage ended: its key (the hash of all that decides its result), its artifact's digest, its
         seconds, metrics and figures, and the number of rows of each split. A stage without an artifact is not recorded.
 
         For `load_data` the recipe's data sources are recorded too, for `evaluate_model` its plots and reports.
         """
-        if outcome.artifact is None:
+        if step.artifact is None:
             return
         if self._tracker is None:
-            self._hits.append(outcome)
+            self._hits.append(step)
             return
-        if outcome.stage == "load_data":
+        if step.name == "load_data":
             for setting, source in sources(self._recipe):
                 note = f"{setting}={source}"
-                self._tracker.dataset(source, outcome.artifact.digest, note=note, context="training")
-        lengths = outcome.artifact.meta.get("row_lengths", {})
+                self._tracker.dataset(source, step.artifact.digest, note=note, context="training")
+        lengths = step.artifact.meta.get("row_lengths", {})
         with tempfile.TemporaryDirectory() as folder:
             plots: tuple[Path, ...] = ()
-            if outcome.stage == PLOTTED:
-                self._store.copy_out(outcome.artifact, Path(folder))
+            if step.name == PLOTTED:
+                self._store.copy_out(step.artifact, Path(folder))
                 plots = tuple(path for path in sorted(Path(folder).iterdir()) if path.suffix in PLOTS)
             self._tracker.stage_ended(
-                outcome.stage,
-                action=outcome.action,
-                key=outcome.key,
-                artifact=outcome.artifact.digest,
-                seconds=outcome.seconds,
-                metrics=outcome.metrics,
-                figures=outcome.figures,
+                step.name,
+                action=step.action,
+                key=step.key,
+                artifact=step.artifact.digest,
+                seconds=step.seconds,
+                metrics=step.metrics,
+                figures=step.figures,
                 plots=plots,
                 lengths={split: counted["rows"] for split, counted in lengths.items()},
             )

@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.devices import VISIBLE, device_key, device_names, gpu_names, visible_gpus
-from trnflow.flows.runner.executor import filled_environment
-from trnflow.flows.runner.run import new_run_id
+from trnflow.flows.runner.context import new_run_id
+from trnflow.flows.runner.devices import VISIBLE, device_key, device_names, filled_environment, gpu_names, visible_gpus
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.store import Store

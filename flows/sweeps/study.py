@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.flows.recipes.sweep_settings import SweepConfig
-from trnflow.flows.runner.run import new_run_id
+from trnflow.flows.runner.context import new_run_id
 from trnflow.flows.sweeps.space import Dimension, combinations
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, StoreError

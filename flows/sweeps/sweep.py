@@ -14,8 +14,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import Options, Result, new_run_id, open_store
+from trnflow.flows.runner.context import new_run_id, open_store
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import Result
 from trnflow.flows.sweeps.files import document, write_best, write_json
 from trnflow.flows.sweeps.page import sweep_page
 from trnflow.flows.sweeps.plan import SUFFIX, Plan
@@ -231,8 +233,8 @@ def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None
     tags = {SWEEP: going.study.identity}
     result = going.run(recipe, Options(offline=going.offline), new_run_id(), listeners, tags)
     if result.error is None:
-        metrics = {name: value for outcome in result.outcomes for name, value in outcome.metrics.items()}
-        test = next((outcome.metrics for outcome in result.outcomes if outcome.stage == TESTED), {})
+        metrics = {name: value for step in result.steps for name, value in step.metrics.items()}
+        test = next((step.metrics for step in result.steps if step.name == TESTED), {})
         found = {"trial": best.number, "settings": best.settings, "run": result.run, "metrics": metrics, "test": test}
         going.study.set_winner({**found, "around": around})
     return result

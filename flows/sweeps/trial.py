@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.call import Call, Outcome
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import Options, Result, execute, new_run_id, open_store
-from trnflow.flows.runner.single_flight import WAITS
+from trnflow.flows.runner.claim import WAITS
+from trnflow.flows.runner.context import context_of, new_run_id, open_store
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Options, Step
+from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.sweeps.study import SweepStudy
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
@@ -63,10 +65,10 @@ class Watch(Listener):
     pruned: bool = False
     lost: TrnflowError | None = field(default=None)
 
-    def stage_started(self, call: Call, key: str) -> None:
+    def stage_started(self, step: Step) -> None:
         self._heed()
-        if call.name == LAST:
-            self.key = key
+        if step.name == LAST:
+            self.key = step.key
 
     def waits(self, stage: str) -> None:
         self._heed()
@@ -90,7 +92,7 @@ class Watch(Listener):
         if self.pruned:
             raise Pruned(f"the trial was ended at step {metrics['step']}: its {self.metric} is worse than the median")
 
-    def stage_ended(self, outcome: Outcome) -> None:
+    def stage_ended(self, step: Step) -> None:
         self._heed()
 
     def _refuse_unreported(self, values: Meta) -> None:
@@ -142,7 +144,7 @@ def run_trial(
         _note_stopped(study, trial)
         raise
     error = watch.lost or result.error
-    study.note_shared(trial, sum(_seconds_of(store, outcome) for outcome in result.outcomes))
+    study.note_shared(trial, sum(_seconds_of(store, step) for step in result.steps))
     if watch.pruned:
         if watch.key is not None:
             _remove_partial(store, watch.key, identity, recipe.store.lease_ttl_seconds)
@@ -174,7 +176,7 @@ def _note_stopped(study: SweepStudy, trial: Trial) -> None:
 
 
 def _record_value(study: SweepStudy, trial: Trial, metric: str, result: Result) -> None:
-    metrics = next((outcome.metrics for outcome in result.outcomes if outcome.stage == LAST), {})
+    metrics = next((step.metrics for step in result.steps if step.name == LAST), {})
     value = metrics.get(metric)
     if not isinstance(value, int | float):
         error = unreported(metric, metrics)
@@ -194,12 +196,12 @@ def _remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
             store.partial(key).prune(0)
 
 
-def _seconds_of(store: Store, outcome: Outcome) -> float:
+def _seconds_of(store: Store, step: Step) -> float:
     """Return how long it once took to make what a stage found in the store; 0 for one that ran."""
-    if outcome.action != "hit" or outcome.key is None or outcome.stage == LAST:
+    if step.action != "hit" or step.key is None or step.name == LAST:
         return 0.0
-    record = store.record(outcome.stage, outcome.key) or {}
-    return float(store.attempt(outcome.key, str(record.get("attempt", ""))).get("seconds") or 0.0)
+    record = store.record(step.name, step.key) or {}
+    return float(store.attempt(step.key, str(record.get("attempt", ""))).get("seconds") or 0.0)
 
 
 def run_directly(
@@ -210,4 +212,5 @@ def run_directly(
 
     store = open_store(recipe)
     with Tracking(recipe, store.home, run, tags) as tracking:
-        return tracking.finish(execute(recipe, store, what, FINETUNE, run=run, listeners=(*listeners, tracking)))
+        context = context_of(recipe, store, offline=what.offline).for_run((*listeners, tracking), run=run)
+        return tracking.finish(run_graph(finetune(recipe), context, what))

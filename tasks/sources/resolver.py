@@ -10,8 +10,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from trnflow.tasks.artifact import Json
+from trnflow.tasks.artifact import Json, Source
+from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.sources.download_cache import DownloadCache
@@ -36,6 +38,14 @@ class Resolver:
         self.offline = offline
         self.memo = memo or Memo(home / "memo.db")
         self._folders = folders or {}
+        self._sources: dict[tuple[Any, str], Source] = {}
+
+    def ask_once(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source:
+        """Return `find(config, self)`, asked once for equal configs: what a plan has checked is what its run reads."""
+        question = (find, config.model_dump_json())
+        if question not in self._sources:
+            self._sources[question] = find(config, self)
+        return self._sources[question]
 
     def folder(self, setting: str) -> Path:
         """Return the folder to which a relative path in a setting's value is joined."""

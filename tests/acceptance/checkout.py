@@ -74,38 +74,41 @@ def count(config: StageConfig, rows: Input, out: Workdir) -> Meta:
     "mill/wiring.py": """
 import json, sys
 from pathlib import Path
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.run import heal
-from trnflow.flows.runner.runner import Runner
+from trnflow.flows.recipes.recipe import load
+from trnflow.flows.runner.context import context_of, make_plan
+from trnflow.flows.runner.graph import Graph, Node
+from trnflow.flows.runner.run import settle
 from mill.count import count
 from mill.read import read
 from mill.sort import SortConfig, sort
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import TrnflowError
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import Store
 
-def flow(stage, source, sneaks):
-    rows = stage(read, StageConfig(), source)
-    return stage(count, StageConfig(), stage(sort, SortConfig(sneaks=sneaks), rows))
+def flow(source, sneaks):
+    rows = Node(read, StageConfig(), {"source": source})
+    ordered = Node(sort, SortConfig(sneaks=sneaks), {"rows": rows})
+    return Graph((rows, ordered, Node(count, StageConfig(), {"rows": ordered})))
 
 what, root, home, sneaks = sys.argv[1:]
 store = Store(root, Path(home))
 store.prepare()
-resolver = Resolver(store.home, offline=True)
+context = context_of(load("demo", ["store.min_free_gb=0"]), store, offline=True)
 path = str(Path("rows.txt").absolute())
-source = Source("data", {"digest": resolver.memo.digest(path)}, {"path": path})
-runner = Runner(store, resolver, run="r", min_free_gb=0.0) if what == "run" else Planner(store, resolver)
+source = Source("data", {"digest": store.memo.digest(path)}, {"path": path})
+graph = flow(source, sneaks)
+plan = context.plan = make_plan(graph, context)
 said = {}
 try:
-    heal(runner, lambda: flow(runner, source, sneaks)) if what == "run" else flow(runner, source, sneaks)
+    if what == "run":
+        settle(graph, context, plan=plan)
 except TrnflowError as error:
     said = {"stage": error.stage, **error.to_json()}
 store.memo.save()
 print(json.dumps({
-    "actions": {name: outcome.action for name, outcome in runner.outcomes.items()},
-    "why": {name: outcome.why for name, outcome in runner.outcomes.items()},
+    "actions": {name: step.action for name, step in plan.steps.items() if step.settled or what == "plan"},
+    "why": {name: step.why for name, step in plan.steps.items() if step.settled or what == "plan"},
     "error": said,
 }))
 """,

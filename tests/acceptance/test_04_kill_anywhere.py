@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.ending import check_ending
-from tests.acceptance.toy_runs import actions
 from tests.flows.runner.forks import Forks, nothing_left, until
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.runner.toy import CountConfig, WordsConfig, graph
+from tests.helpers.runs import Ran, context, run_graph
 from tests.launch.processes import alive
 from tests.store.test_collect import wait_a_tick
-from trnflow.flows.runner.runner import Runner
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.keys.hash_cache import sha256_file
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.roots import Policy
 from trnflow.tasks.store.layout import blob_name, is_unfinished
@@ -40,9 +38,9 @@ def killed_and_run_again(starters: Forks, points: int, seed: int) -> None:
         pid = starters.start(f"killed{number}", text=str(text), kill_at=moment, ttl=600)
         until(lambda pid=pid: not alive(pid))
         assert_only_whole_results(starters, seen)
-        runner = assert_a_new_run_completes(starters, text)
-    assert_litter_is_collected(starters, runner)
-    check_ending(starters.store(), lambda: actions(run(starters, text)))
+        ran = assert_a_new_run_completes(starters, text)
+    assert_litter_is_collected(starters, ran)
+    check_ending(starters.store(), lambda: run(starters, text).actions)
 
 
 def assert_only_whole_results(starters: Forks, seen: set[str]) -> None:
@@ -57,25 +55,22 @@ def assert_only_whole_results(starters: Forks, seen: set[str]) -> None:
             assert sha256_file(blob) == file.digest
 
 
-def assert_a_new_run_completes(starters: Forks, text: Path) -> Runner:
+def assert_a_new_run_completes(starters: Forks, text: Path) -> Ran:
     clean(starters.store())  # as each run does first
     for _ in range(2):
-        runner = run(starters, text)
+        ran = run(starters, text)
         total = sum(len(word) for word in text.read_text().split())
-        assert runner.outcomes["count"].metrics == {"total": total}
-    assert set(actions(runner).values()) == {"hit"}
+        assert ran.steps["count"].metrics == {"total": total}
+    assert set(ran.actions.values()) == {"hit"}
     assert nothing_left(starters)
-    return runner
+    return ran
 
 
-def assert_litter_is_collected(starters: Forks, runner: Runner) -> None:
+def assert_litter_is_collected(starters: Forks, ran: Ran) -> None:
     """What killed writers left aside or unreferenced goes with the garbage; what the last run came to stays."""
     store = starters.store()
-    found = [*runner.outcomes.values(), *runner.skipped()]
-    stages = [{"stage": outcome.stage, "key": outcome.key} for outcome in found if outcome.artifact]
-    store.write_run(
-        runner.executor.run, {"recipe": "toy", "run": runner.executor.run, "outcome": "completed", "stages": stages}
-    )
+    stages = [{"stage": step.name, "key": step.key} for step in ran.steps.values() if step.artifact]
+    store.write_run(ran.run, {"recipe": "toy", "run": ran.run, "outcome": "completed", "stages": stages})
     wait_a_tick(store)
     collect(store.backend, Policy(keep_last=1, grace=0.0), yes=True)
     kinds = ("records", "attempts", "leases", "partial", "runs", "blobs")
@@ -83,11 +78,9 @@ def assert_litter_is_collected(starters: Forks, runner: Runner) -> None:
     assert verify(store.backend).unreferenced == 0
 
 
-def run(starters: Forks, text: Path) -> Runner:
-    store = starters.store()
-    runner = Runner(store, Resolver(store.home), run="again", min_free_gb=0.0)
-    pipeline(WordsConfig(path=str(text)), CountConfig(least=0), runner)
-    return runner
+def run(starters: Forks, text: Path) -> Ran:
+    words = WordsConfig(path=str(text))
+    return run_graph(graph(words, CountConfig(least=0)), context(starters.store(), run="again"))
 
 
 def test_no_moment_to_be_killed_at_leaves_half_a_result(starters: Forks) -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from tests.acceptance.ending import check_ending
 from tests.flows.runner.forks import Forks, OnceConfig, nothing_left, once, until
+from tests.helpers.runs import context, run_stage
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.launch.processes import alive
-from trnflow.flows.runner.runner import Runner
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import Store
 
 SHORT = 1.0
@@ -157,7 +156,5 @@ def test_forced_starters_run_in_turn(local: Forks) -> None:
 def test_a_memory_store_has_leases_too(tmp_path: Path) -> None:
     store = Store("memory://single-flight", tmp_path / "home")
     store.prepare()
-    runner = Runner(store, Resolver(store.home), run="r", min_free_gb=0.0)
-    runner(once, OnceConfig(journal=str(tmp_path / "journal")))
-    assert runner.outcomes["once"].action == "ran"
+    assert run_stage(once, OnceConfig(journal=str(tmp_path / "journal")), context(store)).action == "ran"
     assert store.backend.names("leases") == []

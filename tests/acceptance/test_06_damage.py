@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.ending import check_ending
-from tests.acceptance.toy_runs import Machine, actions
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.executor import Listener
+from tests.acceptance.toy_runs import Machine
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Step
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name, record_name
@@ -45,19 +45,19 @@ def damage_cached(store: Store, name: str, how: str) -> None:
         path.write_bytes(data)
 
 
-def name_of(what: str, outcome: Outcome) -> str:
-    assert outcome.artifact is not None
+def name_of(what: str, step: Step) -> str:
+    assert step.artifact is not None
     if what == "record":
-        return record_name(outcome.stage, str(outcome.key))
-    return blob_name(outcome.artifact.digest if what == "tree" else outcome.artifact.files[0].digest)
+        return record_name(step.name, str(step.key))
+    return blob_name(step.artifact.digest if what == "tree" else step.artifact.files[0].digest)
 
 
-def check_heals(machine: Machine, first: Outcome, victim: str, *, is_there: bool) -> None:
+def check_heals(machine: Machine, first: Step, victim: str, *, is_there: bool) -> None:
     """Another setting of the last stage needs the bytes of `sizes`: they are made anew, and what was damaged is put aside."""
-    runner = machine.run(least=2)
-    assert actions(runner) == {"words": "hit", "sizes": "ran", "warm_up": "hit", "count": "ran"}
-    assert runner.outcomes["count"].metrics == {"total": 5}
-    assert runner.outcomes["sizes"].artifact == first.artifact
+    ran = machine.run(least=2)
+    assert ran.actions == {"words": "hit", "sizes": "ran", "warm_up": "hit", "count": "ran"}
+    assert ran.steps["count"].metrics == {"total": 5}
+    assert ran.steps["sizes"].artifact == first.artifact
     quarantined = machine.store().backend.names("quarantine")
     assert any(name.startswith(f"quarantine/{victim}.") for name in quarantined) is is_there
     check_ending(machine.store(), lambda: machine.actions(least=2))
@@ -68,7 +68,7 @@ def check_heals(machine: Machine, first: Outcome, victim: str, *, is_there: bool
 @pytest.mark.parametrize("what", WHATS)
 def test_damage_in_a_local_store(tmp_path: Path, what: str, how: str) -> None:
     machine = Machine(str(tmp_path / "store"), tmp_path)
-    first = machine.run().outcomes["sizes"]
+    first = machine.run().steps["sizes"]
     victim = name_of(what, first)
     damage(machine.store(), victim, how)
     # a blob of another size is not even a hit: it is put aside when its bytes are made anew, over it
@@ -79,7 +79,7 @@ def test_damage_in_a_local_store(tmp_path: Path, what: str, how: str) -> None:
 @pytest.mark.parametrize("how", REMOTELY)
 @pytest.mark.parametrize("what", WHATS)
 def test_damage_in_a_bucket_that_another_machine_finds(s3_root: str, tmp_path: Path, what: str, how: str) -> None:
-    first = Machine(s3_root, tmp_path / "one").run().outcomes["sizes"]
+    first = Machine(s3_root, tmp_path / "one").run().steps["sizes"]
     other = Machine(s3_root, tmp_path / "other")
     victim = name_of(what, first)
     damage(other.store(), victim, how)
@@ -90,16 +90,16 @@ def test_damage_in_a_bucket_that_another_machine_finds(s3_root: str, tmp_path: P
 @pytest.mark.parametrize("remote_too", [False, True], ids=["cache", "both"])
 def test_damage_in_the_cache_of_this_machine(s3_root: str, tmp_path: Path, how: str, remote_too: bool) -> None:
     machine = Machine(s3_root, tmp_path)
-    first = machine.run().outcomes["sizes"]
+    first = machine.run().steps["sizes"]
     victim = name_of("blob", first)
     damage_cached(machine.store(), victim, how)
     if remote_too:
         damage(machine.store(), victim, how)
         check_heals(machine, first, victim, is_there=how != "delete")
         return
-    runner = machine.run(least=2)
-    assert actions(runner) == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "ran"}
-    assert runner.outcomes["count"].metrics == {"total": 5}
+    ran = machine.run(least=2)
+    assert ran.actions == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "ran"}
+    assert ran.steps["count"].metrics == {"total": 5}
     assert (machine.store().cache / victim).read_text() == SIZES
     check_ending(machine.store(), lambda: machine.actions(least=2))
 
@@ -108,41 +108,41 @@ def test_every_byte_of_a_record_may_flip(tmp_path: Path) -> None:
     """What is served is right or made anew, whatever byte it was; nothing crashes."""
     machine = Machine(str(tmp_path / "store"), tmp_path)
     first = machine.run()
-    outcome = first.outcomes["sizes"]
-    name = name_of("record", outcome)
+    step = first.steps["sizes"]
+    name = name_of("record", step)
     sound = machine.store().backend.read(name)
     for at in range(0, len(sound), 29):
         store = machine.store()
         store.backend.replace(name, sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
-        runner = machine.run()
-        assert runner.outcomes["sizes"].artifact == outcome.artifact
-        assert runner.outcomes["count"].metrics == {"total": 6}
+        ran = machine.run()
+        assert ran.steps["sizes"].artifact == step.artifact
+        assert ran.steps["count"].metrics == {"total": 6}
     check_ending(machine.store(), machine.actions)
 
 
 def test_what_nobody_reads_but_its_owner_is_made_anew_after_that(root: str, tmp_path: Path) -> None:
     """The last stage's bytes are opened by `get` alone: it says what is wrong, and the next run mends it."""
     machine = Machine(root, tmp_path / "one")
-    outcome = machine.run().outcomes["count"]
-    assert outcome.artifact is not None
-    damage(machine.store(), blob_name(outcome.artifact.files[0].digest), "flip")
+    step = machine.run().steps["count"]
+    assert step.artifact is not None
+    damage(machine.store(), blob_name(step.artifact.files[0].digest), "flip")
     store = Machine(root, tmp_path / "other").store()
     with pytest.raises(BlobLost, match=r"total\.txt .* corrupt: quarantined") as caught:
-        store.copy_out(outcome.artifact, tmp_path / "copy")
+        store.copy_out(step.artifact, tmp_path / "copy")
     assert "trnflow run" in caught.value.fix
-    store.retract("count", str(outcome.key))  # as `get` does
+    store.retract("count", str(step.key))  # as `get` does
     assert not (tmp_path / "copy").exists()
     assert machine.actions()["count"] == "ran"
-    machine.store().copy_out(outcome.artifact, tmp_path / "copy")
+    machine.store().copy_out(step.artifact, tmp_path / "copy")
     assert (tmp_path / "copy/total.txt").read_text() == "6"
     check_ending(machine.store(), machine.actions)
 
 
 def test_a_disk_that_spoils_everything_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
     class Moths(Listener):
-        def stage_ended(self, outcome: Outcome) -> None:
-            if outcome.stage == "sizes":
-                eaten.append(name_of("blob", outcome))
+        def stage_ended(self, step: Step) -> None:
+            if step.name == "sizes":
+                eaten.append(name_of("blob", step))
                 damage(machine.store(), eaten[-1], "flip")
 
     eaten: list[str] = []

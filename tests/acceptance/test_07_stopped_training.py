@@ -16,8 +16,8 @@ import pytest
 
 from tests.acceptance.ending import check_ending
 from tests.flows.runner.forks import Forks, OnceConfig, apart, until
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.tasks.sources.resolver import Resolver
+from tests.helpers.runs import plan_graph
+from trnflow.flows.runner.graph import Graph, Node
 from trnflow.tasks.store import Store
 
 STEPS = 1000
@@ -234,9 +234,8 @@ def test_what_a_killed_stage_left_is_gone_on_from_by_its_own_key_alone(local: Fo
     """The quick sibling, on a stage that saves as training does."""
 
     def why(number: int) -> str:
-        planner = Planner(local.store(), Resolver(local.folder / "home", offline=True))
-        planner(apart, OnceConfig(journal=str(local.journal), number=number))
-        return planner.outcomes["apart"].why
+        node = Node(apart, OnceConfig(journal=str(local.journal), number=number), {})
+        return plan_graph(Graph((node,)), local.store()).steps["apart"].why
 
     assert why(0) == "never ran in this store"
     first = local.start("first", stage="apart")

@@ -12,12 +12,12 @@ import pytest
 
 from tests.acceptance.ending import check_ending
 from trnflow.flows import finetune
-from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.finetune import finetune as graph_of
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.call import bind
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.run import Options, execute, look
+from trnflow.flows.runner.context import context_of, plan_of
+from trnflow.flows.runner.plan import Options, Plan
+from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.stage import of
@@ -46,7 +46,7 @@ class Project:
     def make(self) -> None:
         self.write_rows("good", "bad")
         self.store().prepare()
-        assert execute(self.recipe(), self.store(), Options(until="pack_chunks"), FINETUNE).error is None
+        assert self.run(Options(until="pack_chunks")).error is None
         for stage in BELOW:
             self._record(stage)
 
@@ -63,21 +63,26 @@ class Project:
         """Opened as by another process."""
         return Store(self.root, self.home)
 
-    def look(self, *overrides: str) -> Planner:
-        return look(self.recipe(*overrides), self.store(), FINETUNE)
+    def run(self, options: Options) -> Result:
+        recipe = self.recipe()
+        return run(graph_of(recipe), context_of(recipe, self.store()), options)
+
+    def look(self, *overrides: str) -> Plan:
+        recipe = self.recipe(*overrides)
+        return plan_of(graph_of(recipe), recipe, self.store())
 
     def actions(self, *overrides: str) -> dict[str, str]:
-        return {name: outcome.action for name, outcome in self.look(*overrides).outcomes.items()}
+        return {name: step.action for name, step in self.look(*overrides).steps.items()}
 
     def keys(self, *overrides: str) -> dict[str, str]:
         """Of each stage whose inputs are known."""
-        return {name: key_of(document) for name, document in self.look(*overrides).documents.items()}
+        return {name: step.key for name, step in self.look(*overrides).steps.items() if step.key}
 
     def _record(self, stage: str) -> Artifact:
         store, out = self.store(), self.folder / "out"
         out.mkdir()
         (out / "file").write_text(stage)
-        document = self.look().documents[stage]
+        document = self.look().steps[stage].document
         artifact = store.ingest(out, of(getattr(finetune, stage)).kind, PROMISED[stage])
         store.publish(
             {"schema": 1, "stage": stage, "key": key_of(document), "document": document, "artifact": artifact.digest,
@@ -125,17 +130,17 @@ def check_end(project: Project) -> None:
     """As the environment was at first, everything is there."""
 
     def again() -> dict[str, str]:
-        result = execute(project.recipe(), project.store(), Options(), FINETUNE)
+        result = project.run(Options())
         assert result.error is None
-        return {outcome.stage: outcome.action for outcome in result.outcomes}
+        return {step.name: step.action for step in result.steps}
 
     check_ending(project.store(), again)
 
 
 def export_key(project: Project, weights: Artifact) -> str:
     """Of the export of these weights, whatever train's key is."""
-    call = bind(finetune.export_neuron, project.recipe().export, (weights,))
-    return key_of(key_document(call.stage, call.config, call.inputs, project.store().memo))
+    stage, config = of(finetune.export_neuron), project.recipe().export
+    return key_of(key_document(stage, config, {"weights": weights}, project.store().memo))
 
 
 def plan(**actions: str) -> dict[str, str]:
@@ -148,7 +153,7 @@ MAYBE = dict.fromkeys(("consolidate", "export_neuron", "evaluate_model"), "maybe
 def test_other_libraries_rerun_what_they_reach(project: Project, install: Callable[..., None]) -> None:
     assert project.actions() == plan()
     before = project.keys()
-    weights = project.look().outcomes["consolidate"].artifact
+    weights = project.look().steps["consolidate"].artifact
     assert weights is not None
     assert export_key(project, weights) == before["export_neuron"]
 
@@ -156,7 +161,7 @@ def test_other_libraries_rerun_what_they_reach(project: Project, install: Callab
     assert project.actions() == plan(
         tokenize_text="run", **dict.fromkeys(("pack_chunks", "precompile", "train"), "maybe"), **MAYBE
     )
-    assert project.look().outcomes["tokenize_text"].why.startswith("env.tokenizers: ")
+    assert project.look().steps["tokenize_text"].why.startswith("env.tokenizers: ")
     assert export_key(project, weights) == before["export_neuron"]
 
     install(torch_xla="99.0")
@@ -175,10 +180,8 @@ def test_other_libraries_rerun_what_they_reach(project: Project, install: Callab
 def test_flags_count_and_their_order_does_not(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--one=1 --two=2")
     flagged = project.look()
-    assert {name: outcome.action for name, outcome in flagged.outcomes.items()} == plan(
-        precompile="run", train="run", **MAYBE
-    )
-    assert "accel.flags" in flagged.outcomes["train"].why
+    assert {name: step.action for name, step in flagged.steps.items()} == plan(precompile="run", train="run", **MAYBE)
+    assert "accel.flags" in flagged.steps["train"].why
     before = project.keys()
     monkeypatch.setenv("XLA_FLAGS", " --two=2  --one=1")
     assert project.keys() == before
@@ -198,7 +201,7 @@ def test_how_it_runs_changes_nothing(project: Project) -> None:
 def test_other_data_of_the_same_shapes_compiles_nothing(project: Project) -> None:
     before = project.keys()
     project.write_rows("bad", "good")
-    assert execute(project.recipe(), project.store(), Options(until="pack_chunks"), FINETUNE).error is None
+    assert project.run(Options(until="pack_chunks")).error is None
     assert project.actions() == plan(train="run", **MAYBE)
     after = project.keys()
     assert after["pack_chunks"] != before["pack_chunks"]

@@ -41,8 +41,7 @@ def check_after(root: str, tmp_path: Path, runs: list[int]) -> None:
         store = Store(root, tmp_path / project / "home")
 
         def again(store: Store = store, project: str = project, count: int = count) -> dict[str, str]:
-            runner = run_once(store, tmp_path / project, project, count - 1)
-            return {name: outcome.action for name, outcome in runner.outcomes.items()}
+            return run_once(store, tmp_path / project, project, count - 1).actions
 
         check_ending(store, again)
 

@@ -19,14 +19,11 @@ from typing import Any
 import pytest
 
 from tests.acceptance.ending import check_ending
-from tests.acceptance.toy_runs import Machine, actions
+from tests.acceptance.toy_runs import Machine
 from tests.flows.runner.forks import forks, until
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
 from tests.helpers.command_line import Shell
-from trnflow.flows.runner.planning.planner import Planner
 from trnflow.tasks.errors import BlobLost, ConfigError, ReadOnlyStore, StoreError
 from trnflow.tasks.keys.canonical_json import canonical
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name, record_name
 from trnflow.tasks.store.verify import verify
@@ -41,9 +38,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def why(machine: Machine, stage: str) -> str:
-    planner = Planner(machine.store(), Resolver(machine.folder / "home", offline=True))
-    pipeline(WordsConfig(path=str(machine.folder / "words.txt")), CountConfig(least=0), planner)
-    return planner.outcomes[stage].why
+    return machine.plan().steps[stage].why
 
 
 # A store of another format
@@ -90,9 +85,9 @@ def test_documents_that_are_none_are_misses(machine: Machine, data: bytes) -> No
             store.backend.replace(name, data)
     store.backend.replace("runs/r.json", data)
     assert store.run("r") in (None, {}, {"artifact": "sha256:../x"})
-    runner = machine.run()
-    assert actions(runner) == actions(first)
-    assert runner.outcomes["count"].metrics == {"total": 6}
+    ran = machine.run()
+    assert ran.actions == first.actions
+    assert ran.steps["count"].metrics == {"total": 6}
     verify(store.backend, repair=True)
     check_ending(machine.store(), machine.actions)
 
@@ -125,33 +120,33 @@ FORGED = {
 
 @pytest.mark.parametrize("files", FORGED.values(), ids=FORGED)
 def test_a_forged_manifest_is_a_miss_and_writes_nowhere(machine: Machine, files: Any) -> None:
-    outcome = machine.run().outcomes["sizes"]
+    step = machine.run().steps["sizes"]
     store = machine.store()
     store.backend.replace(blob_name(GOOD), b"evil")
     digest = forge(store, files)
-    name = record_name("sizes", str(outcome.key))
+    name = record_name("sizes", str(step.key))
     store.backend.replace(name, json.dumps(json.loads(store.backend.read(name)) | {"artifact": digest}).encode())
     assert not verify(store.backend).ok
     with pytest.raises(BlobLost, match="was corrupt: "):
         store.artifact(digest)
     assert digest in why(machine, "sizes")
-    runner = machine.run(least=2)
-    assert actions(runner)["sizes"] == "ran"
-    assert runner.outcomes["count"].metrics == {"total": 5}
+    ran = machine.run(least=2)
+    assert ran.actions["sizes"] == "ran"
+    assert ran.steps["count"].metrics == {"total": 5}
     assert not list(machine.folder.rglob("evil"))
     check_ending(machine.store(), lambda: machine.actions(least=2))
 
 
 def test_a_blob_that_is_a_link_out_of_the_store_is_not_followed_into_a_result(machine: Machine) -> None:
-    outcome = machine.run().outcomes["sizes"]
-    assert outcome.artifact is not None
+    step = machine.run().steps["sizes"]
+    assert step.artifact is not None
     secret = machine.folder / "secret"
     secret.write_text("9 9 9")  # of the same size as the true one
-    blob = Path(machine.root) / blob_name(outcome.artifact.files[0].digest)
+    blob = Path(machine.root) / blob_name(step.artifact.files[0].digest)
     blob.unlink()
     blob.symlink_to(secret)
-    runner = machine.run(least=2)
-    assert (actions(runner)["sizes"], runner.outcomes["count"].metrics) == ("ran", {"total": 5})
+    ran = machine.run(least=2)
+    assert (ran.actions["sizes"], ran.steps["count"].metrics) == ("ran", {"total": 5})
     assert secret.read_text() == "9 9 9"
     check_ending(machine.store(), lambda: machine.actions(least=2))
 
@@ -222,7 +217,7 @@ def test_a_full_disk_fails_the_stage_and_keeps_what_is_finished(
     (machine.folder / "words.txt").unlink()
     (machine.folder / "words.txt").symlink_to(words)
     remount(small_disk, "size=40m")
-    assert machine.run().outcomes["count"].metrics == {"total": 9 * 200_000}
+    assert machine.run().steps["count"].metrics == {"total": 9 * 200_000}
     check_ending(machine.store(), machine.actions)
 
 
@@ -253,8 +248,8 @@ def test_a_read_only_store_serves_its_hits_and_refuses_the_rest(small_disk: Path
 
 def test_damage_in_a_read_only_store_is_a_miss_all_the_same(small_disk: Path, tmp_path: Path) -> None:
     machine = Machine(str(small_disk / "store"), tmp_path / "m")
-    outcome = machine.run().outcomes["sizes"]
-    machine.store().backend.replace(record_name("sizes", str(outcome.key)), b"{half")
+    step = machine.run().steps["sizes"]
+    machine.store().backend.replace(record_name("sizes", str(step.key)), b"{half")
     remount(small_disk, "ro")
     with pytest.raises(ReadOnlyStore):
         machine.run()

@@ -15,13 +15,10 @@ from typing import Any
 import pytest
 
 from tests.acceptance.ending import check_ending
-from tests.acceptance.toy_runs import Machine, actions
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.acceptance.toy_runs import Machine
 from tests.helpers.command_line import Shell
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.listener import Listener
 from trnflow.tasks.errors import BlobLost, ReadOnlyStore, StoreError
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import content
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.roots import Policy
@@ -83,9 +80,7 @@ class Said(Listener):
 
 
 def plan(machine: Machine, least: int) -> dict[str, str]:
-    planner = Planner(machine.store(), Resolver(machine.folder / "home", offline=True))
-    pipeline(WordsConfig(path=str(machine.folder / "words.txt")), CountConfig(least=least), planner)
-    return {name: outcome.action for name, outcome in planner.outcomes.items()}
+    return {name: step.action for name, step in machine.plan(least).steps.items()}
 
 
 TROUBLES = {
@@ -132,8 +127,8 @@ def test_what_can_not_be_read_is_an_error_and_not_a_miss(proxy: Proxy, machine: 
             assert caught.value.fix
             assert trouble != "skewed clock" or "clock" in caught.value.fix
     proxy.set()
-    assert actions(machine.run(least=2)) == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "ran"}
-    assert machine.run(least=2).outcomes["count"].metrics == {"total": 5}
+    assert machine.run(least=2).actions == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "ran"}
+    assert machine.run(least=2).steps["count"].metrics == {"total": 5}
     check_ending(machine.store(), machine.actions)
 
 
@@ -168,10 +163,10 @@ def test_what_can_not_be_written_fails_the_run_and_is_made_by_the_next(
         machine.run(least=2)
     assert isinstance(caught.value, ReadOnlyStore) is (TROUBLES[trouble].get("status") == 403)
     proxy.set()
-    runner = machine.run(least=2)
+    ran = machine.run(least=2)
     # what stalled was written all the same, after this side had given up
-    assert actions(runner)["count"] in (("ran", "hit") if (part, trouble) == ("records/", "stalls") else ("ran",))
-    assert runner.outcomes["count"].metrics == {"total": 5}
+    assert ran.actions["count"] in (("ran", "hit") if (part, trouble) == ("records/", "stalls") else ("ran",))
+    assert ran.steps["count"].metrics == {"total": 5}
     check_ending(machine.store(), lambda: machine.actions(least=2))
 
 
@@ -196,10 +191,10 @@ def test_a_hiccup_costs_nothing(proxy: Proxy, machine: Machine, trouble: dict[st
         )
     )
     listener = Said()
-    runner = machine.run(2, listener)
+    ran = machine.run(2, listener)
     assert listener.texts == []  # above all, it does not wait for itself
-    assert (actions(runner)["count"], runner.outcomes["count"].metrics) == ("ran", {"total": 5})
-    assert runner.notes == []
+    assert (ran.actions["count"], ran.steps["count"].metrics) == ("ran", {"total": 5})
+    assert ran.notes == []
     proxy.set()
     check_ending(machine.store(), lambda: machine.actions(least=2))
 

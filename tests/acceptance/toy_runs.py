@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import heal
-from trnflow.flows.runner.runner import Runner
-from trnflow.tasks.sources.resolver import Resolver
+from tests.flows.runner.toy import CountConfig, WordsConfig, graph
+from tests.helpers.runs import Ran, context, plan_graph, run_graph
+from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.store import Store
 
 
@@ -28,17 +28,16 @@ class Machine:
         """Opened as by a new process."""
         return Store(self.root, self.folder / "home")
 
-    def run(self, least: int = 0, *listeners: Listener) -> Runner:
+    def run(self, least: int = 0, *listeners: Listener) -> Ran:
         store = self.store()
         store.prepare()
-        runner = Runner(store, Resolver(store.home), run="r", min_free_gb=0.0, listeners=listeners)
-        words = WordsConfig(path=str(self.folder / "words.txt"))
-        heal(runner, lambda: pipeline(words, CountConfig(least=least), runner))
-        return runner
+        return run_graph(self.graph(least), context(store, *listeners))
+
+    def plan(self, least: int = 0) -> Plan:
+        return plan_graph(self.graph(least), self.store())
+
+    def graph(self, least: int) -> Graph:
+        return graph(WordsConfig(path=str(self.folder / "words.txt")), CountConfig(least=least))
 
     def actions(self, least: int = 0) -> dict[str, str]:
-        return actions(self.run(least))
-
-
-def actions(runner: Runner) -> dict[str, str]:
-    return {name: outcome.action for name, outcome in runner.outcomes.items()}
+        return self.run(least).actions

@@ -85,9 +85,11 @@ def theirs(file: Path, model: Path, out: Path, length: int) -> dict[str, Any]:
 
 
 def ours(file: Path, model: Path, out: Path, length: int) -> dict[str, Any]:
-    from trnflow.flows.finetune import FINETUNE
+    from trnflow.flows.finetune import finetune
     from trnflow.flows.recipes import recipe as settings
-    from trnflow.flows.runner.run import Options, execute, open_store
+    from trnflow.flows.runner.context import context_of, open_store
+    from trnflow.flows.runner.plan import Options
+    from trnflow.flows.runner.run import run
 
     os.environ["TRNFLOW_HOME"] = str(out / "home")
     overrides = [f"data.source={file}", f"model.source={model}", "data.split={}", f"pack.chunk_length={length}"]
@@ -95,17 +97,17 @@ def ours(file: Path, model: Path, out: Path, length: int) -> dict[str, Any]:
     began = time.perf_counter()
     store = open_store(recipe)
     store.prepare()
-    result = execute(recipe, store, Options(until="pack_chunks"), FINETUNE)
+    result = run(finetune(recipe), context_of(recipe, store), Options(until="pack_chunks"))
     seconds = time.perf_counter() - began
     if result.error:
         raise result.error
-    meta = {outcome.stage: outcome.artifact.meta for outcome in result.outcomes if outcome.artifact}
+    meta = {step.name: step.artifact.meta for step in result.steps if step.artifact}
     return {
         "seconds": seconds,
         "chunks": meta["pack_chunks"]["rows"]["train"][str(length)],
         "tokens": meta["tokenize_text"]["tokens"]["train"],
         "efficiency": meta["pack_chunks"]["metrics"]["efficiency"],
-        "stages": {outcome.stage: round(outcome.seconds or 0, 2) for outcome in result.outcomes},
+        "stages": {step.name: round(step.seconds or 0, 2) for step in result.steps},
     }
 
 

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from tests.bench.bench_data import dolly, make_tokenizer
 from tests.conftest import PROJECT
-from trnflow.flows.finetune import DATA_STAGES, FINETUNE
+from trnflow.flows.finetune import DATA_STAGES, finetune
 
 NOTHING = "(no stage)"
 
@@ -56,7 +56,9 @@ def make_rows(path: Path, count: int) -> None:
 def run_stage(stage: str, rows: Path, model: Path, home: Path) -> dict[str, Any]:
     """Run one stage: return the peaks of this process and its descendants in bytes, and the seconds of the stage."""
     from trnflow.flows.recipes import recipe as settings
-    from trnflow.flows.runner.run import Options, execute, open_store
+    from trnflow.flows.runner.context import context_of, open_store
+    from trnflow.flows.runner.plan import Options
+    from trnflow.flows.runner.run import run
 
     os.environ["TRNFLOW_HOME"] = str(home)
     recipe = settings.load(
@@ -67,10 +69,10 @@ def run_stage(stage: str, rows: Path, model: Path, home: Path) -> dict[str, Any]
     seconds = 0.0
     with Sampler() as sampler:
         if stage != NOTHING:
-            result = execute(recipe, store, Options(until=stage), FINETUNE)
+            result = run(finetune(recipe), context_of(recipe, store), Options(until=stage))
             if result.error:
                 raise result.error
-            seconds = result.outcomes[-1].seconds or 0.0
+            seconds = result.steps[-1].seconds or 0.0
     return {"stage": stage, "seconds": seconds, **sampler.peaks}
 
 

@@ -20,11 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trnflow.flows.finetune import FINETUNE, KINDS
+from trnflow.flows.finetune import KINDS, finetune
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.hits import on_record
-from trnflow.flows.runner.run import look as look_at
-from trnflow.flows.runner.run import open_store
+from trnflow.flows.runner.context import open_store, plan_of
+from trnflow.flows.runner.stored import check_record
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.sources.data_source import resolve_source
@@ -84,7 +83,7 @@ def hit(folder: str) -> dict[str, Any]:
     found: list[Any] = []
 
     def ask() -> None:
-        found.append(on_record(store, store.record("load_data", KEY) or {}, KINDS["load_data"], set()))
+        found.append(check_record(store, store.record("load_data", KEY) or {}, KINDS["load_data"], set()))
 
     seen = _measured(ask)
     assert found[0].artifact and not found[0].changed
@@ -100,9 +99,9 @@ def plan(recipe: str, *arguments: str) -> list[float]:
     seconds = []
     for _ in range(int(rounds)):
         begun = time.perf_counter()
-        outcomes = look_at(loaded, open_store(loaded), FINETUNE).outcomes
+        steps = plan_of(finetune(loaded), loaded, open_store(loaded)).steps
         seconds.append(time.perf_counter() - begun)
-        assert {outcome.action for outcome in outcomes.values()} <= {"hit", "skip"}
+        assert {step.action for step in steps.values()} <= {"hit", "skip"}
     return seconds
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.runner import Runner
+from tests.helpers.runs import context, plan_graph, run_graph
+from trnflow.flows.runner.graph import Graph, Node
+from trnflow.flows.runner.listener import Listener
 from trnflow.tasks.artifact import Source
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import Store
 
 STAGES = """
@@ -155,22 +154,18 @@ class Project:
 
     def run(self, stage: str, how: str, *listeners: Listener) -> str:
         """What became of the one stage."""
-        store = self.store()
-        runner = Runner(store, Resolver(store.home), run="r", min_free_gb=0.0, listeners=listeners)
-        self._call(runner, stage, how)
-        return runner.outcomes[stage].action
+        return run_graph(self._graph(stage, how), context(self.store(), *listeners)).actions[stage]
 
     def plan(self, stage: str, how: str) -> tuple[str, str]:
         """(action, why)"""
-        planner = Planner(self.store(), Resolver(self.folder / "home", offline=True))
-        self._call(planner, stage, how)
-        return planner.outcomes[stage].action, planner.outcomes[stage].why
+        step = plan_graph(self._graph(stage, how), self.store()).steps[stage]
+        return step.action, step.why
 
-    def _call(self, stages: Any, stage: str, how: str) -> None:
+    def _graph(self, stage: str, how: str) -> Graph:
         source = Source(
             "data", {"digest": "sha256:rows"}, {"files": [{"path": str(self.folder / "rows.txt")}]} | self.at
         )
-        stages(getattr(self.stages, stage), self.stages.Config(how=how), source)
+        return Graph((Node(getattr(self.stages, stage), self.stages.Config(how=how), {"source": source}),))
 
     @property
     def at(self) -> dict[str, str]:

@@ -94,17 +94,19 @@ import sys
 from pathlib import Path
 from prefect import flow
 from trnflow.flows.services.run_view.artifacts import Page
-from trnflow.flows.services.run_view.stage_tasks import PrefectLog, PrefectRunner
-from trnflow.tasks.sources.resolver import Resolver
+from trnflow.flows.services.run_view.stage_tasks import PrefectLog, StageTasks
 from trnflow.tasks.store import Store
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.runner.toy import CountConfig, WordsConfig, graph
+from tests.helpers.runs import context
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import run
 
 @flow(name="toy", flow_run_name=sys.argv[2])
 def toy():
     store = Store(str(Path(sys.argv[1]) / "store"), Path(sys.argv[1]) / "home")
     store.prepare()
-    runner = PrefectRunner(store, Resolver(store.home), run="r", listeners=(PrefectLog(),), page=Page())
-    pipeline(WordsConfig(path=sys.argv[1] + "/words.txt"), CountConfig(least=int(sys.argv[3])), runner)
+    toy = graph(WordsConfig(path=sys.argv[1] + "/words.txt"), CountConfig(least=int(sys.argv[3])))
+    run(toy, context(store, PrefectLog()), Options(), around=StageTasks(Page(), store))
 
 toy()
 """

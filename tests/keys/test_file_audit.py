@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from tests.flows.house import STAGES, Project
+from tests.helpers.runs import context, run_stage
 from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 -- fixtures
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.listener import Listener
 from trnflow.tasks.errors import CodeError, ConfigError
 from trnflow.tasks.keys.code_closure import hash_file
-from trnflow.tasks.sources.resolver import Resolver
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -109,8 +108,8 @@ def test_the_project_may_be_home_and_store_itself(project: Project) -> None:
     project.home, project.root = project.folder, str(project.folder)
     project.store().prepare()
     first = project.store().ingest(made(project.folder / "out", "made.txt"), "texts", {})
-    runner = Runner(project.store(), Resolver(project.home), run="r", min_free_gb=0.0)
-    assert runner(project.stages.here_again, project.stages.Config(how=""), first).files
+    step = run_stage(project.stages.here_again, project.stages.Config(how=""), context(project.store()), texts=first)
+    assert step.artifact is not None and step.artifact.files
 
 
 def made(folder: Path, name: str) -> Path:
@@ -146,22 +145,24 @@ EDITS = """
 import json, sys
 from pathlib import Path
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.finetune import FINETUNE
-from trnflow.flows.runner.run import Options, execute
-from trnflow.flows.runner.executor import Listener
+from trnflow.flows.finetune import finetune
+from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import run
+from trnflow.flows.runner.listener import Listener
 from trnflow.tasks.store import Store
 
 class Editor(Listener):
-    def stage_ended(self, outcome):
-        if outcome.stage == sys.argv[1]:
+    def stage_ended(self, step):
+        if step.name == sys.argv[1]:
             path = Path("tasks/data/pack/packers.py")
             path.write_text(path.read_text() + "EDITED = 1\\n")
 
 store = Store("store", Path("home"))
 store.prepare()
 recipe = settings.load("demo", ["data.limit=40", "tokenize.train.vocab_size=200"])
-result = execute(recipe, store, Options(until="pack_chunks"), FINETUNE, listeners=(Editor(),))
-print(json.dumps([{outcome.stage: outcome.action for outcome in result.outcomes}, str(result.error or "")]))
+result = run(finetune(recipe), context_of(recipe, store).for_run((Editor(),)), Options(until="pack_chunks"))
+print(json.dumps([{step.name: step.action for step in result.steps}, str(result.error or "")]))
 """
 
 

@@ -14,11 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.runner import Runner
-from trnflow.tasks.errors import BlobLost
-from trnflow.tasks.sources.resolver import Resolver
+from tests.flows.runner.toy import CountConfig, WordsConfig, graph
+from tests.helpers.runs import Ran, context, run_graph
+from trnflow.flows.runner.plan import Step
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.roots import Policy
@@ -46,52 +44,42 @@ def write(root: str, folder: Path, project: str, until: float) -> int:
     store.prepare()
     count = 0
     while time.monotonic() < until:
-        runner = run_once(store, folder, project, count)
-        wait_until_whole(store, runner)
+        wait_until_whole(store, run_once(store, folder, project, count))
         count += 1
     return count
 
 
-def wait_until_whole(store: Store, runner: Runner) -> None:
+def wait_until_whole(store: Store, ran: Ran) -> None:
     """The newest run of a project is never garbage: whatever a collection moved, it has to bring back at once."""
     deadline = time.monotonic() + PATIENCE
-    while lacking := [name for outcome in runner.outcomes.values() for name in _lacking(store, outcome)]:
+    while lacking := [name for step in ran.steps.values() if step.artifact for name in _lacking(store, step)]:
         if time.monotonic() > deadline:
-            raise AssertionError(f"{runner.executor.run} lost {lacking}")
+            raise AssertionError(f"{ran.run} lost {lacking}")
 
 
-def _lacking(store: Store, outcome: Outcome) -> list[str]:
-    assert outcome.artifact is not None
-    needed = [blob_name(file.digest) for file in outcome.artifact.files]
-    needed += [blob_name(outcome.artifact.digest), f"records/{outcome.stage}/{outcome.key}.json"]
+def _lacking(store: Store, step: Step) -> list[str]:
+    assert step.artifact is not None
+    needed = [blob_name(file.digest) for file in step.artifact.files]
+    needed += [blob_name(step.artifact.digest), f"records/{step.name}/{step.key}.json"]
     return absent(store.backend, needed)
 
 
-def run_once(store: Store, folder: Path, project: str, count: int) -> Runner:
-    """The run number `count` of a project; its record is written as `execute` writes one. Settings come back now and then."""
+def run_once(store: Store, folder: Path, project: str, count: int) -> Ran:
+    """The run number `count` of a project; its record is written as a run writes one. Settings come back now and then."""
     folder.mkdir(parents=True, exist_ok=True)
     text = folder / "words.txt"
     dice = random.Random(f"{project} {count}")
     text.write_text(dice.choice(WORDS))
-    runner = Runner(store, Resolver(store.home, memo=store.memo), run=f"{project}-{count:06d}", min_free_gb=0.0)
-    for _ in range(HEALINGS):
-        try:
-            pipeline(WordsConfig(path=str(text)), CountConfig(least=dice.randrange(5)), runner)
-            break
-        except BlobLost as error:
-            runner.executor.lost.add(error.digest)
-            runner.restart()
-    else:
-        raise AssertionError("blobs kept vanishing")
+    toy = graph(WordsConfig(path=str(text)), CountConfig(least=dice.randrange(5)))
+    ran = run_graph(toy, context(store, run=f"{project}-{count:06d}"))
     stages = [
-        {"stage": o.stage, "key": o.key, "artifact": o.artifact.digest if o.artifact else None, "action": o.action}
-        for o in [*runner.outcomes.values(), *runner.skipped()]
+        {"stage": step.name, "key": step.key, "artifact": step.artifact and step.artifact.digest, "action": step.action}
+        for step in ran.steps.values()
     ]
     store.write_run(
-        runner.executor.run,
-        {"recipe": project, "run": runner.executor.run, "outcome": "completed", "ended": now(), "stages": stages},
+        ran.run, {"recipe": project, "run": ran.run, "outcome": "completed", "ended": now(), "stages": stages}
     )
-    return runner
+    return ran
 
 
 def collect_often(root: str, grace: float, until: float) -> dict[str, int]:

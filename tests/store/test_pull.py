@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.runs import context, run_stage
 from tests.store.sizes_stage import measure
-from trnflow.flows.runner.call import Call
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.listener import Listener
 from trnflow.tasks.artifact import Artifact, File, Meta
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.backend import CountBytes
 from trnflow.tasks.store.layout import blob_name
@@ -98,7 +95,5 @@ def test_a_stage_says_what_it_waits_for(root: str, tmp_path: Path) -> None:
     store.prepare()
     artifact = large(store, tmp_path / "made")
     fresh = Store(root, tmp_path / "another machine")
-    runner = Runner(fresh, Resolver(fresh.home), run="r", min_free_gb=0.0, listeners=(Ear(),))
-    outcome = runner.executor.execute(Call(of(measure), StageConfig(), {"rows": artifact}))
-    assert outcome.action == "ran"
+    assert run_stage(measure, StageConfig(), context(fresh, Ear()), rows=artifact).action == "ran"
     assert heard[-1] == {"stage": "measure", "done": 5, "total": 5, "unit": "MB of rows pulled"}

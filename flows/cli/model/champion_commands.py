@@ -12,7 +12,7 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.run import open_recipe
+from trnflow.flows.runner.context import open_recipe
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.promotion.settings import PromoteConfig

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from trnflow.flows.champions.frozen_rows import look_at_retrain
+from trnflow.flows.champions.frozen_rows import plan_retrain
 from trnflow.flows.champions.promote import champions_of
 from trnflow.flows.cli.history_commands import artifact_of, named_run, store_of
-from trnflow.flows.finetune import FINETUNE, KINDS
+from trnflow.flows.finetune import KINDS, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import nearest, recipe_names
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.run import artifact_in, look, open_store
+from trnflow.flows.runner.context import open_store, plan_of
+from trnflow.flows.runner.plan import Step
+from trnflow.flows.runner.run import artifact_in
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.store import Store
@@ -90,22 +91,22 @@ def named_model(options: Namespace, stages: tuple[str, ...]) -> NamedModel:
 def _of_recipe(options: Namespace, stage: str) -> NamedModel:
     recipe = settings.load(options.recipe, _overrides(options))
     store = open_store(recipe)
-    outcome, artifact = made_by(recipe, store, stage)
-    return NamedModel(store, artifact, (stage, str(outcome.key)))
+    step, artifact = made_by(recipe, store, stage)
+    return NamedModel(store, artifact, (stage, str(step.key)))
 
 
-def made_by(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Outcome, Artifact]:
-    """Return a stage's outcome and artifact for a recipe's present data and settings: those of `run`, else of
+def made_by(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Step, Artifact]:
+    """Return a stage's step and artifact for a recipe's present data and settings: those of `run`, else of
     `retrain`, which drops frozen rows. Raises ConfigError."""
-    outcome = look(recipe, store, FINETUNE).outcomes[stage]
-    if outcome.artifact is None and (retrained := look_at_retrain(recipe, store)) is not None:
-        outcome = retrained.outcomes[stage]
-    if outcome.artifact is None:
+    step = plan_of(finetune(recipe), recipe, store).steps[stage]
+    if step.artifact is None and (retrained := plan_retrain(recipe, store)) is not None:
+        step = retrained.steps[stage]
+    if step.artifact is None:
         raise ConfigError(
-            f"{stage} of {recipe.name} has no artifact for these settings: {outcome.why}",
+            f"{stage} of {recipe.name} has no artifact for these settings: {step.why}",
             f"`trnflow run --until {stage}` makes it",
         )
-    return outcome, outcome.artifact
+    return step, step.artifact
 
 
 def _champion(options: Namespace, stage: str) -> NamedModel:

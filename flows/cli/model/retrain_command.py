@@ -11,7 +11,9 @@ from trnflow.flows.cli.output import emit, emit_json, exit_at_once, say_error
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.suggested_command import complete
-from trnflow.flows.runner.run import Options, Result, execute, new_run_id, open_recipe
+from trnflow.flows.runner.context import RunContext, context_of, new_run_id, open_context
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import scrub
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from trnflow.flows.retraining.change import Change
     from trnflow.flows.retraining.checks import Checked
     from trnflow.flows.retraining.outcome import Retrained
-    from trnflow.flows.runner.pipeline import Pipeline
+    from trnflow.flows.runner.graph import Graph
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
@@ -40,7 +42,8 @@ def retrain(options: Namespace) -> int:
     from trnflow.flows.retraining.change import find_change
     from trnflow.flows.retraining.retrain import record_failure, unchanged
 
-    recipe, store = open_recipe(options.recipe, options.overrides)
+    context = open_context(options.recipe, options.overrides, offline=options.offline)
+    recipe, store = context.recipe, context.store
     try:
         change = find_change(recipe, store, offline=options.offline)
     except TrnflowError as error:
@@ -50,7 +53,7 @@ def retrain(options: Namespace) -> int:
     if options.dry_run:
         return _dry_run(options, change, store)
     if change.is_changed:
-        done, prefect_lost = _retrained(options, recipe, store)
+        done, prefect_lost = _retrained(options, context)
     else:
         done, prefect_lost = unchanged(change, store), False
     _print(options, done)
@@ -76,15 +79,15 @@ def _dry_run(options: Namespace, change: Change, store: Store) -> int:
     return 0
 
 
-def _retrained(options: Namespace, recipe: settings.Recipe, store: Store) -> tuple[Retrained, bool]:
+def _retrained(options: Namespace, context: RunContext) -> tuple[Retrained, bool]:
     """Retrain, and return how it ended and whether Prefect's server went away meanwhile."""
     with Progress() as progress:
         if options.direct:
-            return _directly(options, recipe, store, progress), False
+            return _directly(options, context.recipe, context.store, progress), False
         from trnflow.flows.cli.prefect_run import retrain_here
 
         session = retrain_here(
-            options.recipe, options.overrides, (progress,), store.home, offline=options.offline, wait=options.wait
+            options.recipe, options.overrides, (progress,), context, offline=options.offline, wait=options.wait
         )
         assert session.retrained is not None
         return session.retrained, session.result is not None and session.result.prefect_lost
@@ -94,11 +97,11 @@ def _directly(options: Namespace, recipe: settings.Recipe, store: Store, progres
     from trnflow.flows.retraining.retrain import retrain as retrain_recipe
     from trnflow.flows.services.mlflow_listener import Tracking
 
-    def train(fixed: settings.Recipe, pipeline: Pipeline) -> Result:
+    def train(fixed: settings.Recipe, graph: Graph) -> Result:
         with Tracking(fixed, store.home, new_run_id()) as tracking:
-            listeners = (progress, tracking)
-            what = Options(offline=options.offline)
-            return tracking.finish(execute(fixed, store, what, pipeline, run=tracking.run, listeners=listeners))
+            context = context_of(fixed, store, offline=options.offline)
+            run_context = context.for_run((progress, tracking), run=tracking.run)
+            return tracking.finish(run(graph, run_context, Options(offline=options.offline)))
 
     return retrain_recipe(recipe, store, (progress,), train, offline=options.offline, wait=options.wait)
 

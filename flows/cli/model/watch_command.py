@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trnflow.flows.cli.output import emit_json, say_error
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.suggested_command import complete
-from trnflow.flows.runner.run import open_recipe
+from trnflow.flows.runner.context import open_recipe
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.system.redaction import hide, scrub, scrubbed

@@ -10,7 +10,7 @@ import json
 import time
 from pathlib import Path
 
-from trnflow.flows.runner.planning.forecast import dollars
+from trnflow.flows.runner.forecast import dollars
 from trnflow.tasks.artifact import Meta
 
 

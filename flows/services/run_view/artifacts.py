@@ -11,7 +11,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectHTTPStatusError
 
 from trnflow.flows.display import report
-from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.run import Result
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.system.redaction import scrub
@@ -71,30 +71,28 @@ def _is_of_server(error: Exception) -> bool:
     return isinstance(error, PrefectHTTPStatusError) and error.response.status_code >= 500
 
 
-def describe(outcome: Outcome, artifact: Artifact, manifest: str) -> str:
+def describe(step: Step, artifact: Artifact, manifest: str) -> str:
     """Return a Markdown table about a stage's artifact. manifest: its URL, shown as text: browsers open no `file://`
     link."""
     rows = {
-        "action": outcome.action, "key": outcome.key, "artifact": artifact.digest, "kind": artifact.kind,
+        "action": step.action, "key": step.key, "artifact": artifact.digest, "kind": artifact.kind,
         "manifest": f"`{scrub(manifest.removeprefix('file://'))}`",
-        "files": len(artifact.files), "bytes": artifact.size, **outcome.metrics, **outcome.figures,
+        "files": len(artifact.files), "bytes": artifact.size, **step.metrics, **step.figures,
     }  # fmt: skip
     body = "\n".join(f"| {name} | {report.number(value)} |" for name, value in rows.items())
-    return f"| {outcome.stage} | |\n|---|---|\n{body}\n"
+    return f"| {step.name} | |\n|---|---|\n{body}\n"
 
 
 def run_table(result: Result) -> str:
     """Return a Markdown table of a run's stages: action, seconds, and up to four metrics or facts about the artifact."""
-    rows = [
-        f"| {o.stage} | {o.action} | {report.seconds(o.seconds)} | {report.highlights(o)} |" for o in result.outcomes
-    ]
+    rows = [f"| {o.name} | {o.action} | {report.seconds(o.seconds)} | {report.highlights(o)} |" for o in result.steps]
     return "\n".join(["| stage | action | seconds | key figures |", "|---|---|---|---|", *rows, ""])
 
 
 def where_pages(result: Result, mlflow: str | None) -> str:
     """Return Markdown that says where the run's page (`trnflow report`) and its evaluation's report are. mlflow: its
     address, since a browser opens no local file from Prefect's page; None when the run is not in MLflow."""
-    made = any(outcome.stage == "evaluate_model" and outcome.action == "ran" for outcome in result.outcomes)
+    made = any(step.name == "evaluate_model" and step.action == "ran" for step in result.steps)
     there = f", and the run in MLflow has the evaluation's `report.html` ({mlflow})" if made and mlflow else ""
     return f"\n`trnflow report {result.run}` writes the page of this run{there}.\n"
 

@@ -10,9 +10,9 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from trnflow.flows.display import report
-from trnflow.flows.runner.call import Call, Outcome
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.planning.forecast import ANYWAY, dollars, total
+from trnflow.flows.runner.forecast import ANYWAY, dollars, total
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.progress.stage_progress import StageProgress
 from trnflow.flows.services.run_view.artifacts import Page
 from trnflow.tasks.artifact import Meta
@@ -39,28 +39,28 @@ class PlanPage(Listener):
         self._bar: UUID | None = None
         self._last = 0.0
 
-    def planned(self, outcomes: list[Outcome]) -> None:
-        due = [outcome for outcome in outcomes if outcome.action not in ANYWAY]
+    def planned(self, steps: list[Step]) -> None:
+        due = [step for step in steps if step.action not in ANYWAY]
         if not due:
             return
-        rows = plan_rows(outcomes, self._price)
-        self.page.show(create_table_artifact, table=rows, key="plan", description=plan_summary(outcomes, self._price))
-        known = [outcome.seconds for outcome in due if outcome.seconds]
-        self._weights = dict.fromkeys((one.stage for one in due), sum(known) / len(known) if known else 1.0)
-        self._weights |= {one.stage: one.seconds for one in due if one.seconds}
+        rows = plan_rows(steps, self._price)
+        self.page.show(create_table_artifact, table=rows, key="plan", description=plan_summary(steps, self._price))
+        known = [step.seconds for step in due if step.seconds]
+        self._weights = dict.fromkeys((step.name for step in due), sum(known) / len(known) if known else 1.0)
+        self._weights |= {step.name: step.seconds for step in due if step.seconds}
         self._bar = self.page.show(create_progress_artifact, progress=0.0, key="progress", description="the whole run")
         self._last = time.monotonic()
 
-    def stage_started(self, call: Call, key: str) -> None:
-        self._at = StageProgress(call.name)
+    def stage_started(self, step: Step) -> None:
+        self._at = StageProgress(step.name)
 
     def event(self, stage: str, event: Meta) -> None:
         self._at.take(event)
         if time.monotonic() - self._last > UPDATE_SECONDS:
             self._update()
 
-    def stage_ended(self, outcome: Outcome) -> None:
-        self._ended.add(outcome.stage)
+    def stage_ended(self, step: Step) -> None:
+        self._ended.add(step.name)
         self._at = StageProgress("")
         if self._weights.keys() <= self._ended or time.monotonic() - self._last > UPDATE_SECONDS:
             self._update()
@@ -95,25 +95,25 @@ class RunName(Listener):
         self.page.show(_rename, name=scrub(f"{self._recipe}: {text}")[:NAME_LENGTH])
 
 
-def plan_rows(outcomes: list[Outcome], price_per_hour: float) -> list[Meta]:
+def plan_rows(steps: list[Step], price_per_hour: float) -> list[Meta]:
     """Return a dict for each stage of a plan: name, action, expected seconds and dollars, and why. price_per_hour: USD;
     0 leaves out dollars."""
     rows = []
-    for outcome in outcomes:
-        costs = outcome.action not in ANYWAY
-        row = {"stage": outcome.stage, "action": outcome.action}
-        row["expected seconds"] = report.seconds(outcome.seconds) if costs else ""
+    for step in steps:
+        costs = step.action not in ANYWAY
+        row = {"stage": step.name, "action": step.action}
+        row["expected seconds"] = report.seconds(step.seconds) if costs else ""
         if price_per_hour:
-            known = outcome.seconds is not None and costs
-            row["expected dollars"] = f"{dollars(outcome.seconds or 0.0, price_per_hour):.2f}" if known else ""
-        rows.append({**row, "why": scrub(outcome.why)})
+            known = step.seconds is not None and costs
+            row["expected dollars"] = f"{dollars(step.seconds or 0.0, price_per_hour):.2f}" if known else ""
+        rows.append({**row, "why": scrub(step.why)})
     return rows
 
 
-def plan_summary(outcomes: list[Outcome], price_per_hour: float) -> str:
+def plan_summary(steps: list[Step], price_per_hour: float) -> str:
     """Return a line with the expected seconds and dollars of a run and the stages of unknown duration. price_per_hour:
     USD."""
-    expected = total(outcomes, price_per_hour)
+    expected = total(steps, price_per_hour)
     cost = f", {expected['dollars']:.2f} dollars" if price_per_hour else ""
     unknown = f"; unknown: {', '.join(expected['unknown'])}" if expected["unknown"] else ""
     return f"Expected: {report.seconds(expected['seconds'])} seconds{cost}{unknown}"

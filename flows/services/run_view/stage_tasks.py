@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -13,60 +15,60 @@ from prefect.states import Completed
 
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Log
-from trnflow.flows.runner.call import Call, Outcome
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.graph import Node
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Step
+from trnflow.flows.runner.stored import Stored
 from trnflow.flows.services.run_view.artifacts import Page, describe
-from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import raisable
 
 
-class PrefectRunner(Runner):
-    """A `Runner` that makes a Prefect task run of each stage, in the state `Cached` for a hit.
+class StageTasks:
+    """Makes a Prefect task run of each stage, in the state `Cached` for a hit (`Around` of a run).
 
     A task run waits for those of the stages that it reads from, so that Prefect draws the real dependencies.
     """
 
-    def __init__(self, *arguments: Any, page: Page, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.page = page
+    def __init__(self, page: Page, store: Store) -> None:
+        self.page, self._store = page, store
         self._states: dict[str, State[Any]] = {}
 
-    def run_or_reuse(self, call: Call, outcome: Outcome | None) -> Outcome:
-        settled: list[Outcome] = []
+    def __call__(self, step: Step, result: Callable[[], Stored]) -> Stored:
+        settled: list[Stored] = []
 
-        @task(name=call.name, task_run_name=call.name, cache_policy=NO_CACHE, persist_result=False)
+        @task(name=step.name, task_run_name=step.name, cache_policy=NO_CACHE, persist_result=False)
         def run_stage() -> Any:
             try:
-                settled.append(Runner.run_or_reuse(self, call, outcome))
+                settled.append(result())
             except Exception as error:  # Prefect keeps what is raised, and what caused it
                 raise raisable(error) from None
-            self._show(settled[0])
+            self._show(step, settled[0])
             cached = settled[0].action == "hit"  # on record, or made meanwhile by another run
-            return Completed(name="Cached", message=settled[0].why) if cached else settled[0].stage
+            return Completed(name="Cached", message=settled[0].why) if cached else step.name
 
-        state = run_stage(return_state=True, wait_for=self._upstream(call))
-        self._states[call.name] = state
+        state = run_stage(return_state=True, wait_for=self._upstream(step.node))
+        self._states[step.name] = state
         if state.is_completed():
             return settled[0]
         state.result()
-        raise RuntimeError(f"the task run of {call.name} ended as {state.name}")
+        raise RuntimeError(f"the task run of {step.name} ended as {state.name}")
 
-    def _upstream(self, call: Call) -> list[State[Any]]:
-        digests = {item.digest for item in call.inputs.values() if isinstance(item, Artifact)}
-        made = [name for name, done in self.outcomes.items() if done.artifact and done.artifact.digest in digests]
-        wanted = (*made, *(needed.name for needed in call.after.values()))
-        return [
-            self._states[name] for name in wanted if name in self._states
-        ]  # a hit wants nothing of a deferred stage
+    def _upstream(self, node: Node) -> list[State[Any]]:
+        wanted = (*node.inputs.values(), *node.after.values())
+        names = dict.fromkeys(item.name for item in wanted if isinstance(item, Node))
+        return [self._states[name] for name in names if name in self._states]  # a hit wants nothing of a deferred stage
 
-    def _show(self, outcome: Outcome) -> None:
+    def _show(self, step: Step, stored: Stored) -> None:
         """Show the stage's artifact on Prefect's page."""
-        if outcome.artifact is None:
-            return
-        table = describe(outcome, outcome.artifact, self.store.link(outcome.artifact.digest))
-        said = f"{outcome.stage}: {outcome.action}"
-        self.page.show(create_markdown_artifact, markdown=table, key=outcome.stage.replace("_", "-"), description=said)
+        shown = replace(step)
+        shown.take(stored)
+        table = describe(shown, stored.artifact, self._store.link(stored.artifact.digest))
+        description = f"{step.name}: {stored.action}"
+        self.page.show(
+            create_markdown_artifact, markdown=table, key=step.name.replace("_", "-"), description=description
+        )
 
 
 class PrefectLog(Listener):
@@ -75,11 +77,11 @@ class PrefectLog(Listener):
     def __init__(self) -> None:
         self._log: Log | None = None
 
-    def stage_started(self, call: Call, key: str) -> None:
+    def stage_started(self, step: Step) -> None:
         self._end()
         logger = get_run_logger()  # the thread that writes the lines has no run of its own
         self._log = Log(lambda text: logger.info(text.strip()))
-        self._log.begin(call.name)
+        self._log.begin(step.name)
 
     def event(self, stage: str, event: Meta) -> None:
         for level in ("warn", "info"):
@@ -88,10 +90,10 @@ class PrefectLog(Listener):
         if self._log is not None:
             self._log.event(event)
 
-    def stage_ended(self, outcome: Outcome) -> None:
+    def stage_ended(self, step: Step) -> None:
         self._end()
-        said = report.highlights(outcome)
-        get_run_logger().info("%s: %s in %s s %s", outcome.stage, outcome.action, report.seconds(outcome.seconds), said)
+        said = report.highlights(step)
+        get_run_logger().info("%s: %s in %s s %s", step.name, step.action, report.seconds(step.seconds), said)
 
     def stage_failed(self, stage: str, error: BaseException) -> None:
         self._end()

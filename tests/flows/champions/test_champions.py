@@ -19,9 +19,9 @@ from tests.helpers.small_disk import fill, small_disk
 from trnflow.flows.champions.contenders import of_recipe
 from trnflow.flows.champions.promote import champions_of, promote
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import open_store
+from trnflow.flows.runner.context import open_store
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Step
 from trnflow.tasks.store import Store
 
 pytestmark = pytest.mark.slow  # each test goes on from where the one before left the champions
@@ -120,9 +120,9 @@ class Rival(Listener):
     def __init__(self, recipe: settings.Recipe, store: Store) -> None:
         self.recipe, self.store, self.scored = recipe, store, 0
 
-    def stage_ended(self, outcome: Outcome) -> None:
-        self.scored += outcome.stage == "score_rows"
-        if outcome.stage == "score_rows" and self.scored == 2:  # the challenger was scored, now the champion
+    def stage_ended(self, step: Step) -> None:
+        self.scored += step.name == "score_rows"
+        if step.name == "score_rows" and self.scored == 2:  # the challenger was scored, now the champion
             assert promote(self.recipe, self.store, of_recipe(self.recipe, self.store), ()).promoted
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from tests.flows.cli.waiting_stage import WaitConfig, wait_for
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.leases import AWAY, write_dead_lease
-from trnflow.flows.runner.runner import Runner
-from trnflow.tasks.sources.resolver import Resolver
+from tests.helpers.runs import context, run_stage
 from trnflow.tasks.store import Store
 
 RUN = "20260101T000000Z-abc123"
@@ -33,8 +32,8 @@ def test_a_run_is_watched_until_it_ends(tmp_path: Path) -> None:
     store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
     store.prepare()
     assert "nothing runs" in shell("status").stdout
-    runner = Runner(store, Resolver(store.home), run=RUN, recipe="toy", min_free_gb=0.0, lease_ttl=3.0)
-    work = threading.Thread(target=lambda: runner(wait_for, WaitConfig(path=str(tmp_path / "go"))))
+    opened = context(store, run=RUN, settings=["store.lease_ttl_seconds=3"])
+    work = threading.Thread(target=lambda: run_stage(wait_for, WaitConfig(path=str(tmp_path / "go")), opened))
     work.start()
     try:
         (one,) = awaited(lambda: [run for run in shell.json("status")["runs"] if run["step"]])
@@ -73,8 +72,8 @@ def test_a_preview_in_progress_has_a_status_and_a_log_and_is_no_run(tmp_path: Pa
     shell = InProcessShell(tmp_path)
     store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
     store.prepare()
-    runner = Runner(store, Resolver(store.home), run=f"{RUN}-preview", recipe="toy", min_free_gb=0.0)
-    work = threading.Thread(target=lambda: runner(wait_for, WaitConfig(path=str(tmp_path / "go"))))
+    opened = context(store, run=f"{RUN}-preview")
+    work = threading.Thread(target=lambda: run_stage(wait_for, WaitConfig(path=str(tmp_path / "go")), opened))
     work.start()
     try:
         (one,) = awaited(lambda: shell.json("status")["runs"])

@@ -18,7 +18,7 @@ from trnflow.flows.retraining.crashed import report
 from trnflow.flows.retraining.ended import newest_ended, write_ended
 from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.run import open_store
+from trnflow.flows.runner.context import open_store
 from trnflow.flows.services.crashed_runs import CrashedRun
 from trnflow.tasks.errors import ConfigError
 

@@ -19,9 +19,9 @@ from tests.helpers.command_line import InProcessShell, Shell
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining.ended import newest_ended, present_data
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import open_store
+from trnflow.flows.runner.context import open_store
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Step
 
 WARM = "train.warm_start_from=tiny@champion"
 FIELDS = {
@@ -195,8 +195,8 @@ class Appends(Listener):
     def __init__(self, shell: Shell, most: int) -> None:
         self.shell, self.left = shell, most
 
-    def stage_ended(self, outcome: Outcome) -> None:
-        if outcome.stage == "load_data" and self.left:
+    def stage_ended(self, step: Step) -> None:
+        if step.name == "load_data" and self.left:
             self.left -= 1
             append(self.shell, f"grown {self.left} {os.getpid()}")
 

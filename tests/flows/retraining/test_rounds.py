@@ -13,7 +13,7 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining.ended import newest_ended
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.run import open_store
+from trnflow.flows.runner.context import open_store
 from trnflow.tasks.errors import ConfigError, DataError, Interrupted
 
 PROMOTED = Retrained("tiny", "r1", True, "the first champion", promoted=True, challenger="m1")

@@ -24,8 +24,8 @@ from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.retraining.retrain import retrain
 from trnflow.flows.retraining.watch import Look, look, note_announced
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.run import open_store
+from trnflow.flows.runner.context import open_store
+from trnflow.flows.runner.listener import Listener
 from trnflow.flows.services.events import data_changed
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError, StoreError

@@ -18,22 +18,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.runner.toy import WordsConfig, graph
 from tests.flows.waiting import OnceConfig, apart, once
-from trnflow.flows.runner.call import Call
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.runner import Runner
+from tests.helpers.runs import context
+from trnflow.flows.runner.graph import Graph, Node
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Options, Step
+from trnflow.flows.runner.run import run as run_graph
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import Interrupted
 from trnflow.tasks.keys.key_document import key_document
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.stage import of
 from trnflow.tasks.store import Store
 
 PROJECT = Path(__file__).resolve().parents[3]
 COUNTED = (
     "/tasks/store/",
-    "/flows/runner/runner.py",
-    "/flows/runner/single_flight.py",
+    "/flows/runner/run.py",
+    "/flows/runner/make.py",
+    "/flows/runner/claim.py",
     "/flows/runner/work_folders.py",
     "/tests/flows/runner/toy.py",
 )
@@ -46,8 +49,8 @@ class Log(Listener):
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def stage_started(self, call: Call, key: str) -> None:
-        self._add(f"started {call.name}")
+    def stage_started(self, step: Step) -> None:
+        self._add(f"started {step.name}")
 
     def event(self, stage: str, event: Meta) -> None:
         if "info" in event:
@@ -62,30 +65,27 @@ def obey(order: Meta) -> None:
     """Run a stage, or the toy pipeline on a text, as the order says; the result goes to `<folder>/<name>.json`."""
     folder = Path(order["folder"])
     store = Store(order["root"], folder / "home")
-    runner = Runner(
-        store,
-        Resolver(store.home),
-        run=order["name"],
-        listeners=(Log(folder / f"{order['name']}.log"),),
-        min_free_gb=0.0,
-        lease_ttl=order.get("ttl", 60.0),
-        force=frozenset(order.get("force", ())),
-    )
+    log, ttl = Log(folder / f"{order['name']}.log"), order.get("ttl", 60.0)
+    opened = context(store, log, run=order["name"], settings=[f"store.lease_ttl_seconds={ttl}"])
+    if "text" in order:
+        wanted = graph(WordsConfig(path=order["text"]))
+    else:
+        stage = {"once": once, "apart": apart}[order.get("stage", "once")]
+        wanted = Graph((Node(stage, OnceConfig(**order["once"]), {}),))
     calls = count_calls(order.get("kill_at"))
-    result: Meta = {}
-    try:
-        if "text" in order:
-            pipeline(WordsConfig(path=order["text"]), CountConfig(), runner)
-        else:
-            runner({"once": once, "apart": apart}[order.get("stage", "once")], OnceConfig(**order["once"]))
-    except KeyboardInterrupt:
-        result["interrupted"] = True
+    result = run_graph(wanted, opened, Options(force=frozenset(order.get("force", ())), record=False))
     sys.setprofile(None)
-    outcomes = {name: [outcome.action, outcome.why] for name, outcome in runner.outcomes.items()}
-    digests = {name: outcome.artifact.digest for name, outcome in runner.outcomes.items() if outcome.artifact}
-    result |= {"outcomes": outcomes, "digests": digests, "notes": runner.notes, "calls": calls[0]}
+    if result.error is not None and not isinstance(result.error, Interrupted):
+        raise result.error
+    said: Meta = {
+        "outcomes": {step.name: [step.action, step.why] for step in result.steps},
+        "digests": {step.name: step.artifact.digest for step in result.steps if step.artifact},
+        "notes": result.notes,
+        "calls": calls[0],
+        "interrupted": result.error is not None,
+    }
     aside = folder / f".{order['name']}"
-    aside.write_text(json.dumps(result))
+    aside.write_text(json.dumps(said))
     aside.rename(folder / f"{order['name']}.json")
 
 

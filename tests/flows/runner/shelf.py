@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.executor import Listener
+from tests.helpers.runs import context, run_graph
+from trnflow.flows.runner.graph import Graph, Node
+from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.parts.part_makers import PartMaker
-from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.keys.hash_cache import sha256_file
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.pins import add_pin
@@ -95,26 +95,20 @@ class Shelf:
 
     def run(
         self, rows: Rows, *, run: str = "r", force: bool = False, part_maker: PartMaker | None = None, **config: Any
-    ) -> Outcome:
+    ) -> Step:
         store = self.store()
-        runner = Runner(
-            store,
-            Resolver(store.home, memo=store.memo),
-            run=run,
-            min_free_gb=0.0,
-            listeners=(self.heard,),
-            part_maker=part_maker,
-            force=frozenset({"tokenize_text"} if force else ()),
-        )
         settings = TokenizeConfig(**{"shard_bytes": SHARD_BYTES, **config})
-        runner(tokenize_text, settings, self.texts(store, rows), tokenizer(self.folder / "tokenizer"))
-        self.notes += runner.notes
-        return runner.outcomes["tokenize_text"]
+        inputs = {"texts": self.texts(store, rows), "model": tokenizer(self.folder / "tokenizer")}
+        opened = context(store, self.heard, run=run, part_maker=part_maker, settings=["task_runner.workers=1"])
+        graph = Graph((Node(tokenize_text, settings, inputs),))
+        ran = run_graph(graph, opened, force=["tokenize_text"] if force else [])
+        self.notes += ran.notes
+        return ran.steps["tokenize_text"]
 
-    def record_run(self, run: str, outcome: Outcome) -> None:
-        """As `trnflow.flows.runner.run.execute` writes one."""
-        assert outcome.artifact is not None
-        stage = {"stage": outcome.stage, "key": outcome.key, "artifact": outcome.artifact.digest}
+    def record_run(self, run: str, step: Step) -> None:
+        """As a run writes one."""
+        assert step.artifact is not None
+        stage = {"stage": step.name, "key": step.key, "artifact": step.artifact.digest}
         document = {"recipe": "shelf", "run": run, "outcome": "completed", "ended": now(), "stages": [stage]}
         self.store().write_run(run, document)
 

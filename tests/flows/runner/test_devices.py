@@ -15,17 +15,15 @@ from pathlib import Path
 import pytest
 
 from tests.flows.champions.conftest import RECIPE, write_rows
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.runner.toy import WordsConfig, graph
 from tests.helpers.command_line import Shell
+from tests.helpers.runs import context, plan_graph, run_graph
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.call import Call
+from trnflow.flows.runner.claim import WAITS
 from trnflow.flows.runner.devices import VISIBLE, device_key, device_names, devices_of_stages
-from trnflow.flows.runner.executor import Listener
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.runner import Runner
-from trnflow.flows.runner.single_flight import WAITS
+from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import newest_holder
 from trnflow.tasks.system import process
@@ -91,9 +89,7 @@ def test_a_run_that_waits_for_a_key_leaves_its_devices_to_others(tmp_path: Path)
     store = Store(str(tmp_path / "store"), tmp_path / "home")
     store.prepare()
     config = WordsConfig(path=str(tmp_path / "words.txt"))
-    planner = Planner(store, Resolver(store.home, offline=True))
-    pipeline(config, CountConfig(), planner)
-    key = planner.outcomes["words"].key
+    key = plan_graph(graph(config), store).steps["words"].key
     assert key is not None
     other = store.waiter(key, run="other", attempt="other", ttl=1000.0).take()
     assert other is not None
@@ -105,17 +101,15 @@ def test_a_run_that_waits_for_a_key_leaves_its_devices_to_others(tmp_path: Path)
                 seen.append(("waits", is_held()))
                 other.release()  # the other run ends without a result
 
-        def stage_started(self, call: Call, key: str) -> None:
-            seen.append((call.name, is_held()))
+        def stage_started(self, step: Step) -> None:
+            seen.append((step.name, is_held()))
 
     def is_held() -> bool:
         return newest_holder(store.backend, device_key("pool")) is not None
 
-    devices = {"words": ("pool",)}
-    runner = Runner(store, Resolver(store.home), run="r", min_free_gb=0.0, devices=devices, listeners=(Looks(),))
-    pipeline(config, CountConfig(), runner)
+    ran = run_graph(graph(config), context(store, Looks(), devices={"words": ("pool",)}))
     assert seen[:2] == [("waits", False), ("words", True)] and not is_held()
-    assert runner.outcomes["words"].action == "ran"
+    assert ran.actions["words"] == "ran"
 
 
 class Trainings:

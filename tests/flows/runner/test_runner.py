@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
-from trnflow.flows.runner.call import Stop
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.runner import Runner
+from tests.flows.runner.toy import CountConfig, WordsConfig, graph
+from tests.helpers.runs import Ran, context, plan_graph, run_graph
+from trnflow.flows.runner.graph import Graph
 from trnflow.tasks.errors import BlobLost, DataError, TrnflowError
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import Store
 
 
@@ -28,22 +26,16 @@ class House:
     def store(self) -> Store:
         return Store(self.root, self.folder / "home")
 
-    def run(
-        self, *, lost: set[str] | None = None, force: str = "", until: str | None = None, **settings: object
-    ) -> Runner:
-        store = self.store()
-        force_set = frozenset({force} - {""})
-        runner = Runner(store, Resolver(store.home), run="r1", min_free_gb=0.0, force=force_set, until=until)
-        runner.executor.lost |= lost or set()
-        pipeline(WordsConfig(path=str(self.text), **self.first(settings)), CountConfig(**settings), runner)
-        return runner
+    def run(self, *, force: str = "", until: str | None = None, **settings: object) -> Ran:
+        return run_graph(self.graph(settings), context(self.store()), until=until, force={force} - {""})
 
     def plan(self, **settings: object) -> dict[str, str]:
-        store = self.store()
-        planner = Planner(store, Resolver(store.home, offline=True))
-        pipeline(WordsConfig(path=str(self.text), **self.first(settings)), CountConfig(**settings), planner)
-        self.why = {name: outcome.why for name, outcome in planner.outcomes.items()}
-        return {name: outcome.action for name, outcome in planner.outcomes.items()}
+        plan = plan_graph(self.graph(settings), self.store())
+        self.why = {name: step.why for name, step in plan.steps.items()}
+        return {name: step.action for name, step in plan.steps.items()}
+
+    def graph(self, settings: dict[str, object]) -> Graph:
+        return graph(WordsConfig(path=str(self.text), **self.first(settings)), CountConfig(**settings))
 
     @staticmethod
     def first(settings: dict[str, object]) -> dict[str, object]:
@@ -55,19 +47,14 @@ def house(tmp_path: Path) -> House:
     return House(tmp_path)
 
 
-def actions(runner: Runner) -> dict[str, str]:
-    return {name: outcome.action for name, outcome in runner.outcomes.items()}
-
-
 def test_the_first_run_runs_and_the_second_hits(house: House) -> None:
     assert house.plan() == {"words": "run", "sizes": "maybe", "warm_up": "maybe", "count": "maybe"}
     first = house.run()
-    assert actions(first) == {"words": "ran", "sizes": "ran", "warm_up": "ran", "count": "ran"}
-    assert first.outcomes["count"].metrics == {"total": 6}
+    assert first.actions == {"words": "ran", "sizes": "ran", "warm_up": "ran", "count": "ran"}
+    assert first.steps["count"].metrics == {"total": 6}
     second = house.run()
-    assert actions(second) == {"words": "hit", "sizes": "hit", "count": "hit"}
-    assert [outcome.action for outcome in second.skipped()] == ["hit"]
-    assert second.outcomes["words"].figures == first.outcomes["words"].figures
+    assert second.actions == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "hit"}
+    assert second.steps["words"].figures == first.steps["words"].figures
     assert house.plan() == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "hit"}
     assert not list((house.folder / "home" / "work").iterdir())
 
@@ -76,16 +63,14 @@ def test_a_changed_setting_reruns_its_stage_and_says_so(house: House) -> None:
     house.run()
     assert house.plan(least=2) == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "run"}
     assert house.why["count"] == "params.least: 1 -> 2"
-    assert actions(house.run(least=2)) == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "ran"}
+    assert house.run(least=2).actions == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "ran"}
 
 
 def test_equal_output_stops_the_rerun(house: House) -> None:
     house.run()
     # other words of the same lengths: sizes runs, its output is equal, count hits, and warm_up is not wanted
     house.text.write_text("x yy zzz")
-    runner = house.run()
-    assert actions(runner) == {"words": "ran", "sizes": "ran", "count": "hit"}
-    assert [outcome.action for outcome in runner.skipped()] == ["skip"]
+    assert house.run().actions == {"words": "ran", "sizes": "ran", "warm_up": "skip", "count": "hit"}
     assert house.plan() == {"words": "hit", "sizes": "hit", "warm_up": "skip", "count": "hit"}
 
 
@@ -106,52 +91,46 @@ def test_a_failure_publishes_nothing_and_the_attempt_says_why(house: House) -> N
     assert '"outcome": "failed"' in attempts[0].read_text()
     assert "row 3 is bad" in attempts[0].read_text()
     assert not list((house.folder / "home" / "work").iterdir())
-    assert actions(house.run())["count"] == "ran"
+    assert house.run().actions["count"] == "ran"
 
 
 def test_a_stage_that_changes_its_input_fails(house: House) -> None:
     with pytest.raises(DataError, match=r"changed its input sizes: sizes\.txt"):
         house.run(spoil_input=True)
     assert house.plan()["sizes"] == "run"
-    assert house.run().outcomes["count"].metrics == {"total": 6}
+    assert house.run().steps["count"].metrics == {"total": 6}
 
 
 def test_until_stops_after_the_stage_even_a_deferred_one(house: House) -> None:
     for until, last in (("words", ["words"]), ("warm_up", ["words", "sizes", "warm_up"])):
-        store = house.store()
-        runner = Runner(store, Resolver(store.home), run="r", until=until)
-        with pytest.raises(Stop):
-            pipeline(WordsConfig(path=str(house.text)), CountConfig(), runner)
-        assert list(runner.outcomes) == last
+        assert list(house.run(until=until).steps) == last
 
 
 def test_force_runs_a_stage_that_hits(house: House) -> None:
     house.run()
-    assert actions(house.run(force="sizes")) == {"words": "hit", "sizes": "ran", "count": "hit"}
+    assert house.run(force="sizes").actions == {"words": "hit", "sizes": "ran", "warm_up": "hit", "count": "hit"}
 
 
 def test_a_deleted_blob_makes_a_miss_that_heals(house: House) -> None:
-    digest = house.run().outcomes["sizes"].artifact.files[0].digest.removeprefix("sha256:")
+    digest = house.run().steps["sizes"].artifact.files[0].digest.removeprefix("sha256:")
     (house.folder / "store/blobs/sha256" / digest[:2] / digest).unlink()
     assert house.plan() == {"words": "hit", "sizes": "run", "warm_up": "hit", "count": "maybe"}
     assert house.why["sizes"] == (
         f"its artifact is damaged or gone: the blob of sizes.txt (sha256:{digest}) is missing or damaged"
     )
-    assert actions(house.run()) == {"words": "hit", "sizes": "ran", "count": "hit"}
+    assert house.run().actions == {"words": "hit", "sizes": "ran", "warm_up": "hit", "count": "hit"}
     assert set(house.plan().values()) == {"hit"}
 
 
 def test_a_corrupt_blob_is_found_at_first_use_and_its_stage_runs_again(house: House) -> None:
-    digest = house.run().outcomes["sizes"].artifact.files[0].digest
+    digest = house.run().steps["sizes"].artifact.files[0].digest
     blob = house.folder / "store/blobs/sha256" / digest[7:9] / digest[7:]
     blob.chmod(0o644)
     blob.write_text("9 9 9")
     (house.folder / "home/memo.db").unlink()  # as on a machine that never read it: of one that did, test_upkeep tells
-    with pytest.raises(BlobLost) as caught:
-        house.run(least=2)
-    assert caught.value.digest == digest
-    assert actions(house.run(lost={digest}, least=2))["sizes"] == "ran"
-    assert house.run(least=2).outcomes["count"].metrics == {"total": 5}
+    ran = house.run(least=2)
+    assert ran.actions["sizes"] == "ran" and ran.steps["count"].metrics == {"total": 5}
+    assert digest in ran.notes[0] and ran.notes[0].endswith("; made anew")
 
 
 def test_a_run_with_another_process_folder_left_behind_cleans_it(house: House) -> None:
@@ -164,7 +143,7 @@ def test_a_run_with_another_process_folder_left_behind_cleans_it(house: House) -
 def test_the_pipeline_runs_the_same_on_a_memory_store(tmp_path: Path) -> None:
     house = House(tmp_path, "memory://runner-test")
     house.run()
-    assert set(actions(house.run()).values()) == {"hit"}
+    assert set(house.run().actions.values()) == {"hit"}
 
 
 def test_errors_name_the_stage_they_belong_to() -> None:

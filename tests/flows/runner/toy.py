@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
+from trnflow.flows.runner.graph import Graph, Node, source_of
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, StageConfig
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.stage import Workdir, stage
-
-if TYPE_CHECKING:
-    from trnflow.flows.runner.call import Stages
 
 
 class WordsConfig(StageConfig):
@@ -74,9 +72,9 @@ def learn(config: StageConfig, out: Workdir) -> Meta:
     return {}
 
 
-def pipeline(first: WordsConfig, last: CountConfig, stage: Stages) -> Any:
-    source = stage.resolve(words_source, first)
-    read = stage(words, first, source)
-    lengths = stage(sizes, StageConfig(), read)
-    warm = stage.defer(warm_up, StageConfig(), read)
-    return stage(count, last, lengths, after=warm)
+def graph(first: WordsConfig, last: CountConfig | None = None) -> Graph:
+    read = Node(words, first, {"source": source_of(words_source, first)})
+    lengths = Node(sizes, StageConfig(), {"words": read})
+    warm = Node(warm_up, StageConfig(), {"words": read})
+    counted = Node(count, last or CountConfig(), {"sizes": lengths}, after={"warmth": warm})
+    return Graph((read, lengths, warm, counted))

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from trnflow.flows.runner.call import Outcome
+from tests.helpers.runs import step
+from trnflow.flows.runner.plan import Step
 from trnflow.flows.services.run_view.artifacts import retrain_table
 from trnflow.flows.services.run_view.plan import PlanPage, plan_rows, plan_summary
 
@@ -22,10 +23,8 @@ class Shown:
         return "id"
 
 
-def outcome(stage: str, action: str, seconds: float | None, why: str = "") -> Outcome:
-    made = Outcome(stage, action, why)
-    made.seconds = seconds
-    return made
+def outcome(stage: str, action: str, seconds: float | None, why: str = "") -> Step:
+    return step(stage, action, why, seconds=seconds)
 
 
 PLAN = [

@@ -12,7 +12,7 @@ from tests.flows.sweeps.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.leases import write_dead_lease
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.run import open_store
+from trnflow.flows.runner.context import open_store
 from trnflow.flows.sweeps import pool
 from trnflow.flows.sweeps.pool import Leases
 from trnflow.tasks.errors import ConfigError

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.flows.sweeps.conftest import write_tiny
+from tests.helpers.runs import step
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.run import Result, open_store
+from trnflow.flows.runner.context import open_store
+from trnflow.flows.runner.run import Result
 from trnflow.flows.sweeps import sweep as sweeps
 from trnflow.flows.sweeps.files import document, write_best
 from trnflow.flows.sweeps.plan import Plan, read_plan
@@ -34,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def trained(recipe: Any, options: Any, run: str, *_: Any) -> Result:
     """A run whose training takes no time."""
     meta = {"metrics": {"eval_loss": recipe.train.learning_rate}}
-    return Result(run, recipe.name, 0.0, [Outcome("train", "ran", artifact=Artifact("sha256:0", "model", meta, ()))])
+    return Result(run, recipe.name, 0.0, [step("train", "ran", artifact=Artifact("sha256:0", "model", meta, ()))])
 
 
 def going(plan: Plan, run: Any = trained) -> Sweep:
@@ -105,7 +106,7 @@ def test_the_page_tells_metrics_on_the_test_split_from_those_of_training(folder:
     def tested(*arguments: Any) -> Result:
         result = trained(*arguments)
         report = Artifact("sha256:1", "report", {"metrics": {"accuracy": 0.75}}, ())
-        result.outcomes.append(Outcome("evaluate_model", "ran", artifact=report))
+        result.steps.append(step("evaluate_model", "ran", artifact=report))
         return result
 
     sweep = going(read_plan("tiny.yaml", [RATE, "sweep.trials=1"]), tested)

@@ -12,22 +12,20 @@ from typing import Any
 
 import pytest
 
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.runner.toy import WordsConfig, graph
 from tests.flows.sweeps.conftest import write_tiny
 from tests.helpers.leases import AWAY
+from tests.helpers.runs import context, plan_graph, run_graph, step
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.call import Outcome
+from trnflow.flows.runner.context import open_store
 from trnflow.flows.runner.devices import device_key
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.run import Result, open_store
-from trnflow.flows.runner.runner import Runner
+from trnflow.flows.runner.run import Result
 from trnflow.flows.sweeps.plan import read_plan
 from trnflow.flows.sweeps.study import open_study
 from trnflow.flows.sweeps.sweep import Sweep
 from trnflow.flows.sweeps.trial import Watch
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, NonFiniteLoss, StoreError, TrnflowError
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import Store
 
 RATE = "train.learning_rate=1e-5..1e-2:log"
@@ -49,8 +47,8 @@ def run(*overrides: str, recipe: str = "tiny.yaml", trials: int = 3, fault: Faul
     def trained(recipe: settings.Recipe, options: Any, run: str, *_: Any) -> Result:
         error = fault()
         meta = {"metrics": {"eval_loss": recipe.train.learning_rate}}
-        outcomes = [] if error else [Outcome("train", "ran", artifact=Artifact("sha256:0", "model", meta, ()))]
-        return Result(run, recipe.name, 0.0, outcomes, error=error)
+        steps = [] if error else [step("train", "ran", artifact=Artifact("sha256:0", "model", meta, ()))]
+        return Result(run, recipe.name, 0.0, steps, error=error)
 
     plan = read_plan(recipe, [RATE, f"sweep.trials={trials}", *overrides])
     store = open_store(plan.recipe)
@@ -168,9 +166,7 @@ def test_a_trial_that_waits_for_another_run_says_so_and_ends_when_the_sweep_stop
     store = Store(str(folder / "store"), folder / "home")
     store.prepare()
     config = WordsConfig(path=str(folder / "words.txt"))
-    planner = Planner(store, Resolver(store.home, offline=True))
-    pipeline(config, CountConfig(), planner)
-    key = planner.outcomes["words"].key if of == "the stage" else device_key("pool")
+    key = plan_graph(graph(config), store).steps["words"].key if of == "the stage" else device_key("pool")
     other = store.waiter(key, run="other", attempt="other", ttl=1000.0).take()
     assert other is not None
     said: list[str] = []
@@ -182,14 +178,13 @@ def test_a_trial_that_waits_for_another_run_says_so_and_ends_when_the_sweep_stop
 
     watch = Watch(None, SimpleNamespace(number=3), "eval_loss", stopping, say)
     devices = {"words": ("pool",)} if of == "the devices" else {}
-    watched = {"run": "r", "min_free_gb": 0.0, "devices": devices, "listeners": (watch,)}
     with other:
         if of == "the devices":  # whose leases are not waited for if this process has them
             name = f"leases/{key}/1.json"
             document = json.loads(store.backend.read(name))
             store.backend.replace(name, json.dumps(document | {"process": AWAY._asdict()}).encode())
         with pytest.raises(Interrupted, match="the sweep was interrupted"):
-            pipeline(config, CountConfig(), Runner(store, Resolver(store.home), **watched))
+            run_graph(graph(config), context(store, watch, devices=devices))
     (line,) = said
     assert line.startswith("trial 3: words waits for ")
     assert "(run other, since " in line

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.flows.runner.shelf import Shelf, sentences
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
-from trnflow.flows.runner.call import Outcome
 from trnflow.flows.runner.parts import shards
+from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, DataError
 from trnflow.tasks.keys.key_document import key_of
@@ -43,19 +43,19 @@ def shelf(tmp_path: Path) -> Shelf:
     return Shelf(str(tmp_path / "store"), tmp_path)
 
 
-def counts(outcome: Outcome) -> tuple[int, int]:
+def counts(step: Step) -> tuple[int, int]:
     """(made, reused)"""
-    return outcome.figures["shards_made"], outcome.figures["shards_reused"]
+    return step.figures["shards_made"], step.figures["shards_reused"]
 
 
-def digest(outcome: Outcome) -> str:
-    assert outcome.artifact is not None
-    return outcome.artifact.digest
+def digest(step: Step) -> str:
+    assert step.artifact is not None
+    return step.artifact.digest
 
 
-def array(shelf: Shelf, outcome: Outcome, name: str) -> list[int]:
-    assert outcome.artifact is not None
-    file = next(file for file in outcome.artifact.files if file.path == f"train/{name}.npy")
+def array(shelf: Shelf, step: Step, name: str) -> list[int]:
+    assert step.artifact is not None
+    file = next(file for file in step.artifact.files if file.path == f"train/{name}.npy")
     return list(np.load(Path(shelf.root) / blob_name(file.digest)))
 
 
@@ -95,9 +95,9 @@ def test_the_bytes_are_the_same_wherever_the_cuts_fall_and_whatever_was_made_bef
         return made + always  # a split that is all dropped is an error
 
     for given_rows in (rows(one), rows(one + other), rows(other + one)):
-        outcome = shelf.run(given_rows, **config)
+        step = shelf.run(given_rows, **config)
         del config["shard_bytes"]
-        assert digest(outcome) == bare(folder, given_rows, **config)
+        assert digest(step) == bare(folder, given_rows, **config)
         config["shard_bytes"] = size
     assert shelf.notes == []
 
@@ -106,12 +106,12 @@ def test_tokens_are_those_of_the_rows(shelf: Shelf) -> None:
     """Against a token a letter, counted by hand."""
     rows = sentences(300)
     shelf.run(rows[:280])
-    outcome = shelf.run(rows)
+    step = shelf.run(rows)
     letters = [row["text"].split() for row in rows]
-    assert array(shelf, outcome, "input_ids") == [ord(letter) - ord("a") + 2 for row in letters for letter in row]
-    assert np.diff(array(shelf, outcome, "offsets")).tolist() == [len(row) for row in letters]
-    assert array(shelf, outcome, "labels") == [row["label"] for row in rows]
-    assert counts(outcome)[1] > 5
+    assert array(shelf, step, "input_ids") == [ord(letter) - ord("a") + 2 for row in letters for letter in row]
+    assert np.diff(array(shelf, step, "offsets")).tolist() == [len(row) for row in letters]
+    assert array(shelf, step, "labels") == [row["label"] for row in rows]
+    assert counts(step)[1] > 5
 
 
 # --- what is made
@@ -121,11 +121,11 @@ def test_appended_rows_make_the_last_shards_alone(shelf: Shelf, tmp_path: Path) 
     rows = sentences(600)
     made, _ = counts(shelf.run(rows[:594]))
     assert made > 10
-    outcome = shelf.run(rows)
-    assert counts(outcome)[0] <= 2
-    assert counts(outcome)[1] >= made - 1
-    assert f"{counts(outcome)[1]} of {sum(counts(outcome))} shards were made before" in shelf.heard.said
-    assert digest(outcome) == bare(tmp_path, rows)
+    step = shelf.run(rows)
+    assert counts(step)[0] <= 2
+    assert counts(step)[1] >= made - 1
+    assert f"{counts(step)[1]} of {sum(counts(step))} shards were made before" in shelf.heard.said
+    assert digest(step) == bare(tmp_path, rows)
 
 
 @pytest.mark.parametrize("where", ["front", "middle"])
@@ -135,10 +135,10 @@ def test_rows_taken_out_or_put_in_make_those_next_to_them(shelf: Shelf, tmp_path
     made, _ = counts(shelf.run(rows))
     fewer, more = rows[:at] + rows[at + 3 :], rows[:at] + sentences(604)[600:] + rows[at:]
     for changed in (fewer, more):
-        outcome = shelf.run(changed)
-        assert counts(outcome)[0] <= 4
-        assert counts(outcome)[1] >= made - 4
-        assert digest(outcome) == bare(tmp_path, changed)
+        step = shelf.run(changed)
+        assert counts(step)[0] <= 4
+        assert counts(step)[1] >= made - 4
+        assert digest(step) == bare(tmp_path, changed)
 
 
 def test_the_cache_of_a_remote_store_does_not_fill_with_shards(tmp_path: Path) -> None:
@@ -189,17 +189,17 @@ def test_a_failed_stage_leaves_what_it_made(shelf: Shelf) -> None:
         shelf.run([*rows[:290], {"text": "a " * 100, "label": 0}, *rows[290:]], overlong="error", max_length=80)
     left = len(shelf.shards())
     assert left > 5
-    outcome = shelf.run(rows, overlong="error", max_length=80)
-    assert counts(outcome)[1] == left
-    assert 1 <= counts(outcome)[0] <= 3
+    step = shelf.run(rows, overlong="error", max_length=80)
+    assert counts(step)[1] == left
+    assert 1 <= counts(step)[0] <= 3
 
 
 def test_shards_in_a_bucket(s3_root: str, tmp_path: Path) -> None:  # noqa: F811
     shelf = Shelf(s3_root, tmp_path)
     made, _ = counts(shelf.run(sentences(100)))
-    outcome = shelf.run(sentences(102))
-    assert counts(outcome)[1] >= made - 1 > 0
-    assert digest(outcome) == bare(tmp_path, sentences(102))
+    step = shelf.run(sentences(102))
+    assert counts(step)[1] >= made - 1 > 0
+    assert digest(step) == bare(tmp_path, sentences(102))
     assert [record["stage"] for record in shelf.store().records("tokenize_text")] == ["tokenize_text"] * 2
     assert verify(shelf.store().backend).ok
 
@@ -221,10 +221,10 @@ def test_a_damaged_shard_is_made_again(shelf: Shelf, tmp_path: Path, what: str, 
         path.write_bytes(data[:-1] if how == "truncate" else bytes([data[0] ^ 1]) + data[1:])
     if (what, how) != ("record", "delete"):
         assert not verify(shelf.store().backend).ok
-    outcome = shelf.run(sentences(203))
-    assert counts(outcome)[0] <= 3
-    assert counts(outcome)[1] >= made - 2
-    assert digest(outcome) == bare(tmp_path, sentences(203))
+    step = shelf.run(sentences(203))
+    assert counts(step)[0] <= 3
+    assert counts(step)[1] >= made - 2
+    assert digest(step) == bare(tmp_path, sentences(203))
     assert verify(shelf.store().backend).problems == []
     assert shelf.store().missing(artifact) is None
 
@@ -252,10 +252,10 @@ def test_a_killed_run_has_left_the_shards_it_made(shelf: Shelf, tmp_path: Path, 
     left = len(shelf.shards())
     assert left > 0
     assert shelf.store().records("tokenize_text") == []
-    outcome = shelf.run(sentences(400))
-    assert counts(outcome)[1] == left
-    assert counts(outcome)[0] > 0
-    assert digest(outcome) == bare(tmp_path, sentences(400))
+    step = shelf.run(sentences(400))
+    assert counts(step)[1] == left
+    assert counts(step)[0] > 0
+    assert digest(step) == bare(tmp_path, sentences(400))
     assert verify(shelf.store().backend).ok
 
 
@@ -263,9 +263,9 @@ def test_two_processes_at_once_on_data_that_overlaps(shelf: Shelf, tmp_path: Pat
     sides = [process(shelf, "one", 500), process(shelf, "two", 503)]
     assert [side.wait() for side in sides] == [0, 0]
     for count in (500, 503):
-        outcome = shelf.run(sentences(count))
-        assert outcome.action == "hit"
-        assert digest(outcome) == bare(tmp_path, sentences(count))
+        step = shelf.run(sentences(count))
+        assert step.action == "hit"
+        assert digest(step) == bare(tmp_path, sentences(count))
     assert verify(shelf.store().backend).ok
     assert counts(shelf.run(sentences(506)))[0] <= 2
 
@@ -275,8 +275,8 @@ def test_two_processes_at_once_on_data_that_overlaps(shelf: Shelf, tmp_path: Pat
 
 def test_a_kept_record_keeps_its_shards_and_others_go(shelf: Shelf, tmp_path: Path) -> None:
     old, new = shelf.run(sentences(290), run="r1"), shelf.run(sentences(293), run="r2")
-    for run, outcome in (("20260101T000000Z-a", old), ("20260102T000000Z-a", new)):
-        shelf.record_run(run, outcome)
+    for run, step in (("20260101T000000Z-a", old), ("20260102T000000Z-a", new)):
+        shelf.record_run(run, step)
     before = {record["key"] for record in shelf.shards()}
     done = collect(shelf.store().backend, AT_ONCE, yes=True)
     after = {record["key"] for record in shelf.shards()}
@@ -293,11 +293,11 @@ def test_a_kept_record_keeps_its_shards_and_others_go(shelf: Shelf, tmp_path: Pa
 
 
 def test_a_pinned_artifact_keeps_its_shards(shelf: Shelf) -> None:
-    outcome = shelf.run(sentences(300))
-    maker = {"stage": "tokenize_text", "key": outcome.key}
-    add_pin(shelf.store().backend, "tokens", {"artifact": digest(outcome), "records": [maker]})
+    step = shelf.run(sentences(300))
+    maker = {"stage": "tokenize_text", "key": step.key}
+    add_pin(shelf.store().backend, "tokens", {"artifact": digest(step), "records": [maker]})
     collect(shelf.store().backend, Policy(keep_last=0, grace=0.0), yes=True)
-    assert len(shelf.shards()) == counts(outcome)[0]
+    assert len(shelf.shards()) == counts(step)[0]
     shutil.rmtree(shelf.folder / "home")
     assert counts(shelf.run(sentences(303)))[0] <= 2
 
@@ -327,7 +327,7 @@ def test_shards_collected_while_they_are_used_cost_work_and_no_result(shelf: She
     assert verify(shelf.store().backend).problems == []
 
 
-def healed(shelf: Shelf, count: int) -> Outcome:
+def healed(shelf: Shelf, count: int) -> Step:
     """As `trnflow.flows.runner.run` does: what was lost is made anew."""
     for _ in range(20):
         try:
@@ -349,7 +349,7 @@ def test_the_journal_is_written_now_and_then_and_not_for_each_shard(
 
     monkeypatch.setattr(Store, "write_attempt", counting)
     monkeypatch.setattr(shards, "JOURNAL_SECONDS", 1e9)
-    outcome = shelf.run(sentences(300))
-    made, reused = counts(outcome)
+    step = shelf.run(sentences(300))
+    made, reused = counts(step)
     assert made > 3 and reused == 0
     assert [one["shards"] for one in written if one["shards"]] == [1, made]

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.flows.runner.toy import learn
-from trnflow.flows.runner.runner import Runner
+from tests.helpers.runs import context, run_stage
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import Store
 
 
@@ -19,10 +18,9 @@ def lines(folder: Path, price: float) -> tuple[list[dict[str, Any]], dict[str, A
     """(the lines that a run of `learn` left, its figures)"""
     store = Store(str(folder / "store"), folder / "home")
     store.prepare()
-    runner = Runner(store, Resolver(store.home), run="r1", min_free_gb=0.0, price_per_hour=price)
-    runner(learn, StageConfig())
+    step = run_stage(learn, StageConfig(), context(store, run="r1", settings=[f"hardware.price_per_hour={price}"]))
     (file,) = (store.home / "logs").glob("*r1-learn-*.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()], runner.outcomes["learn"].figures
+    return [json.loads(line) for line in file.read_text().splitlines()], step.figures
 
 
 def test_each_step_is_a_line(tmp_path: Path) -> None:

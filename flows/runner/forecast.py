@@ -7,15 +7,26 @@ past result with similar settings and inputs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from trnflow.flows.runner.call import Outcome
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.keys.explain import difference
 from trnflow.tasks.store import Store
 
 ANYWAY = ("hit", "skip")
 """The actions of stages that cost nothing: the artifact is in the store, or no other stage needs it."""
+
+
+class Expected(Protocol):
+    """What a planned step is expected to cost."""
+
+    action: str
+    seconds: float | None
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bytes(self) -> int | None: ...
 
 
 class Forecast(NamedTuple):
@@ -61,23 +72,23 @@ def dollars(seconds: float, price_per_hour: float) -> float:
     return seconds / 3600 * price_per_hour
 
 
-def total(outcomes: Iterable[Outcome], price_per_hour: float) -> Meta:
+def total(steps: Iterable[Expected], price_per_hour: float) -> Meta:
     """Return the expected cost of a plan: the sums over the stages that would run or may run. Stages with the action
     `hit` (the artifact is in the store) or `skip` (no other stage needs it) are not counted.
 
     Args:
-        outcomes: The planned outcome of each stage.
+        steps: The planned steps.
         price_per_hour: Price of the hardware in USD per hour.
 
     Returns:
         {"seconds": wall-clock seconds, "bytes": size of the stages' artifacts, "dollars": USD for these seconds,
         "unknown": the names of the stages whose seconds can't be predicted, which count as 0 seconds}.
     """
-    due = [outcome for outcome in outcomes if outcome.action not in ANYWAY]
-    seconds = sum(outcome.seconds or 0.0 for outcome in due)
+    due = [step for step in steps if step.action not in ANYWAY]
+    seconds = sum(step.seconds or 0.0 for step in due)
     return {
         "seconds": seconds,
-        "bytes": sum(outcome.bytes or 0 for outcome in due),
+        "bytes": sum(step.bytes or 0 for step in due),
         "dollars": dollars(seconds, price_per_hour),
-        "unknown": [outcome.stage for outcome in due if outcome.seconds is None],
+        "unknown": [step.name for step in due if step.seconds is None],
     }

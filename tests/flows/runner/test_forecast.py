@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.flows.runner.toy import CountConfig, WordsConfig, pipeline
+from tests.flows.runner.toy import CountConfig, WordsConfig, graph
+from tests.helpers.runs import context, plan_graph, run_graph, step
 from trnflow.flows.display import report
-from trnflow.flows.runner.call import Outcome
-from trnflow.flows.runner.planning.forecast import total
-from trnflow.flows.runner.planning.planner import Planner
-from trnflow.flows.runner.runner import Runner
-from trnflow.tasks.sources.resolver import Resolver
+from trnflow.flows.runner.forecast import total
+from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.plan import Step
 from trnflow.tasks.store import Store
 
 
@@ -27,10 +26,7 @@ class House:
 
     def run(self, text: str, least: int, seconds: float) -> int:
         """Bytes of what `count` made."""
-        self.text.write_text(text)
-        runner = Runner(self.store, Resolver(self.store.home), run=f"r{seconds}", min_free_gb=0.0)
-        pipeline(WordsConfig(path=str(self.text)), CountConfig(least=least), runner)
-        outcome = runner.outcomes["count"]
+        outcome = run_graph(self.graph(text, least), context(self.store, run=f"r{seconds}")).steps["count"]
         assert outcome.key and outcome.artifact
         record = self.store.record("count", outcome.key)
         assert record
@@ -38,11 +34,12 @@ class House:
         self.store.write_attempt(outcome.key, record["attempt"], journal | {"seconds": seconds})
         return outcome.artifact.size
 
-    def expected(self, text: str, least: int) -> Outcome:
+    def expected(self, text: str, least: int) -> Step:
+        return plan_graph(self.graph(text, least), self.store).steps["count"]
+
+    def graph(self, text: str, least: int) -> Graph:
         self.text.write_text(text)
-        planner = Planner(self.store, Resolver(self.store.home, offline=True))
-        pipeline(WordsConfig(path=str(self.text)), CountConfig(least=least), planner)
-        return planner.outcomes["count"]
+        return graph(WordsConfig(path=str(self.text)), CountConfig(least=least))
 
 
 @pytest.fixture
@@ -73,10 +70,10 @@ def test_what_never_ran_is_unknown_and_named(tmp_path: Path) -> None:
 
 def test_hits_and_skips_are_in_no_sum_and_dollars_need_a_price() -> None:
     outcomes = [
-        Outcome("load_data", "hit", seconds=5.0, expected_bytes=7),
-        Outcome("precompile", "skip", seconds=5.0, expected_bytes=7),
-        Outcome("train", "run", seconds=1800.0, expected_bytes=2_500_000_000),
-        Outcome("consolidate", "maybe", seconds=900.0, expected_bytes=500),
+        step("load_data", "hit", seconds=5.0, expected_bytes=7),
+        step("precompile", "skip", seconds=5.0, expected_bytes=7),
+        step("train", "run", seconds=1800.0, expected_bytes=2_500_000_000),
+        step("consolidate", "maybe", seconds=900.0, expected_bytes=500),
     ]
     assert total(outcomes, 8.0) == {"seconds": 2700.0, "bytes": 2_500_000_500, "dollars": 6.0, "unknown": []}
     rows: dict[str, Any] = {line.split()[0]: line.split() for line in report.plan_table(outcomes, 8.0).splitlines()}

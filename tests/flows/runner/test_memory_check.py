@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.command_line import Shell
-from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.planning.memory_check import UNTRACED, report_memory
-from trnflow.flows.runner.run import look, open_store
+from trnflow.flows.runner.context import open_store, plan_of
+from trnflow.flows.runner.memory_check import UNTRACED, report_memory
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 RECIPE = """
@@ -44,13 +44,13 @@ def folder(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def reported(folder: Path, *overrides: str, kind: str = "bert", memory: float = 32, trace: bool = True) -> Any:
     (folder / "mine.yaml").write_text(RECIPE % (kind, memory))
     recipe = settings.load("mine.yaml", overrides)
-    planner = look(recipe, open_store(recipe), FINETUNE)
-    return planner, report_memory(recipe, planner, trace_in_process if trace else None)
+    plan = plan_of(finetune(recipe), recipe, open_store(recipe))
+    return plan, report_memory(recipe, plan, trace_in_process if trace else None)
 
 
 def test_the_rows_yet_to_be_made_are_as_the_recipe_says(folder: Path) -> None:
-    planner, found = reported(folder)
-    assert planner.outcomes["train"].action == "maybe"
+    plan, found = reported(folder)
+    assert plan.steps["train"].action == "maybe"
     assert (found.exact, found.error, found.config.replica_batch) == (False, None, 64)
     parameters = 8192 * 512 + 12 * (4 * 512 * 512 + 2 * 512 * 2048)
     assert found.memory.optimizer == pytest.approx(8 * parameters, rel=0.05)
@@ -79,10 +79,10 @@ def test_buckets_yet_to_be_found_are_counted_by_their_bound_and_refuse_nothing(f
 
 
 def test_auto_is_what_fits_and_the_stages_below_wait_for_precompile(folder: Path) -> None:
-    planner, found = reported(folder, "train.micro_batch=auto", memory=4)
+    plan, found = reported(folder, "train.micro_batch=auto", memory=4)
     assert found.error is None and found.memory.total <= found.limit < reported(folder)[1].memory.total
     assert 1 <= found.config.replica_batch < 64
-    assert planner.outcomes["train"].why == "waits for pack_chunks and precompile"
+    assert plan.steps["train"].why == "waits for pack_chunks and precompile"
 
 
 def test_memory_is_that_of_the_hardware_the_recipe_runs_on(folder: Path) -> None:

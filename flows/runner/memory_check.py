@@ -17,8 +17,8 @@ from functools import partial
 from typing import NamedTuple
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.planning.forecast import ANYWAY
-from trnflow.flows.runner.planning.planner import Planner
+from trnflow.flows.runner.forecast import ANYWAY
+from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.pack.packers import ALIGN
 from trnflow.tasks.errors import ModelError, ProcessFailed, TrnflowError
@@ -100,37 +100,35 @@ class Rows(NamedTuple):
 Trace = Callable[[TrainConfig, Source, Meta, int | None], Traced]
 
 
-def report_memory(recipe: Recipe, planner: Planner, trace: Trace | None = None) -> MemoryReport:
+def report_memory(recipe: Recipe, plan: Plan, trace: Trace | None = None) -> MemoryReport:
     """Return a report of how much memory training needs: as a past result of precompile (the stage that measures the
     memory) says, else as the cache of earlier measurements says, else as measured now by `trace`.
 
     Args:
-        planner: A planner that has planned the recipe's pipeline.
+        plan: The plan of the recipe's pipeline.
         trace: A function that measures the memory in a child process, which takes seconds. Called only when there is no
             earlier measurement; the new measurement is cached. If `trace` is None and there is no earlier measurement,
             the report's `memory` is None and its `why` gives the reason.
     """
     config, limit = recipe.training, known_memory(recipe.training)
-    graphs = planner.outcomes["precompile"].artifact
+    graphs = plan.steps["precompile"].artifact
     if graphs is not None and graphs.meta.get("memory") is not None:
         config, memory = config.with_micro_batch(graphs.meta["micro_batch"]), Memory.from_json(graphs.meta["memory"])
-        return MemoryReport(config, limit, memory, exact=True, error=_refusal(config, memory, limit, planner))
-    rows = expected_rows(recipe, planner)
+        return MemoryReport(config, limit, memory, exact=True, error=_refusal(config, memory, limit, plan))
+    rows = expected_rows(recipe, plan)
     try:
-        traced = _traced(config, planner, rows.meta, limit, trace)
+        traced = _traced(config, plan, rows.meta, limit, trace)
     except (ModelError, ProcessFailed) as error:
-        refused = error if rows.sure and isinstance(error, ModelError) and _trains(planner) else None
+        refused = error if rows.sure and isinstance(error, ModelError) and _trains(plan) else None
         return MemoryReport(config, limit, why=f"could not be traced: {error.message}", error=refused)
     if traced is None or traced.memory is None:
         return MemoryReport(config, limit, why=traced.why if traced else UNTRACED)
     config = config.with_micro_batch(traced.micro_batch)
-    refusal = _refusal(config, traced.memory, limit, planner) if rows.sure else None
+    refusal = _refusal(config, traced.memory, limit, plan) if rows.sure else None
     return MemoryReport(config, limit, traced.memory, rows.packed, error=refusal)
 
 
-def refuse_what_cannot_fit(
-    recipe: Recipe, planner: Planner, environ: Mapping[str, str], preload: tuple[str, ...]
-) -> None:
+def refuse_what_cannot_fit(recipe: Recipe, plan: Plan, environ: Mapping[str, str], preload: tuple[str, ...]) -> None:
     """Raise ModelError if training can't fit in the device's memory, so that a run fails before its data stages and not
     after them.
 
@@ -139,28 +137,28 @@ def refuse_what_cannot_fit(
     next, then makes the same check). Traces one training pass (its operations on shapes, without computing them), which
     takes seconds, unless the measurement is cached.
 
-    planner: a planner that has planned the recipe's pipeline; environ, preload: the environment variables, and the
+    plan: of the recipe's pipeline; environ, preload: the environment variables, and the
     modules imported in advance, of the process that the trace is forked from.
     """
-    if known_memory(recipe.training) is None or recipe.training.allow_overcommit or not _trains(planner):
+    if known_memory(recipe.training) is None or recipe.training.allow_overcommit or not _trains(plan):
         return
-    rows = expected_rows(recipe, planner)
+    rows = expected_rows(recipe, plan)
     if rows.packed or not rows.sure:
         return
-    report = report_memory(recipe, planner, partial(trace_in_process, environ=environ, preload=preload))
+    report = report_memory(recipe, plan, partial(trace_in_process, environ=environ, preload=preload))
     if report.error is not None:
         raise report.error
 
 
-def expected_rows(recipe: Recipe, planner: Planner) -> Rows:
+def expected_rows(recipe: Recipe, plan: Plan) -> Rows:
     """Return the properties of the training rows on which the memory of training depends. They are read from the
     artifact of pack_chunks (the stage that makes the training rows) if the store has it. Otherwise the row length
     follows from the recipe's settings, and the vocabulary from the artifact of tokenize_text or the settings."""
-    packed, tokens = (planner.outcomes[name].artifact for name in ("pack_chunks", "tokenize_text"))
+    packed, tokens = (plan.steps[name].artifact for name in ("pack_chunks", "tokenize_text"))
     if packed is not None:
         return Rows({name: packed.meta.get(name) for name in ROW_FIELDS}, packed=True, sure=True)
     length, is_bound = _longest(recipe)
-    vocabulary = _vocabulary(recipe, planner)
+    vocabulary = _vocabulary(recipe, plan)
     meta = {
         "task": "classification" if recipe.format.task == "classification" else "causal_lm",
         "labels": list(recipe.data.labels or ("no", "yes")) if recipe.format.task == "classification" else None,
@@ -183,18 +181,18 @@ def _longest(recipe: Recipe) -> tuple[int, bool]:
     return min(pack.chunk_length, -(-recipe.tokenize.max_length // ALIGN) * ALIGN), True
 
 
-def _vocabulary(recipe: Recipe, planner: Planner) -> int | None:
+def _vocabulary(recipe: Recipe, plan: Plan) -> int | None:
     """Return the vocabulary size of a model that is trained from scratch; None if it is not known yet; 0 for a
     pretrained model, whose config has the size."""
-    trained, known = recipe.tokenize.train, planner.sources["model"].identity["config"]
+    trained, known = recipe.tokenize.train, plan.sources["model"].identity["config"]
     if known["pretrained"] is not None:
         return 0
     return trained.vocab_size if trained else None
 
 
-def _traced(config: TrainConfig, planner: Planner, rows: Meta, limit: int | None, trace: Trace | None) -> Traced | None:
+def _traced(config: TrainConfig, plan: Plan, rows: Meta, limit: int | None, trace: Trace | None) -> Traced | None:
     """Return the measurement from the cache, else by calling `trace`; None if it is not cached and `trace` is None."""
-    model, memo = planner.sources["model"], planner.store.memo
+    model, memo = plan.sources["model"], plan.store.memo
     key = trace_key(config, model, rows, limit, memo)
     found = memo.get("memory", key, "")
     if found is None and trace is not None:
@@ -204,14 +202,14 @@ def _traced(config: TrainConfig, planner: Planner, rows: Meta, limit: int | None
     return Traced.from_json(found) if found is not None else None
 
 
-def _trains(planner: Planner) -> bool:
+def _trains(plan: Plan) -> bool:
     """Return whether a run would run the training stage."""
-    return planner.outcomes["train"].action not in ANYWAY
+    return plan.steps["train"].action not in ANYWAY
 
 
-def _refusal(config: TrainConfig, memory: Memory, limit: int | None, planner: Planner) -> ModelError | None:
+def _refusal(config: TrainConfig, memory: Memory, limit: int | None, plan: Plan) -> ModelError | None:
     """Return the error with which a run would be refused; None if training fits or can't be judged."""
-    if not _trains(planner):
+    if not _trains(plan):
         return None
     try:
         check_memory(config, memory, limit)

@@ -1,0 +1,149 @@
+"""What a command opens once: a recipe, its store, and the answers about its sources."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+
+from trnflow.flows.recipes.recipe import Recipe, load, store_root
+from trnflow.flows.runner.devices import devices_of_stages, filled_environment
+from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.listener import Listener, Log
+from trnflow.flows.runner.parts.part_makers import PartMaker, refuse_task_runners
+from trnflow.flows.runner.plan import Options, Plan
+from trnflow.flows.runner.work_folders import open_home
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
+
+
+@dataclass
+class RunContext:
+    """A recipe that was read once, with all that its runs and plans share.
+
+    Attributes:
+        resolver: Asks each source once.
+        plan: The plan that the next run settles; None: the run makes one.
+        run: The id of the run.
+        log: Gets the run's events.
+        part_maker: Makes parts of stages in other processes; None: each stage's own process makes them.
+        notes: Sentences for the user.
+        force: Stages that run although the store has their results; each is forced once.
+        lost: Digests of blobs that were found missing or corrupt.
+    """
+
+    recipe: Recipe
+    store: Store
+    resolver: Resolver
+    plan: Plan | None = None
+    run: str = field(default_factory=lambda: new_run_id())
+    log: Log = field(default_factory=Log)
+    part_maker: PartMaker | None = None
+    notes: list[str] = field(default_factory=list)
+    force: frozenset[str] = frozenset()
+    lost: set[str] = field(default_factory=set)
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """The variables of `launch.environment`, filled in. Raises ConfigError if one that they name is not set."""
+        return filled_environment(self.recipe.launch)
+
+    @cached_property
+    def devices(self) -> Mapping[str, tuple[str, ...]]:
+        """{stage: names of the devices that it uses alone while it runs}."""
+        return devices_of_stages(self.recipe, self.environment)
+
+    @property
+    def lease_ttl(self) -> float:
+        return self.recipe.store.lease_ttl_seconds
+
+    def with_recipe(self, recipe: Recipe, plan: Plan | None = None) -> RunContext:
+        """Return the context of another recipe in the same store; the answers about sources are shared."""
+        return replace(self, recipe=recipe, plan=plan, run=new_run_id(), notes=[], force=frozenset())
+
+    def for_run(
+        self,
+        listeners: Iterable[Listener] = (),
+        *,
+        run: str | None = None,
+        part_maker: PartMaker | None = None,
+    ) -> RunContext:
+        """Return the context of one run of this recipe, with the plan that this context has.
+
+        run: its id; None makes a new one.
+        """
+        log = Log(listeners)
+        return replace(self, run=run or new_run_id(), log=log, part_maker=part_maker, notes=[], force=frozenset())
+
+    def check(self, options: Options) -> None:
+        """Raise ConfigError if the run needs what this process does not have: a variable of `launch.environment`, or one
+        of Prefect's task runners."""
+        if self.part_maker is None and options.record:
+            refuse_task_runners(self.recipe.task_runner)
+        filled_environment(self.recipe.launch)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def new_run_id() -> str:
+    """Return a new run id, such as `20261120T142233Z-3f9a1c`: the UTC time to the second and random digits. Sorted as
+    text, ids are in the order of time, except within a second."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def open_store(recipe: Recipe) -> Store:
+    """Return the recipe's store, which need not exist yet and is not created. The home is created if it is missing.
+
+    Raises:
+        ConfigError: The store exists, but is damaged or in a format of another version.
+    """
+    store = Store(store_root(recipe), open_home())
+    store.is_made()
+    return store
+
+
+def open_context(name: str, overrides: Iterable[str] = (), *, offline: bool = False, create: bool = True) -> RunContext:
+    """Read a recipe, and open its store.
+
+    Args:
+        name: A name in `conf/` or the path of a YAML file.
+        overrides: `section.setting=value` texts.
+        offline: Make no requests to a hub; use its last answers.
+        create: Create the store if it is missing.
+
+    Raises:
+        ConfigError, StoreError: The recipe or the store can't be used.
+    """
+    recipe = load(name, overrides)
+    return context_of(recipe, open_store(recipe), offline=offline, create=create)
+
+
+def open_recipe(name: str, overrides: Iterable[str]) -> tuple[Recipe, Store]:
+    """Return the recipe and store of `open_context`."""
+    context = open_context(name, overrides)
+    return context.recipe, context.store
+
+
+def context_of(recipe: Recipe, store: Store, *, offline: bool = False, create: bool = False) -> RunContext:
+    """Return the context of a recipe in a store."""
+    if create:
+        store.prepare()
+    resolver = Resolver(store.home, offline=offline, memo=store.memo, folders=recipe.folders)
+    return RunContext(recipe, store, resolver)
+
+
+def make_plan(graph: Graph, context: RunContext) -> Plan:
+    """Find out what a run would do with each stage, without running one. Sources are resolved here alone.
+
+    Raises:
+        ConfigError: A source or a model can't be found, or settings don't fit the model or its tokenizer.
+    """
+    return Plan(graph, context.store, context.resolver, context.lost)
+
+
+def plan_of(graph: Graph, recipe: Recipe, store: Store, *, offline: bool = True) -> Plan:
+    """Plan a graph of a recipe in a context of its own."""
+    return make_plan(graph, context_of(recipe, store, offline=offline))

@@ -1,0 +1,121 @@
+"""The graph of a pipeline: its stages, each with its config and inputs, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from trnflow.flows.recipes.files import nearest
+from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import Stage, of
+from trnflow.tasks.store import Store
+
+Choose = Callable[[Store, Any, Meta], tuple[Artifact | None, str]]
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """An input that no stage of the graph makes, looked up when the plan is made.
+
+    Attributes:
+        find: (store, resolver) -> the source, or what `choose` needs; None for no input.
+        choose: (store, what was found, key document of the first stage that reads the input, without it) -> (artifact
+            or None, note for the user). None: what was found is the input.
+    """
+
+    find: Callable[[Store, Resolver], Any]
+    choose: Choose | None = None
+
+
+def source_of(find: Callable[[Any, Resolver], Source], config: StageConfig) -> Lookup:
+    """Return the lookup of the source that a config names, such as `source_of(data_source, recipe.data)`."""
+    return Lookup(lambda store, resolver: resolver.ask_once(find, config))
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Node:
+    """A stage with its config and inputs.
+
+    Attributes:
+        inputs: By parameter name. An input that is None leaves its parameter at the default.
+        after: Nodes that run only if this one runs (or if the run ends with them), such as precompile for train. This
+            stage reads their artifacts, by parameter name; its key does not depend on them.
+        check: Called with the `Plan` before the node is bound, in a plan and in a run; raises a TrnflowError if it can't
+            run.
+    """
+
+    stage: Stage
+    config: StageConfig
+    inputs: dict[str, Node | Artifact | Source | Lookup]
+    after: dict[str, Node] = field(default_factory=dict)
+    check: Callable[[Any], None] = lambda plan: None
+
+    def __init__(
+        self,
+        function: Callable[..., Meta],
+        config: StageConfig,
+        inputs: Mapping[str, Node | Artifact | Source | Lookup | None],
+        *,
+        after: Mapping[str, Node] | None = None,
+        check: Callable[[Any], None] = lambda plan: None,
+    ) -> None:
+        """Raises TypeError if `inputs` and `after` don't name the function's parameters."""
+        code = function.__code__
+        names = {*code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]} - {"parts", "out"}
+        given = {*inputs, *(after or {})}
+        if given != names:
+            raise TypeError(f"{function.__name__} takes the inputs {sorted(names)}, and was given {sorted(given)}")
+        set_field = object.__setattr__
+        set_field(self, "stage", of(function))
+        set_field(self, "config", config)
+        set_field(self, "inputs", {name: item for name, item in inputs.items() if item is not None})
+        set_field(self, "after", dict(after or {}))
+        set_field(self, "check", check)
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes in the order in which they run.
+
+    Attributes:
+        check: (`Plan`, the stage after which the run stops, step name -> its warm parent). Called before the first stage
+            runs; raises a TrnflowError if the run is bound to fail.
+    """
+
+    nodes: tuple[Node, ...]
+    check: Callable[[Any, str | None, Callable[[str], Any]], None] = lambda plan, until, parent: None
+
+    @cached_property
+    def stages(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.nodes)
+
+    @cached_property
+    def deferred(self) -> frozenset[str]:
+        """Names of the nodes that run only for another node."""
+        return frozenset(needed.name for node in self.nodes for needed in node.after.values())
+
+    def lookups(self) -> Iterator[Lookup]:
+        """Yield each lookup once."""
+        items = (item for node in self.nodes for item in node.inputs.values())
+        yield from dict.fromkeys(item for item in items if isinstance(item, Lookup))
+
+    def stage(self, name: str) -> str:
+        """Return `name` if a node has this name; else raise ConfigError, which suggests the nearest."""
+        if name not in self.stages:
+            close = nearest(name, self.stages)
+            fix = f"did you mean {close}?" if close else f"stages: {', '.join(self.stages)}"
+            raise ConfigError(f"there is no stage {name}", fix)
+        return name
+
+    def until(self, stage: str | None) -> tuple[str, ...]:
+        """Return the names of the stages up to and including `stage`; all for None."""
+        return self.stages[: self.stages.index(stage) + 1] if stage else self.stages

@@ -1,0 +1,251 @@
+"""Make a stage's result: under a lease, in a process, from read-only inputs, and published last.
+
+A run that fails publishes nothing; the attempt's journal in the store has its host, times, outcome and error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trnflow.flows.runner.attempts import attempt_id, ending, new_journal, outlook
+from trnflow.flows.runner.claim import claim, describe_maker, take_devices
+from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.job import Job, publish, record_of
+from trnflow.flows.runner.parts.shards import Shards, listed
+from trnflow.flows.runner.plan import Step
+from trnflow.flows.runner.progress.metrics_file import Curve
+from trnflow.flows.runner.progress.stage_progress import StageProgress
+from trnflow.flows.runner.stored import Stored, check_record, rehash_changed
+from trnflow.flows.runner.work_folders import attempt_log, workplace
+from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.launch.launcher import Launcher
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import Lease, LeaseLost
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.redaction import scrub, scrub_all
+
+Emit = Callable[[Meta], None]
+
+
+def find_result(step: Step, context: RunContext, note: Callable[[str], None]) -> Stored | None:
+    """Return the stored result of a step's key, or None.
+
+    note: called with the reason if there is a record whose artifact can't be used.
+    """
+    assert step.key is not None
+    record = context.store.record(step.name, step.key)
+    if record is None:
+        return None
+    recorded = check_record(context.store, record, step.node.stage.kind, context.lost)
+    if recorded.changed:  # may be disk damage: hash before believing the hit
+        count = len(recorded.changed)
+        context.log.say(step.name, f"{count} of its files changed on disk since they were verified: checking them")
+        recorded = rehash_changed(context.store, recorded)
+    if recorded.artifact is None:
+        note(f"{step.name} is on record, and {recorded.why}: made anew")
+        return None
+    return Stored.of_record(context.store, record, recorded.artifact)
+
+
+def make_result(step: Step, inputs: dict[str, Any], before: list[Step], context: RunContext) -> Stored:
+    """Run the stage and publish its artifact, or return the result that another run makes of the same key meanwhile.
+
+    Args:
+        inputs: By parameter name, those included that the key does not depend on.
+        before: Steps that this run has settled: garbage collection keeps their artifacts while this stage runs.
+
+    Raises:
+        TrnflowError: Of the stage or the store.
+    """
+    attempt = _Attempt(step, inputs, [each for each in before if each.artifact], context)
+    superseded = False
+    while True:
+        with attempt.claim(superseded) as claimed:
+            if isinstance(claimed, Stored):
+                attempt.compare_with(claimed)
+                return claimed
+            try:
+                return attempt.make(claimed)
+            except LeaseLost as error:
+                superseded = True
+                context.log.say(step.name, f"{error}; adopting what that one makes")
+
+
+class _Attempt:
+    """One attempt to make a step's result.
+
+    Attributes:
+        made: The digest of the artifact that it made, published or not.
+    """
+
+    def __init__(self, step: Step, inputs: dict[str, Any], before: list[Step], context: RunContext) -> None:
+        assert step.document is not None and step.key is not None
+        self.step, self.inputs, self.before, self.context = step, inputs, before, context
+        self.stage, self.name, self.key, self.document = step.node.stage, step.name, step.key, step.document
+        self.store: Store = context.store
+        self.forced = step.name in context.force
+        self.id = attempt_id(context.run, step.name)
+        self.made: str | None = None
+
+    def claim(self, superseded: bool) -> contextlib.AbstractContextManager[Lease | Stored]:
+        context, say, on_wait = self.context, partial(self.context.log.say, self.name), self._on_wait
+        made, ttl = partial(self._made_meanwhile, superseded), context.lease_ttl
+        devices = partial(
+            take_devices, store=self.store, names=context.devices.get(self.name, ()), attempt=self.id, ttl=ttl,
+            run=f"{context.run} of {context.recipe.name}", made=partial(self._made_meanwhile, False), say=say,
+            on_wait=on_wait,
+        )  # fmt: skip
+        waiter = partial(self.store.waiter, self.key, run=context.run, attempt=self.id, ttl=ttl)
+        return claim(waiter, devices, made, say, on_wait)
+
+    def _on_wait(self) -> None:
+        self.context.log.waits(self.name)
+
+    def _made_meanwhile(self, superseded: bool) -> Stored | None:
+        """Return what another run published since this run last looked. A forced stage takes it only from the run that
+        took over its lease."""
+        if self.forced and not superseded:
+            return None
+        stored = find_result(self.step, self.context, lambda text: None)
+        if stored is None:
+            return None
+        if superseded:
+            self.store.partial(self.key).prune(0)
+        why = f"made meanwhile by {describe_maker(self.store, self.name, self.key)}"
+        return Stored(stored.artifact, "hit", why, 0.0, stored.figures)
+
+    def make(self, lease: Lease) -> Stored:
+        self.context.log.stage_started(self.step)
+        journal = self._new_journal(lease)
+        with self._journalled(journal), workplace(self.store.home, journal["attempt"]) as work:
+            self.store.check_space(self._expected_bytes(), int(self.context.recipe.store.min_free_gb * 1e9))
+            meta = self._run(work, journal, lease)
+            self._refuse_changed_inputs()
+            artifact = self.store.ingest(work / "out", self.stage.kind, meta)
+            self.context.lost.difference_update({artifact.digest, *(file.digest for file in artifact.files)})
+            journal |= {"artifact": artifact.digest, "bytes": artifact.size}
+            self.made = artifact.digest
+            lease.check()
+        record = self._publish(artifact, journal)
+        self.store.partial(self.key).prune(0)
+        if record["artifact"] != artifact.digest:
+            artifact = self.store.artifact(record["artifact"])
+        return Stored(artifact, "ran", "", journal["seconds"], journal["figures"])
+
+    def _new_journal(self, lease: Lease) -> Meta:
+        journal = new_journal(self.context.run, self.name, lease.attempt, self.context.recipe.name)
+        # garbage collection leaves these alone while the attempt is alive
+        journal["holds"] = [{"stage": step.name, "key": step.key} for step in self.before]
+        if self.stage.resumable:  # it may leave partial state, which is told apart by what made it
+            self.context.log.say(self.name, outlook(self.store, self.name, self.key, self.document))
+            journal["document"] = self.document
+        return journal
+
+    @contextlib.contextmanager
+    def _journalled(self, journal: Meta) -> Iterator[None]:
+        """Write the journal when the attempt begins, and again when it ends, also after an error."""
+        begun = time.monotonic()
+        self.store.write_attempt(self.key, journal["attempt"], journal)
+        try:
+            self.store.secure(journal["holds"])
+            yield
+            journal["outcome"] = "completed"
+        except BaseException as error:
+            journal["outcome"] = ending(error)
+            journal["error"] = {"type": type(error).__name__, "message": scrub(str(error))}
+            raise
+        finally:
+            journal |= {"ended": now(), "seconds": round(time.monotonic() - begun, 3)}
+            self.store.write_attempt(self.key, journal["attempt"], journal)
+
+    def _run(self, work: Path, journal: Meta, lease: Lease) -> Meta:
+        emit = self._hearing(work, journal, lease)
+        inputs = {name: self._lay_out(item, work / "in" / name, emit) for name, item in self.inputs.items()}
+        context, log = self.context, attempt_log(self.store.home, work.name)
+        # of launch.environment, only stages that train or run models need anything
+        environment = context.environment if "torch" in self.document["env"] else {}
+        job = Job(
+            self.stage, self.step.config, self.document, inputs, lease.attempt, log, environment,
+            context.recipe.launch.grace_seconds, Launcher.kinds[context.recipe.launch.kind](),
+        )  # fmt: skip
+        if self.stage.split is None:
+            return job.run(self.store, work / "out", emit)
+        threads = context.recipe.task_runner.count
+        parts = Shards(self.store, job, journal, work, context.part_maker, threads, self.forced, context.note)
+        return parts.run(emit)
+
+    def _hearing(self, work: Path, journal: Meta, lease: Lease) -> Emit:
+        """Return the function that takes the stage's events: passes them on, and adds their figures to the journal."""
+        metrics = attempt_log(self.store.home, work.name).with_suffix(".jsonl")
+        curve, progress = Curve(metrics, self.name, self.context.recipe.price_per_hour), StageProgress(self.name)
+
+        def emit(event: Meta) -> None:
+            lease.heed()  # ends the stage if another run makes it
+            event = _scrubbed(curve.priced(event))
+            curve.note(event)
+            journal["figures"].update(event.get("figures", {}))
+            progress.take(event)
+            if "progress" in event:
+                lease.tell(**progress.counted)
+            self.context.log.event(self.name, event)
+
+        return emit
+
+    def _lay_out(self, item: Any, folder: Path, emit: Emit) -> Input | Source:
+        if isinstance(item, Source):
+            return item
+        unit = f"MB of {folder.name} {'checked' if self.store.is_local else 'pulled'}"
+
+        def progress(done: int, total: int) -> None:
+            if total >= 10**6:
+                emit({"progress": {"done": done // 10**6, "total": total // 10**6, "unit": unit}})
+
+        return Input(self.store.checkout(item, folder, progress), item.kind, item.meta, item.digest)
+
+    def _refuse_changed_inputs(self) -> None:
+        for name, item in self.inputs.items():
+            file = self.store.changed(item) if isinstance(item, Artifact) else None
+            if file is not None:
+                raise DataError(
+                    f"{self.name} changed its input {name}: {file.path}",
+                    "inputs are read-only: copy what must change; the next run restores the file",
+                )
+
+    def _publish(self, artifact: Artifact, journal: Meta) -> Meta:
+        """Put the artifact on record, and return the record that counts."""
+        shards = listed(self.store, journal)
+        record = record_of(self.document, artifact, journal["attempt"], journal["ended"], **shards)
+        published = publish(self.store, record, artifact, holds=journal["holds"], unusable=self._replaces)
+        self._note_difference(artifact.digest, published["artifact"])
+        return published
+
+    def _replaces(self, published: Meta) -> bool:
+        """Return whether this run's artifact replaces another run's record."""
+        return self.forced or check_record(self.store, published, self.stage.kind, self.context.lost).artifact is None
+
+    def compare_with(self, stored: Stored) -> None:
+        """Note that another run made other bytes than this attempt, if it made any."""
+        if self.made is not None:
+            self._note_difference(self.made, stored.artifact.digest)
+
+    def _note_difference(self, made: str, published: str) -> None:
+        if made != published:
+            self.context.note(
+                f"{self.name} is not deterministic: this run made {made[:19]}, "
+                f"the record says {published[:19]}; the record counts"
+            )
+
+    def _expected_bytes(self) -> int:
+        """Return how many bytes the stage may write: twice the size of its input artifacts, a rough guess."""
+        return 2 * sum(item.size for item in self.inputs.values() if isinstance(item, Artifact))
+
+
+def _scrubbed(event: Meta) -> Meta:
+    """Remove secrets from an event's messages, which may come from a library."""
+    return scrub_all(event) if event.keys() & {"warn", "info"} else event

@@ -1,0 +1,254 @@
+"""The plan of a run: what is done with each stage, found out without running one.
+
+Loads neither torch nor Prefect, and writes nothing to the store. The run then settles the plan's steps, so it trains on
+what the plan has looked up and checked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trnflow.flows.runner.attempts import outlook
+from trnflow.flows.runner.forecast import forecast
+from trnflow.flows.runner.graph import Graph, Lookup, Node
+from trnflow.flows.runner.stored import Stored, check_record
+from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.keys.explain import nearest_record
+from trnflow.tasks.keys.key_document import key_document, key_of
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
+
+RECENT = 50
+"""Past records of a stage that a plan reads, to say what changed and what it will cost."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one run that are not part of the recipe.
+
+    Attributes:
+        until: The stage after which the run stops; None for the last.
+        force: Stages to run even if their artifacts are in the store.
+        offline: Whether to make no requests to a hub.
+        record: Whether the store keeps a run record.
+    """
+
+    until: str | None = None
+    force: frozenset[str] = frozenset()
+    offline: bool = False
+    record: bool = True
+
+    def check(self, graph: Graph) -> None:
+        """Raise ConfigError if `until` or `force` names a stage that the graph does not have."""
+        for name in (*self.force, *((self.until,) if self.until else ())):
+            graph.stage(name)
+
+
+@dataclass
+class Step:
+    """What is done with a node: as planned, and when it is settled, as it was.
+
+    Attributes:
+        action: Planned: `hit`, `run`, `maybe` (not known before another stage has run, or a file was checked) or `skip`
+            (no other stage needs it). Settled: `hit`, `ran` or `skip`.
+        why: The reason, as text for the user; may be empty.
+        key, document: None while an input is not known.
+        artifact: What the stage made, or what the store has; None if there is none.
+        seconds: Settled: how long it took in this run, 0 for a hit. Planned: as expected, or None.
+        figures: What the attempt that made the artifact measured.
+        expected_bytes: The expected size of the artifact, or None.
+        settled: Whether this run is done with it.
+    """
+
+    node: Node
+    action: str = "maybe"
+    why: str = ""
+    key: str | None = None
+    document: Meta | None = None
+    artifact: Artifact | None = None
+    seconds: float | None = 0.0
+    figures: Meta = field(default_factory=dict)
+    expected_bytes: int | None = None
+    settled: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def config(self) -> StageConfig:
+        return self.node.config
+
+    @property
+    def bytes(self) -> int | None:
+        return self.artifact.size if self.artifact else self.expected_bytes
+
+    @property
+    def metrics(self) -> Meta:
+        """The metrics in the artifact's metadata; what varies from run to run is in `figures`."""
+        return dict(self.artifact.meta.get("metrics", {})) if self.artifact else {}
+
+    def take(self, stored: Stored) -> None:
+        """Take over a result of the store."""
+        self.action, self.why, self.artifact = stored.action, stored.why, stored.artifact
+        self.seconds, self.figures = stored.seconds, stored.figures
+
+
+class Plan:
+    """What is done with each node of a graph.
+
+    Attributes:
+        found: What each lookup of the graph found.
+        steps: By stage name, in the graph's order.
+        notes: Sentences for the user.
+        lost: Digests of blobs that were found missing or corrupt.
+        start: The model in the store that training starts from; None if there is none, or while it is not known.
+        seconds: How long the plan took.
+    """
+
+    def __init__(self, graph: Graph, store: Store, resolver: Resolver, lost: set[str]) -> None:
+        begun = time.monotonic()
+        self.graph = graph
+        self.store = store
+        self.notes: list[str] = []
+        self.lost = lost
+        self.found: dict[Lookup, Any] = {lookup: lookup.find(store, resolver) for lookup in graph.lookups()}
+        for source in self.sources.values():
+            if source.note:
+                self.notes.append(f"{source.kind}: {source.note}")
+        self.predict()
+        store.memo.save()
+        self.seconds = time.monotonic() - begun
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """The sources by kind: `data`, `model`."""
+        return {item.kind: item for item in self.found.values() if isinstance(item, Source)}
+
+    def predict(self) -> None:
+        """Look up anew what would be done with each node. What the lookups found stays."""
+        self.start: Artifact | None = None
+        self._chosen: dict[Lookup, Artifact | None] = {}
+        self.steps = {node.name: Step(node) for node in self.graph.nodes}
+        for step in self.steps.values():
+            self._predict(step)
+        for step in self.steps.values():
+            for needed in (self.steps[node.name] for node in step.node.after.values()):
+                if step.action == "hit" and needed.action != "hit":
+                    needed.action, needed.why = "skip", f"{step.name} is a hit"
+
+    def due(self, options: Options) -> list[Step]:
+        """Return the steps that may have to run."""
+        due = ("run", "maybe")
+        return [step for step in self.until(options) if step.action in due or step.name in options.force]
+
+    def until(self, options: Options) -> list[Step]:
+        """Return the steps up to the stage after which the run stops."""
+        return [self.steps[name] for name in self.graph.until(options.until)]
+
+    def bind(self, step: Step) -> list[str]:
+        """Fill in the step's document and key. Return the names of the stages whose artifacts are not known yet: then
+        there is no key."""
+        step.node.check(self)
+        inputs = self.inputs_of(step)
+        unknown = [item.name for item in inputs.values() if isinstance(item, Node)]
+        step.document = None if unknown else key_document(step.node.stage, step.config, inputs, self.store.memo)
+        step.key = key_of(step.document) if step.document else None
+        return list(dict.fromkeys(unknown))
+
+    def inputs_of(self, step: Step) -> dict[str, Any]:
+        """Return the step's inputs by parameter name; a node stands for its artifact that is not known yet."""
+        values = {name: self._value(item) for name, item in step.node.inputs.items()}
+        for name, item in step.node.inputs.items():
+            if isinstance(item, Lookup) and item.choose and self.found[item] is not None:
+                values[name] = self._choose(step, item, {other: values[other] for other in values if other != name})
+        return {name: value for name, value in values.items() if value is not None}
+
+    def forget(self, digest: str) -> None:
+        """Look up all steps anew, after a blob turned out missing or corrupt."""
+        self.lost.add(digest)
+        self.predict()
+
+    def _value(self, item: Node | Artifact | Source | Lookup) -> Any:
+        if isinstance(item, Node):
+            return self.steps[item.name].artifact or item
+        return self.found[item] if isinstance(item, Lookup) else item
+
+    def _choose(self, step: Step, lookup: Lookup, others: dict[str, Any]) -> Artifact | None:
+        """Return the artifact that a lookup chooses. The first step that reads it decides, once its other inputs are
+        known."""
+        others = {name: value for name, value in others.items() if value is not None}
+        if lookup not in self._chosen:
+            if any(isinstance(value, Node) for value in others.values()):
+                artifact: Artifact | None = self.found[lookup].artifact
+                return artifact
+            assert lookup.choose is not None
+            document = key_document(step.node.stage, step.config, others, self.store.memo)
+            self._chosen[lookup], note = lookup.choose(self.store, self.found[lookup], document)
+            self.start = self._chosen[lookup]
+            self.note(note)
+        return self._chosen[lookup]
+
+    def note(self, text: str) -> None:
+        """Add a note for the user, once."""
+        if text and text not in self.notes:
+            self.notes.append(text)
+
+    def _predict(self, step: Step) -> None:
+        unknown = self.bind(step)
+        if unknown:
+            step.why = f"waits for {' and '.join(unknown)}"
+            self._forecast(step, self._past(step), {"params": step.node.stage.params(step.config)})
+            return
+        assert step.document is not None and step.key is not None
+        lost = self._recorded(step)
+        if lost is None:
+            return
+        past = self._past(step)
+        why = lost or _changes(step.document, past)
+        if step.node.stage.resumable:
+            why = "; ".join(filter(None, (why, outlook(self.store, step.name, step.key, step.document))))
+        step.action, step.why = "run", why
+        self._forecast(step, past, step.document)
+
+    def _recorded(self, step: Step) -> str | None:
+        """Take the result that the store has. Return None then, "" if there is no record, or why its artifact can't be
+        used.
+
+        If files of the artifact changed on disk, the action is `maybe`: they may be undamaged, or be made again with
+        the same bytes. The stages below are then planned with this artifact."""
+        record = self.store.record(step.name, str(step.key))
+        if record is None:
+            return ""
+        recorded = check_record(self.store, record, step.node.stage.kind, self.lost)
+        if recorded.artifact is None:
+            return f"its artifact is damaged or gone: {recorded.why}"
+        step.take(Stored.of_record(self.store, record, recorded.artifact))
+        if recorded.changed:
+            step.action, step.why = "maybe", f"{recorded.changed[0].path} changed on disk, run will check"
+            self._forecast(step, self._past(step), step.document or {})
+        return None
+
+    def _past(self, step: Step) -> list[Meta]:
+        return self.store.records(step.name, RECENT)
+
+    def _forecast(self, step: Step, past: list[Meta], known: Meta) -> None:
+        step.seconds, step.expected_bytes = forecast(self.store, past, known)
+
+
+def artifacts_of(steps: Iterable[Step]) -> dict[str, Artifact]:
+    """Return {stage: artifact} of the steps that have one."""
+    return {step.name: step.artifact for step in steps if step.artifact is not None}
+
+
+def _changes(document: Meta, past: list[Meta]) -> str:
+    near = nearest_record(past, document)
+    if near is None:
+        return "never ran in this store"
+    changes = near[1]
+    more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
+    return "; ".join(str(change) for change in changes[:2]) + more

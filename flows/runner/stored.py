@@ -1,0 +1,80 @@
+"""Results that the store has: whether one can be used instead of running its stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from trnflow.tasks.artifact import Artifact, File, Meta
+from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.store import Store
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A stage's result in the store.
+
+    Attributes:
+        action: `hit` (the store had it, or another run made it meanwhile) or `ran`.
+        why: When a hit was made, or by which other run; may be empty.
+        seconds: How long the stage took in this run; 0 for a hit.
+        figures: What the attempt that made the artifact measured, such as samples_per_second.
+    """
+
+    artifact: Artifact
+    action: str
+    why: str = ""
+    seconds: float = 0.0
+    figures: Meta = field(default_factory=dict)
+
+    @classmethod
+    def of_record(cls, store: Store, record: Meta, artifact: Artifact) -> Stored:
+        """Return the hit of a record whose artifact can be used."""
+        figures = store.attempt(record["key"], record["attempt"]).get("figures", {})
+        why = f"adopted {record['created']}" if "adopted" in record else f"made {record['created']}"
+        return cls(artifact, "hit", why, 0.0, figures)
+
+
+class Recorded(NamedTuple):
+    """Whether the artifact of a record can be used.
+
+    Attributes:
+        artifact: None if it can't be used, because of `why`.
+        changed: Its files that changed on disk since this machine verified them. A run hashes them again.
+    """
+
+    artifact: Artifact | None
+    why: str = ""
+    changed: tuple[File, ...] = ()
+
+
+def check_record(store: Store, record: Meta, kind: str, lost: set[str]) -> Recorded:
+    """Check whether the artifact of a record can be used; reads no blob.
+
+    In a local store each blob's size is compared with the artifact's list of files, and its stamp with that of its last
+    verification. Blobs of a remote store are not looked at.
+
+    Args:
+        kind: Of the artifacts that the stage makes.
+        lost: Digests of blobs that are known to be missing or corrupt.
+    """
+    try:
+        artifact = store.artifact(record["artifact"])
+    except BlobLost as error:
+        return Recorded(None, error.message)
+    if artifact.kind != kind:
+        return Recorded(None, f"its artifact {artifact.digest[:19]} is of kind {artifact.kind}, and it makes {kind}")
+    seen = store.seen(artifact)
+    missing = seen.missing or next((file for file in artifact.files if file.digest in lost), None)
+    if missing is not None:
+        return Recorded(None, f"the blob of {missing.path} ({missing.digest}) is missing or damaged")
+    return Recorded(artifact, "", tuple(seen.changed))
+
+
+def rehash_changed(store: Store, recorded: Recorded) -> Recorded:
+    """Hash the changed files, which reads them in full, and return what can be used then. Corrupt blobs are
+    quarantined."""
+    corrupt = store.recheck(recorded.changed)
+    if corrupt:
+        return Recorded(None, f"the blob of {corrupt[0].path} ({corrupt[0].digest}) was corrupt: quarantined")
+    return recorded._replace(changed=())

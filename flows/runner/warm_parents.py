@@ -1,0 +1,32 @@
+"""The warm parents of a run: processes that have imported slow libraries, such as torch, and from which stages'
+processes are forked."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.plan import Step
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.launch.warm_start import modules_for, preload
+
+Parent = tuple[dict[str, str], tuple[str, ...]]
+"""(environment variables, modules to import) of a warm parent."""
+
+
+def parent_of(step: Step, context: RunContext) -> Parent:
+    """Return the warm parent of a step's stage. Raises ConfigError as `RunContext.environment`."""
+    distributions = closure(step.node.stage.function.__module__, context.store.memo)[1]
+    # of launch.environment, only stages that train or run models need anything
+    variables = step.node.stage.environ(step.config) | (context.environment if "torch" in distributions else {})
+    return variables, modules_for(distributions, variables)
+
+
+def start_warm_parents(due: list[Step], context: RunContext) -> None:
+    """Start the warm parents of steps that may run; they import while other things go on.
+
+    A TrnflowError, such as a wrong setting, is left to the run, which raises it again."""
+    with contextlib.suppress(TrnflowError):
+        preload(map(partial(parent_of, context=context), due))
