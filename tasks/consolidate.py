@@ -24,9 +24,9 @@ from pydantic import field_validator
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.data.format.row_format import FILE, row_format
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
 from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
-from trnflow.tasks.model_folder.model_card import Origin, write_card
+from trnflow.tasks.model_folder.model_card import CardSource, write_card
 from trnflow.tasks.model_folder.older_config import with_older_keys
 from trnflow.tasks.model_folder.published_weights import PublishedWeights, model_without_values
 from trnflow.tasks.model_folder.settings_files import generation_settings, positions_of, write_tokenizer
@@ -40,7 +40,7 @@ from trnflow.tasks.training.checkpoint.merged_weights import (
     base_weights,
     write_adapter,
 )
-from trnflow.tasks.training.checkpoint.warm_start import starting_from
+from trnflow.tasks.training.checkpoint.starting_weights import starting_from
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.model.pretrained import auto_class
 
@@ -141,12 +141,12 @@ def consolidate(
     }
 
 
-def _origin(model: Source, warm_start: Input | None) -> Origin:
+def _origin(model: Source, warm_start: Input | None) -> CardSource:
     """Return what training began with. A model with several files of weights is known by the first one's digest."""
     if warm_start:
-        return Origin(weights=warm_start.digest)
+        return CardSource(weights=warm_start.digest)
     files = (model.identity.get("weights") or {}).get("files", {})
-    return Origin(model.identity.get("name"), next(iter(files.values()), None))
+    return CardSource(model.identity.get("name"), next(iter(files.values()), None))
 
 
 def _row_format(texts: Artifact | Source | Input | None, tokens: Artifact | Source | Input | None) -> Meta | None:
@@ -162,7 +162,7 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
     reads."""
     if document is None:
         return
-    write_json(out.path / FILE, document)
+    write_json(out.path / ROW_FORMAT_FILE, document)
     settings = document["rows"]["settings"]
     if settings["task"] == "chat" and settings["chat_template"] not in ("tokenizer", "sections"):
         for folder in (out.path, out.path / "adapter"):

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Meta
-from trnflow.tasks.data.format.row_format import FILE
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE
 from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
 from trnflow.tasks.export.config import ExportConfig
@@ -40,14 +40,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from trnflow.tasks.export.agreement import Call
+    from trnflow.tasks.export.agreement import ExampleCall
     from trnflow.tasks.export.stablehlo import StableHlo
 
 M_MMAP_THRESHOLD = -3
 """The number of this parameter in glibc's malloc.h."""
-
-TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""The largest accepted difference of logits by the dtype of the weights, times the largest logit if that is above one."""
 
 
 def environ(config: ExportConfig) -> dict[str, str]:
@@ -165,6 +162,7 @@ def _export_stablehlo(
     repeats)."""
     import gc
 
+    from trnflow.tasks.export.agreement import TOLERANCE
     from trnflow.tasks.export.lowering import lower
     from trnflow.tasks.export.stablehlo import load_stablehlo, write_stablehlo
 
@@ -186,14 +184,14 @@ def _export_stablehlo(
 
 def _eager_calls(
     model: PreTrainedModel, batch: int, lengths: list[int], compiles_once: bool, out: Workdir
-) -> dict[int, list[Call]]:
+) -> dict[int, list[ExampleCall]]:
     """{length: calls of the PyTorch model with examples}."""
     from trnflow.tasks.export.agreement import calls_by_default, eager_call, positions_of_a_row
 
     parameters, vocabulary = model.num_parameters(), model.config.get_text_config().vocab_size
     count = calls_by_default(parameters, lengths, batch, compiles_once=True) if compiles_once else 1
     positions = positions_of_a_row(count * batch * len(lengths), vocabulary)
-    found: dict[int, list[Call]] = {length: [] for length in lengths}
+    found: dict[int, list[ExampleCall]] = {length: [] for length in lengths}
     for length, calls in found.items():
         for number in range(count):
             calls.append(eager_call(model, *example(model, batch, length, number), batch, positions))
@@ -201,7 +199,7 @@ def _eager_calls(
     return found
 
 
-def _compared(exported: StableHlo, calls: list[Call], length: int, tolerance: float, out: Workdir) -> float:
+def _compared(exported: StableHlo, calls: list[ExampleCall], length: int, tolerance: float, out: Workdir) -> float:
     """The largest difference of the export's logits from those of `calls`. ModelError when it is above the tolerance."""
     from trnflow.tasks.export.agreement import compared_logits
 
@@ -246,6 +244,6 @@ def rounded_up(value: float) -> float:
 
 
 def _copy_companions(weights: Path, folder: Path) -> None:
-    for name in ("config.json", "generation_config.json", FILE, *TOKENIZER_FILES):
+    for name in ("config.json", "generation_config.json", ROW_FORMAT_FILE, *TOKENIZER_FILES):
         if (weights / name).is_file():
             shutil.copyfile(weights / name, folder / name)

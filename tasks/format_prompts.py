@@ -19,7 +19,7 @@ from trnflow.tasks.config import keyed_params
 from trnflow.tasks.data.format.chat import REWRITTEN
 from trnflow.tasks.data.format.config import FormatConfig, is_framed
 from trnflow.tasks.data.format.conversation import Row
-from trnflow.tasks.data.format.row_counts import BAD, Tally, report
+from trnflow.tasks.data.format.row_counts import BAD, DropCounts, report
 from trnflow.tasks.data.format.row_makers import Maker, chat_document, chat_templates_of, maker_of
 from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
@@ -133,9 +133,9 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
     }
 
 
-def _gathered(split: str, config: FormatConfig, rows: Input, parts: Parts, out: Workdir) -> Tally:
+def _gathered(split: str, config: FormatConfig, rows: Input, parts: Parts, out: Workdir) -> DropCounts:
     """Write one split and return the counts of its rows. DataError when no row is left."""
-    tally, count = Tally(), rows.meta["splits"][split]
+    tally, count = DropCounts(), rows.meta["splits"][split]
     sources: list[Ints] = []
     tables = _tables(split, config, rows, parts, tally, sources, out)
     write_rows(tables, _schema(config), out.path / f"{split}.parquet", lambda done: None)
@@ -159,7 +159,7 @@ def _schema(config: FormatConfig) -> pa.Schema:
 
 
 def _tables(
-    split: str, config: FormatConfig, rows: Input, parts: Parts, tally: Tally, sources: list[Ints], out: Workdir
+    split: str, config: FormatConfig, rows: Input, parts: Parts, tally: DropCounts, sources: list[Ints], out: Workdir
 ) -> Iterator[pa.Table]:
     """Yield the examples of a split, and append the rows that they come from to `sources`."""
     import numpy as np
@@ -204,7 +204,7 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
     config, part = FormatConfig.model_validate(arguments["config"]), arguments["part"]
     texts, make = _schema(config), maker_of(config, arguments["meta"], part["chat"], limit)
     schema = texts.append(pa.field(SOURCE_ROW, pa.int32()))
-    table, tally = read_rows(Path(arguments["file"]), part["first"], part["count"]), Tally()
+    table, tally = read_rows(Path(arguments["file"]), part["first"], part["count"]), DropCounts()
     with pa.OSFile(arguments["to"], "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in table.to_batches(BATCH):
             made: list[Row] = []
@@ -219,7 +219,7 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
     return tally.meta()
 
 
-def _examples(config: FormatConfig, make: Maker, row: Row, split: str, number: int, tally: Tally) -> list[Row]:
+def _examples(config: FormatConfig, make: Maker, row: Row, split: str, number: int, tally: DropCounts) -> list[Row]:
     """Return the examples made from a row, and count them in `tally`. Raises DataError when the row can't be rendered,
     unless `bad_rows` is "drop"."""
     tally.read += 1

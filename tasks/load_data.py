@@ -20,7 +20,7 @@ from trnflow.tasks.data.load.columns import Columns, choose_columns
 from trnflow.tasks.data.load.config import DataConfig as DataConfig
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
-from trnflow.tasks.data.load.readers import Rows, open_file
+from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split
 from trnflow.tasks.data.load.selection import row_hashes
 from trnflow.tasks.data.load.split_rows import (
@@ -160,7 +160,7 @@ class ReadSource(NamedTuple):
     splits: dict[str, ReadSplit]
 
 
-def open_source(location: Meta) -> dict[str, list[Rows]]:
+def open_source(location: Meta) -> dict[str, list[RowReader]]:
     """Open a resolved source's files: {split: [Rows]}. location: of a mixture that of one source."""
     if "builtin" in location:
         from trnflow.tasks.data.load.corpus import corpus_splits
@@ -170,7 +170,7 @@ def open_source(location: Meta) -> dict[str, list[Rows]]:
         from trnflow.tasks.data.load.hub_rows import hub_splits
 
         return hub_splits(location)
-    opened: dict[str, list[Rows]] = {}
+    opened: dict[str, list[RowReader]] = {}
     for file in location["files"]:
         opened.setdefault(file["split"], []).append(open_file(Path(file["path"]), file["format"], file["name"]))
     return opened

@@ -22,11 +22,11 @@ from pydantic import field_validator
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import PositiveCount, StageConfig, Tokens, keyed_params
 from trnflow.tasks.data.chunks import SEGMENTS, chunk_file, segments_file, shapes
-from trnflow.tasks.data.pack.blocks import IGNORED, fill, load_layout, part_of, save_layout
+from trnflow.tasks.data.pack.chunk_columns import IGNORED, fill, load_layout, part_of, save_layout
 from trnflow.tasks.data.pack.chunk_writer import create_columns
 from trnflow.tasks.data.pack.packers import (
     ALIGN,
-    Layout,
+    ChunkLayout,
     Pieces,
     best_fit,
     bucket_lengths,
@@ -78,7 +78,9 @@ def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
-    laid_out = {split: _lay_out(split, fitting, lengths, config, tokens, out.path) for split, fitting in splits.items()}
+    laid_out = {
+        split: _place_chunks(split, fitting, lengths, config, tokens, out.path) for split, fitting in splits.items()
+    }
     counts = {
         split: {"chunks": chunks, "real": real, "tokens": splits[split].tokens, "cut": splits[split].cut}
         for split, (chunks, real) in laid_out.items()
@@ -275,7 +277,7 @@ def _layout_folder(shared: Path, split: str, length: int) -> Path:
     return shared / "layout" / f"{split}-{length}"
 
 
-def _lay_out(
+def _place_chunks(
     split: str, fitting: Fitting, lengths: list[int], config: PackConfig, tokens: Input, shared: Path
 ) -> tuple[dict[str, int], int]:
     """Save the layout of each length; return ({"<length>": chunks}, tokens without padding)."""
@@ -295,7 +297,7 @@ def _lay_out(
     return chunks, real
 
 
-def _save_segments(layout: Layout, tokens: Path, file: Path) -> None:
+def _save_segments(layout: ChunkLayout, tokens: Path, file: Path) -> None:
     """Write the source row of each segment. tokens: the split's folder of tokenize_text."""
     import numpy as np
 
@@ -304,7 +306,7 @@ def _save_segments(layout: Layout, tokens: Path, file: Path) -> None:
     np.save(file, np.stack(columns, axis=1).astype(np.int64))
 
 
-def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens: Input) -> Layout:
+def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens: Input) -> ChunkLayout:
     import numpy as np
 
     if config.strategy == "bfd":

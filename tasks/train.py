@@ -57,7 +57,7 @@ def train(
     steps (the number of updates made), metrics {name: value}, data (the digest of `packed`), settings (those that the
     model card shows), and best_step if the weights of the best step were kept.
     """
-    from trnflow.tasks.training.checkpoint.warm_start import starting_from
+    from trnflow.tasks.training.checkpoint.starting_weights import starting_from
     from trnflow.tasks.training.fit import fit
 
     if config.micro_batch == "auto":

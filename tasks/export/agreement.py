@@ -37,8 +37,11 @@ token. Measured: 0.25 s a call for 1 M parameters and 64 tokens, 0.5 for 23 M an
 HELD = 1 << 28
 """The most bytes of logits that are kept of all calls, unless one position of each row takes more."""
 
+TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""The largest accepted difference of logits by the dtype of the weights, times the largest logit if that is above one."""
 
-class Call(NamedTuple):
+
+class ExampleCall(NamedTuple):
     """The inputs of one call of a model, and the logits that eager PyTorch computed for them.
 
     Attributes:
@@ -82,7 +85,7 @@ def positions_of_a_row(rows: int, vocabulary: int) -> int:
     return max(HELD // (4 * vocabulary * rows), 1)
 
 
-def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int, positions: int) -> Call:
+def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int, positions: int) -> ExampleCall:
     """Call the PyTorch model with one batch. Return the inputs, and the logits that will be compared with those of the
     exported model.
 
@@ -96,12 +99,12 @@ def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int,
         compared = torch.arange(len(input_ids)) < rows
         if logits.ndim == 3:
             compared = _evenly(attention_mask.bool() & compared[:, None], positions)
-        return Call(input_ids, attention_mask, compared, logits[compared])
+        return ExampleCall(input_ids, attention_mask, compared, logits[compared])
 
 
 def eager_calls(
     model: Any, split: Split, exported: Input, rows: int | None, report: Callable[[int, int], None]
-) -> list[Call]:
+) -> list[ExampleCall]:
     """Call the PyTorch model with rows of a split, in the shapes for which the export has graphs. Return, for each
     call, the inputs and the logits to compare.
 
@@ -128,7 +131,7 @@ def eager_calls(
     return found
 
 
-def compare(exported: Input, calls: list[Call], report: Callable[[int, int], None]) -> tuple[Meta, Meta]:
+def compare(exported: Input, calls: list[ExampleCall], report: Callable[[int, int], None]) -> tuple[Meta, Meta]:
     """Call the exported model with the inputs of `calls`, and compare its logits with PyTorch's, which `calls` hold.
     Return (counts, metrics).
 
@@ -152,7 +155,7 @@ def compare(exported: Input, calls: list[Call], report: Callable[[int, int], Non
     return {"calls": len(calls), "batch": exported.meta["batch"], "rows": rows, "compared": compared}, metrics
 
 
-def compared_logits(program: StableHlo, call: Call) -> tuple[float, int]:
+def compared_logits(program: StableHlo, call: ExampleCall) -> tuple[float, int]:
     """Call the exported model `program` with the inputs of `call`, and compare its logits with PyTorch's. Return (the
     largest absolute difference between the two models' logits, NaN if a logit is NaN; the number of compared rows or
     tokens for which both models predict the same class or token)."""

@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 
 from trnflow.tasks.artifact import Input
-from trnflow.tasks.export.agreement import Call
+from trnflow.tasks.export.agreement import ExampleCall
 from trnflow.tasks.export.stablehlo import load_stablehlo
 
 TIMED = 50
 """The most calls of each length that are timed."""
 
 
-def call_seconds(exported: Input, calls: Sequence[Call]) -> list[float]:
+def call_seconds(exported: Input, calls: Sequence[ExampleCall]) -> list[float]:
     """Call an exported model (StableHLO) and return the wall-clock seconds of each timed call, the shortest row length
     first; [] where jax is not installed.
 

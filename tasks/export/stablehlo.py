@@ -29,7 +29,7 @@ from trnflow.tasks.system.model_process import ENVIRON as ENVIRON
 if TYPE_CHECKING:
     import torch
 
-    from trnflow.tasks.export.runners import Runner
+    from trnflow.tasks.export.program_runners import ProgramRunner
 
 FORMAT = "trnflow-stablehlo"
 VERSION = 1
@@ -95,7 +95,7 @@ class StableHlo:
         self.runner = "jax" if find_spec("jax") else "torch_xla"
         self._optimised = optimised
         self._stored_tensors = _Tensors(folder)
-        self._runner: Runner | None = None
+        self._runner: ProgramRunner | None = None
 
     @property
     def compiles_once(self) -> bool:
@@ -113,7 +113,7 @@ class StableHlo:
                 "export again with export.batch and export.length set to what is needed",
             )
         if self._runner is None:
-            from trnflow.tasks.export.runners import JaxRunner, TorchXlaRunner
+            from trnflow.tasks.export.program_runners import JaxRunner, TorchXlaRunner
 
             read = self._stored_tensors.tensor
             if self.compiles_once:

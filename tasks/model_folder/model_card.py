@@ -16,7 +16,7 @@ from trnflow.tasks.artifact import Meta
 PIPELINES = {"classification": "text-classification", "causal_lm": "text-generation"}
 
 
-class Origin(NamedTuple):
+class CardSource(NamedTuple):
     """The base model, with whose weights training began. Both attributes are None for a model trained from scratch.
 
     Attributes:
@@ -28,7 +28,7 @@ class Origin(NamedTuple):
     weights: str | None = None
 
 
-def write_card(folder: Path, shards: Meta, config: Meta, base: Origin, *, adapter: bool = False) -> None:
+def write_card(folder: Path, shards: Meta, config: Meta, base: CardSource, *, adapter: bool = False) -> None:
     """Write the model card, `README.md`, to `folder`.
 
     shards: the metadata of the trained checkpoint (the artifact of the stage `train`): task, labels, steps, settings
@@ -46,7 +46,7 @@ def write_card(folder: Path, shards: Meta, config: Meta, base: Origin, *, adapte
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _paragraphs(shards: Meta, config: Meta, base: Origin, adapter: bool) -> Iterable[str]:
+def _paragraphs(shards: Meta, config: Meta, base: CardSource, adapter: bool) -> Iterable[str]:
     architecture = (config.get("architectures") or [config["model_type"]])[0]
     yield f"# {architecture}{', a LoRA adapter' if adapter else ''}"
     yield f"A model for {PIPELINES[shards['task']].replace('-', ' ')}, {_origin(base)} with trnflow."
@@ -62,7 +62,7 @@ def _paragraphs(shards: Meta, config: Meta, base: Origin, adapter: bool) -> Iter
         yield f"## Figures\n\n{what}\n\n" + table(("figure", "value"), shards["metrics"].items())
 
 
-def _origin(base: Origin) -> str:
+def _origin(base: CardSource) -> str:
     if base.name is not None:
         return f"fine-tuned from `{base.name}`"
     return f"fine-tuned from the weights `{base.weights}`" if base.weights else "trained from scratch"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import prompted, sections
 from trnflow.tasks.data.format.config import FormatConfig, is_framed
-from trnflow.tasks.data.format.conversation import ROLES, Columns, conversation_of
+from trnflow.tasks.data.format.conversation import ROLES, ChatColumns, conversation_of
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.format.row_makers import (
     ARGUMENTS,
@@ -94,7 +94,7 @@ def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
 
 
 def _chat(config: FormatConfig, folder: Path) -> Shape:
-    names = Columns(config.messages, config.tools, config.documents, ARGUMENTS)
+    names = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
     optional = [name for name in (config.tools, config.documents, ARGUMENTS) if name]
     framed = is_framed(config)
     chat = chat_document(config, folder) if framed else None

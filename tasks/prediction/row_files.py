@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.load.readers import Rows, open_file
+from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.errors import ConfigError, DataError, MachineError
 from trnflow.tasks.sources.data_files import FORMATS, format_of
 
@@ -54,7 +54,7 @@ class RowFile:
         yield from _numbered(self._rows, self._columns)
 
 
-def _numbered(rows: Rows, columns: list[str]) -> Iterator[tuple[str, Row]]:
+def _numbered(rows: RowReader, columns: list[str]) -> Iterator[tuple[str, Row]]:
     number = 0
     for batch in rows.batches(columns):
         for row in batch.to_pylist():

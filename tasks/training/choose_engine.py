@@ -12,8 +12,8 @@ from trnflow.tasks.training.config import TrainConfig, ranks
 from trnflow.tasks.training.engine import Engine
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.partition_specs import check_heads
-from trnflow.tasks.training.ranks import ALONE, World
 from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.world import ALONE, World
 
 if TYPE_CHECKING:  # keeps the code that reads checkpoints out of precompile's key
     from trnflow.tasks.training.checkpoint.shards import Reader

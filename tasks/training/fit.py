@@ -14,21 +14,21 @@ from trnflow.tasks.stage import Workdir, write_json
 from trnflow.tasks.training.batches.sampler import Schedule, Split
 from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.checkpoint.saving import Saver
-from trnflow.tasks.training.checkpoint.warm_start import load_start
+from trnflow.tasks.training.checkpoint.starting_weights import load_start
 from trnflow.tasks.training.choose_engine import join_ranks, make_engine
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import cautions, check_device
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.graphs import compile_cache
 from trnflow.tasks.training.graphs import neuron_precompile as neuron
-from trnflow.tasks.training.loop import Progress, Run, stop_signals
+from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
 from trnflow.tasks.training.model.adapters import adapter_document, prepared
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.selection import check_selection
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.training.world import World
 
 PUBLISHED = frozenset({
     "method", "lora", "optimizer", "learning_rate", "schedule", "warmup_ratio", "weight_decay", "global_batch", "epochs",
@@ -92,7 +92,7 @@ def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, o
     if stored:
         stored.check_model(PARAMETER, {name: tuple(p.shape) for name, p in built.trained().items()})
     engine = make_engine(config, built, registry, stored, world)
-    progress = Progress.of(stored.state) if stored else Progress()
+    progress = TrainingState.of(stored.state) if stored else TrainingState()
     if stored:
         out.info(f"resumes at step {progress.step}")
     if built.frozen:

@@ -31,15 +31,15 @@ from trnflow.tasks.training.meter import Meter, Meters, host_memory
 from trnflow.tasks.training.model.adapters import forward_passes
 from trnflow.tasks.training.objective import target_weight
 from trnflow.tasks.training.optim.optimizer import scalars
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.selection import Best
 from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.world import World
 
 SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 
 
 @dataclass
-class Progress:
+class TrainingState:
     """What a checkpoint holds besides tensors.
 
     Attributes:
@@ -59,7 +59,7 @@ class Progress:
     best: Best = field(default_factory=Best)
 
     @classmethod
-    def of(cls, state: Meta) -> Progress:
+    def of(cls, state: Meta) -> TrainingState:
         """Return the progress in a checkpoint's index (`Reader.state`)."""
         return cls(**{**state, "best": Best(**state["best"])})
 
@@ -75,7 +75,7 @@ class Run:
     schedule: Schedule
     train: Split
     validation: Split
-    progress: Progress
+    progress: TrainingState
     out: Workdir
     world: World
     saver: Saver

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PARAMETER, FIRST, SECOND = "parameter/", "first/", "second/"
+PARAMETER, FIRST_MOMENT, SECOND_MOMENT = "parameter/", "first/", "second/"
 """Prefixes of tensor names in a checkpoint: parameters, their first moments, their second moments."""
 
 ROW, COLUMN = "row/", "column/"

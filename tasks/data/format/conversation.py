@@ -30,7 +30,7 @@ class Conversation(NamedTuple):
     arguments: Row = {}
 
 
-class Columns(NamedTuple):
+class ChatColumns(NamedTuple):
     """The columns of a conversation, its tools, documents and template variables; None if not used."""
 
     messages: str
@@ -39,7 +39,7 @@ class Columns(NamedTuple):
     arguments: str | None = None
 
 
-def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
+def conversation_of(row: Row, columns: ChatColumns, where: str) -> Conversation:
     """Read the conversation in a row, from objects or JSON text. Raises DataError for broken JSON, or wrong shapes or
     types."""
     given = {name: parsed(row, column, where) for name, column in columns._asdict().items()}

@@ -25,7 +25,7 @@ WARNINGS = {
 
 
 @dataclass
-class Tally:
+class DropCounts:
     """Counts of source rows and of the training examples that `format_prompts` made from them, for one part of the
     stage's work (up to 32,768 rows of a split) or a whole split.
 
@@ -72,7 +72,7 @@ class Tally:
         return asdict(self)
 
 
-def report(splits: dict[str, Tally], out: Workdir) -> Meta:
+def report(splits: dict[str, DropCounts], out: Workdir) -> Meta:
     """Print, for all splits together, how many rows `format_prompts` dropped and how many it formatted in an unusual
     way. A kind without rows is not printed.
 
@@ -87,7 +87,7 @@ def report(splits: dict[str, Tally], out: Workdir) -> Meta:
     metrics: only if rows were dropped or have rewritten turns. Counts: `empty_rows_dropped` and `bad_rows_dropped` (as
         in `dropped`), `rewritten_rows` (rows with rewritten turns), `rewritten_examples` (the examples made from
         these rows), and `<split>_rows` (all examples of a split)."""
-    total = Tally()
+    total = DropCounts()
     for tally in splits.values():
         total.add(tally.meta())
     if total.empty:

@@ -10,7 +10,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.stage import read_json
 
-FILE = "trnflow.json"
+ROW_FORMAT_FILE = "trnflow.json"
 FORMAT = "trnflow-model"
 VERSION = 1
 
@@ -47,11 +47,11 @@ def row_format(texts: Meta, tokens: Meta) -> Meta:
 
 def read_row_format(folder: Path) -> RowFormat:
     """Read `trnflow.json`. Raises ModelError if it is missing or of another version."""
-    file = folder / FILE
+    file = folder / ROW_FORMAT_FILE
     document = read_json(file) if file.is_file() else {}
     if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
         raise ModelError(
-            f"the model has no {FILE} that this version reads, so how its inputs are shaped is not known",
+            f"the model has no {ROW_FORMAT_FILE} that this version reads, so how its inputs are shaped is not known",
             "`trnflow run` makes the model anew; training itself is cached",
         )
     return RowFormat(document["task"], **document["rows"], max_length=int(document["max_length"]))

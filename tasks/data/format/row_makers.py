@@ -10,7 +10,7 @@ from pathlib import Path
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import Made, sections, templated
 from trnflow.tasks.data.format.config import FormatConfig
-from trnflow.tasks.data.format.conversation import Columns, Row, conversation_of, parsed
+from trnflow.tasks.data.format.conversation import ChatColumns, Row, conversation_of, parsed
 from trnflow.tasks.data.format.instruction_styles import STYLES
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
@@ -109,7 +109,7 @@ def instruction_prompt(config: FormatConfig, meta: Meta) -> Text:
 
 def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> Maker:
     _present("format.messages", config.messages, meta)
-    columns = Columns(config.messages, config.tools, config.documents, ARGUMENTS)
+    columns = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
     special = special_pattern(tuple(chat["texts"])) if chat else None
     templates = chat_templates_of(config, chat, limit) if chat else {}
     last = config.turns == "last"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trnflow.tasks.data.load.column_types import common_type, is_nested, plain_type, to_type
 from trnflow.tasks.data.load.labels import Rule, SeenLabels, declared_classes, is_blank, label_texts, parse_rule
-from trnflow.tasks.data.load.readers import Rows
+from trnflow.tasks.data.load.readers import RowReader
 from trnflow.tasks.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -53,7 +53,11 @@ class Columns(NamedTuple):
 
 
 def choose_columns(
-    files: list[Rows], text: tuple[str, ...], label: str | None, columns: Mapping[str, str], labels: tuple[str, ...]
+    files: list[RowReader],
+    text: tuple[str, ...],
+    label: str | None,
+    columns: Mapping[str, str],
+    labels: tuple[str, ...],
 ) -> Columns:
     """Find the columns of `data.text`, `data.label` and `data.columns` in a source's files; all are kept if text and
     columns name none. Raises ConfigError for a column that no file has, or that would get two names."""
@@ -75,7 +79,7 @@ def choose_columns(
     return Columns(tuple(kept.items()), text, source_label, rule, sibling, classes, named, labels)
 
 
-def united(files: list[Rows], columns: Columns) -> pa.Schema:
+def united(files: list[RowReader], columns: Columns) -> pa.Schema:
     """Return one schema for a split's files: the columns to write, and `label` as text. Raises DataError, with file and
     row, for conflicting types."""
     import pyarrow as pa
@@ -84,7 +88,7 @@ def united(files: list[Rows], columns: Columns) -> pa.Schema:
     return pa.schema([*fields.items(), *([("label", pa.string())] if columns.label else [])])
 
 
-def _common(files: list[Rows], name: str) -> pa.DataType:
+def _common(files: list[RowReader], name: str) -> pa.DataType:
     import pyarrow as pa
 
     common, first = pa.null(), files[0]
@@ -103,7 +107,7 @@ def _common(files: list[Rows], name: str) -> pa.DataType:
     return common
 
 
-def _first_row(rows: Rows, name: str, wanted: Callable[[pa.Array], pa.Array]) -> int:
+def _first_row(rows: RowReader, name: str, wanted: Callable[[pa.Array], pa.Array]) -> int:
     """Return the number, from 1, of the first row for whose value `wanted` returns True; 1 if there is none."""
     done = 0
     for batch in rows.batches([name]):
@@ -147,7 +151,13 @@ def _check_present(setting: str, wanted: Iterable[str], there: list[str], where:
 
 
 def clean_batches(
-    rows: Rows, columns: Columns, schema: pa.Schema, split: str, seen: SeenLabels, nulls: Nulls, dropped: Counter[str]
+    rows: RowReader,
+    columns: Columns,
+    schema: pa.Schema,
+    split: str,
+    seen: SeenLabels,
+    nulls: Nulls,
+    dropped: Counter[str],
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Read a file's rows in batches, without those that lack text or label.
 
@@ -235,7 +245,7 @@ def _bools(values: pa.Array) -> Any:
     return values.fill_null(False).to_numpy(zero_copy_only=False)
 
 
-def _check_not_nested(rows: Rows, name: str, what: str, fix: str) -> None:
+def _check_not_nested(rows: RowReader, name: str, what: str, fix: str) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trnflow.tasks.artifact import Source
-from trnflow.tasks.data.load.readers import Rows, open_table
+from trnflow.tasks.data.load.readers import RowReader, open_table
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import sha256_file, stamp
 from trnflow.tasks.sources.resolver import Resolver
@@ -82,7 +82,7 @@ def stdlib_files(root: Path) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-def corpus_splits(view: str) -> dict[str, Rows]:
+def corpus_splits(view: str) -> dict[str, RowReader]:
     """Return {split: rows in memory} of a view. Raises DataError when this Python has no source files."""
     import pyarrow as pa
 

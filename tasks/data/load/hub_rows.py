@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.load.readers import BATCH, Rows, open_file
+from trnflow.tasks.data.load.readers import BATCH, RowReader, open_file
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.sources.data_files import ALIASES, format_of
 from trnflow.tasks.sources.hub_errors import hub_errors
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def hub_splits(location: Meta) -> dict[str, list[Rows]]:
+def hub_splits(location: Meta) -> dict[str, list[RowReader]]:
     """Download a dataset, unless it is cached, and return {split: its files, opened}.
 
     location: {hub, name, commit, splits}; `splits` {} takes the names usual for train, validation and test. Raises
@@ -76,7 +76,7 @@ def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
     return found if formats in ({"jsonl"}, {"csv"}, {"tsv"}) and changed == wanted else None
 
 
-def _text_rows(repo: str, commit: str, path: str, features: Any) -> Rows:
+def _text_rows(repo: str, commit: str, path: str, features: Any) -> RowReader:
     """Download a file and open it. features: what the repository declares of its columns, or None."""
     from huggingface_hub import hf_hub_download
 
@@ -101,9 +101,9 @@ def _dataset_errors(repo: str, commit: str | None) -> Iterator[None]:
             ) from error
 
 
-def _rows(dataset: Any, name: str) -> Rows:
+def _rows(dataset: Any, name: str) -> RowReader:
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         for table in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
             yield from table.combine_chunks().to_batches()
 
-    return Rows(name, dataset.features.arrow_schema, batches)
+    return RowReader(name, dataset.features.arrow_schema, batches)

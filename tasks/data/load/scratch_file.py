@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.data.load.column_types import common_type, is_nested, to_type
 from trnflow.tasks.data.load.columns import Columns, Nulls, clean_batches, united
 from trnflow.tasks.data.load.labels import LabelSet, SeenLabels
-from trnflow.tasks.data.load.readers import Rows
+from trnflow.tasks.data.load.readers import RowReader
 from trnflow.tasks.data.load.selection import row_hashes
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.stage import Workdir
@@ -48,7 +48,9 @@ def hashed_columns(columns: Columns) -> tuple[str, ...]:
     return columns.text or tuple(ours for ours, _ in columns.kept)
 
 
-def read_split(split: str, files: list[Rows], columns: Columns, nulls: Nulls, path: Path, out: Workdir) -> ReadSplit:
+def read_split(
+    split: str, files: list[RowReader], columns: Columns, nulls: Nulls, path: Path, out: Workdir
+) -> ReadSplit:
     """Read and check the files of a split, and write the rows to the scratch file `path`. Raises DataError for an
     unusable row, differing types, or an empty split."""
     import numpy as np

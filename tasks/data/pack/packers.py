@@ -34,7 +34,7 @@ class Pieces(NamedTuple):
         return Pieces(self.row[mask], self.start[mask], self.size[mask])
 
 
-class Layout(NamedTuple):
+class ChunkLayout(NamedTuple):
     """The place of each piece, sorted by chunk, then position.
 
     Attributes:
@@ -48,13 +48,13 @@ class Layout(NamedTuple):
     offset: Counts
     chunks: int
 
-    def only(self, wanted: Any) -> Layout:
+    def only(self, wanted: Any) -> ChunkLayout:
         """Return the chunks that `wanted` (bool [chunks]) picks, numbered from 0 again."""
         import numpy as np
 
         kept = wanted[self.chunk]
         number = (np.cumsum(wanted) - 1)[self.chunk[kept]]
-        return Layout(self.pieces.where(kept), number, self.offset[kept], int(wanted.sum()))
+        return ChunkLayout(self.pieces.where(kept), number, self.offset[kept], int(wanted.sum()))
 
 
 def whole_rows(offsets: Counts) -> Pieces:
@@ -91,14 +91,16 @@ def trained_on(pieces: Pieces, mask: Any) -> Any:
     return found
 
 
-def one_each(pieces: Pieces) -> Layout:
+def one_each(pieces: Pieces) -> ChunkLayout:
     """Place each piece in a chunk of its own (pad, bucket)."""
     import numpy as np
 
-    return Layout(pieces, np.arange(len(pieces.size)), np.zeros(len(pieces.size), dtype=np.int64), len(pieces.size))
+    return ChunkLayout(
+        pieces, np.arange(len(pieces.size)), np.zeros(len(pieces.size), dtype=np.int64), len(pieces.size)
+    )
 
 
-def concatenated(pieces: Pieces, length: int) -> Layout:
+def concatenated(pieces: Pieces, length: int) -> ChunkLayout:
     """Place all tokens one after another, cut every `length` (concat); the last chunk is padded."""
     import numpy as np
 
@@ -109,10 +111,10 @@ def concatenated(pieces: Pieces, length: int) -> Layout:
     # where several rows begin at one place, all but the last are empty; searchsorted finds the last
     stops = np.append(cuts[1:], ends[-1])
     parts = Pieces(pieces.row[index], pieces.start[index] + cuts - begins[index], stops - cuts)
-    return Layout(parts, cuts // length, cuts % length, int(-(-ends[-1] // length)))
+    return ChunkLayout(parts, cuts // length, cuts % length, int(-(-ends[-1] // length)))
 
 
-def best_fit(pieces: Pieces, length: int) -> Layout:
+def best_fit(pieces: Pieces, length: int) -> ChunkLayout:
     """Place pieces by best fit decreasing; none may be empty or longer than `length`. Chunks are numbered by their
     earliest row; rows keep their order within."""
     import numpy as np
@@ -155,7 +157,7 @@ def _fill(sizes: Counts, length: int) -> Counts:
     return np.concatenate(found)
 
 
-def _ordered(pieces: Pieces, chunk: Counts, count: int) -> Layout:
+def _ordered(pieces: Pieces, chunk: Counts, count: int) -> ChunkLayout:
     """Return the layout that puts pieces one after another in their chunks (int64 [pieces])."""
     import numpy as np
 
@@ -163,7 +165,7 @@ def _ordered(pieces: Pieces, chunk: Counts, count: int) -> Layout:
     pieces, chunk = pieces.where(order), chunk[order]
     before = np.cumsum(pieces.size) - pieces.size
     first = np.searchsorted(chunk, np.arange(count))
-    return Layout(pieces, chunk, before - before[first][chunk], count)
+    return ChunkLayout(pieces, chunk, before - before[first][chunk], count)
 
 
 def bucket_lengths(sizes: Counts, most: int, buckets: int) -> list[int]:

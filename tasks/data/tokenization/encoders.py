@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.data.tokenization.token_shards import Texts, texts_of
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
-from trnflow.tasks.data.tokenization.word_encoder import ADDED, Pieces, WordEncoder, find_all, gather
+from trnflow.tasks.data.tokenization.word_encoder import ADDED, TokenPieces, WordEncoder, find_all, gather
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,7 +138,7 @@ class CausalEncoder:
         given = (ids, mask) if whole else (gather(ids, starts, kept), gather(mask, starts, kept))
         return Encoded(given[0], kept, given[1], row, sizes, _forged(texts, self._words, added))
 
-    def _mask(self, texts: Texts, pieces: Pieces, per_piece: Longs) -> Extra:
+    def _mask(self, texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Extra:
         """Compute the loss mask, uint8 [tokens]. A piece within one part gets its flag; others go token by token."""
         import numpy as np
 
@@ -246,7 +246,7 @@ def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[i
     return mask
 
 
-def _parts_of(texts: Texts, pieces: Pieces, piece: int, first: int, last: int) -> list[dict[str, Any]]:
+def _parts_of(texts: Texts, pieces: TokenPieces, piece: int, first: int, last: int) -> list[dict[str, Any]]:
     """Return the parts that overlap a piece, each cut to the piece."""
     start, end = int(pieces.starts[piece]), int(pieces.starts[piece + 1])
     found = []
@@ -256,7 +256,7 @@ def _parts_of(texts: Texts, pieces: Pieces, piece: int, first: int, last: int) -
     return found
 
 
-def _row_tokens(texts: Texts, pieces: Pieces, per_piece: Longs) -> Longs:
+def _row_tokens(texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Longs:
     """Return the index of each row's first token, int64 [rows + 1]."""
     import numpy as np
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
     Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
-FIRST, LATER, AFTER_ADDED, ADDED = range(4)
+FIRST_PART, LATER, AFTER_ADDED, ADDED = range(4)
 """The kinds of pieces: the first piece of a text, a piece after a cut, a piece after an added token, and an added token
 itself."""
 
@@ -66,7 +66,7 @@ class CutRules(NamedTuple):
     places_differ: bool = True
 
 
-class Pieces(NamedTuple):
+class TokenPieces(NamedTuple):
     """Texts cut into pieces that are tokenised alone. starts: int64 [pieces + 1], bytes; kind: uint8 [pieces], 0 first
     of a text, 1 after a cut, 2 after an added token (0 and 2 only if `places_differ`), 3 an added token."""
 
@@ -94,7 +94,7 @@ class WordEncoder:
         self._whole.encode_special_tokens = True
         self._inner = self.cuts.inner or tokenizer
         self._with_sentinel: dict[str, Tokenizer] = {}
-        self._memo: dict[int, dict[str, bytes]] = {FIRST: {}, LATER: {}, AFTER_ADDED: {}}
+        self._memo: dict[int, dict[str, bytes]] = {FIRST_PART: {}, LATER: {}, AFTER_ADDED: {}}
 
     def _sentinel_tokenizer(self, texts: list[str]) -> tuple[Tokenizer, str]:
         """Return a copy of the tokenizer with an added token that occurs in no text, and that token. After it, a text
@@ -121,7 +121,7 @@ class WordEncoder:
             data, rows, {name: self.blanks.get(name, (False, False)) for name in (*self._ordinary, *special)}
         )
 
-    def pieces(self, data: Bytes, rows: Longs, added: list[tuple[int, int]]) -> Pieces:
+    def pieces(self, data: Bytes, rows: Longs, added: list[tuple[int, int]]) -> TokenPieces:
         """Cut texts at safe places and around each added token."""
         import numpy as np
 
@@ -134,16 +134,16 @@ class WordEncoder:
         starts = np.flatnonzero(begins)
         kind = np.full(len(starts) - 1, LATER, dtype=np.uint8)
         if self.cuts.places_differ:
-            kind[np.searchsorted(starts, np.unique(rows[rows < len(data)]))] = FIRST
+            kind[np.searchsorted(starts, np.unique(rows[rows < len(data)]))] = FIRST_PART
         if added:
             first, last = (np.searchsorted(starts, [edge[side] for edge in added]) for side in (0, 1))
             follows = last[last < len(kind)]
             if self.cuts.places_differ:
                 kind[follows[kind[follows] == LATER]] = AFTER_ADDED
             kind[first] = ADDED
-        return Pieces(starts, kind)
+        return TokenPieces(starts, kind)
 
-    def encode(self, data: bytes, pieces: Pieces) -> tuple[Ints, Longs]:
+    def encode(self, data: bytes, pieces: TokenPieces) -> tuple[Ints, Longs]:
         """Return the ids of all pieces, int32 [tokens], and tokens a piece, int64 [pieces]; equal pieces are computed
         once."""
         import numpy as np
@@ -174,7 +174,7 @@ class WordEncoder:
             after, sentinel = self._sentinel_tokenizer(texts)
             found = after.encode_batch([sentinel + text for text in texts], add_special_tokens=False)
             return [(len(one) - 1, _without_first(one, len(sentinel))) for one in found]
-        tokenizer = self._whole if kind == FIRST else self._inner
+        tokenizer = self._whole if kind == FIRST_PART else self._inner
         found = tokenizer.encode_batch(texts, add_special_tokens=False)
         return [(len(one), one.token_to_chars) for one in found]
 
@@ -193,7 +193,7 @@ class WordEncoder:
         return [made[text] if ids is None else ids for text, ids in zip(texts, found, strict=True)]
 
     def _tokenized(self, kind: int, texts: list[str]) -> list[bytes]:
-        tokenizer, before = self._whole if kind == FIRST else self._inner, ""
+        tokenizer, before = self._whole if kind == FIRST_PART else self._inner, ""
         if kind == AFTER_ADDED:
             tokenizer, before = self._sentinel_tokenizer(texts)
         found = []

@@ -15,7 +15,7 @@ from pathlib import Path
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ProcessFailed
 from trnflow.tasks.stage import read_json, write_json
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.world import World
 
 POLL = 0.02
 

@@ -24,7 +24,7 @@ from trnflow.tasks.errors import StoreError
 from trnflow.tasks.stage import Partial, Workdir
 from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.checkpoint.rank_files import RankFiles
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     from trnflow.tasks.training.shared_types import TensorSlice
@@ -35,7 +35,7 @@ class StateCopy(NamedTuple):
 
     Attributes:
         slices: Those that this rank writes.
-        state: `Progress` as JSON.
+        state: `TrainingState` as JSON.
     """
 
     step: int

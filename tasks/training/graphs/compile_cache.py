@@ -14,7 +14,7 @@ from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.stage import Workdir
 from trnflow.tasks.training.config import TrainConfig
 
-FILE = "torch-compile-cache.bin"
+CACHE_FILE = "torch-compile-cache.bin"
 
 
 def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> None:
@@ -28,18 +28,18 @@ def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) 
     _take_steps(config, replace(model, identity=model.identity | {"weights": None}), packed)
     found = torch.compiler.save_cache_artifacts()
     assert found is not None, "steps were compiled"
-    (out.path / FILE).write_bytes(found[0])
+    (out.path / CACHE_FILE).write_bytes(found[0])
 
 
 def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> None:
     """Load the cache of precompile's artifact into this process, by way of `out.scratch`. Nothing without setting or
     cache."""
-    if not config.compile_cache or not (graphs.path / FILE).is_file():
+    if not config.compile_cache or not (graphs.path / CACHE_FILE).is_file():
         return
     _private(out.scratch)
     import torch
 
-    torch.compiler.load_cache_artifacts((graphs.path / FILE).read_bytes())
+    torch.compiler.load_cache_artifacts((graphs.path / CACHE_FILE).read_bytes())
 
 
 def _private(scratch: Path) -> None:

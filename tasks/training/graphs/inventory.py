@@ -13,7 +13,7 @@ from trnflow.tasks.training.graphs.flops import flops_per_row
 from trnflow.tasks.training.model.adapters import forward_passes, prepared
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.optim.optimizer import scalars
-from trnflow.tasks.training.ranks import ALONE, World
+from trnflow.tasks.training.world import ALONE, World
 
 
 def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, world: World = ALONE) -> list[Meta]:

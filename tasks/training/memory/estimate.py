@@ -14,7 +14,7 @@ from typing import NamedTuple
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.layout.slices import Layout, piece_shape
+from trnflow.tasks.training.layout.slices import ShardLayout, piece_shape
 from trnflow.tasks.training.optim.optimizer import state_shapes
 from trnflow.tasks.training.partition_specs import Spec
 
@@ -81,7 +81,7 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f}"
 
 
-def estimate(config: TrainConfig, layout: Layout, traced: PassMemory) -> Memory:
+def estimate(config: TrainConfig, layout: ShardLayout, traced: PassMemory) -> Memory:
     """Return the estimated peak. Frozen parameters count without gradients and optimizer state."""
     copy = 2 if config.dtype == "bfloat16" else FP32
     trained = [*layout.states]
@@ -117,12 +117,12 @@ def check_memory(config: TrainConfig, memory: Memory, limit: int | None) -> None
     )
 
 
-def _numbers(layout: Layout, specs: Mapping[str, Spec], names: Iterable[str]) -> int:
+def _numbers(layout: ShardLayout, specs: Mapping[str, Spec], names: Iterable[str]) -> int:
     """Return how many numbers of these parameters one device stores."""
     return sum(math.prod(piece_shape(layout.shapes[name], specs[name], layout.mesh)) for name in names)
 
 
-def _gathered(config: TrainConfig, layout: Layout, copy: int) -> int:
+def _gathered(config: TrainConfig, layout: ShardLayout, copy: int) -> int:
     """Return the bytes that FSDP has gathered at once: outside the layers, and two layers, one ahead."""
     if not config.fsdp:
         return 0
@@ -130,7 +130,7 @@ def _gathered(config: TrainConfig, layout: Layout, copy: int) -> int:
     return copy * (outside + 2 * layer)
 
 
-def _fsdp_units(layout: Layout, names: Iterable[str]) -> tuple[int, int]:
+def _fsdp_units(layout: ShardLayout, names: Iterable[str]) -> tuple[int, int]:
     """Return how many numbers FSDP gathers at once: (outside the layers, in the largest layer)."""
     layers: dict[str, list[str]] = {}
     for name in names:
@@ -139,7 +139,7 @@ def _fsdp_units(layout: Layout, names: Iterable[str]) -> tuple[int, int]:
     return outside, max((_numbers(layout, layout.tp, some) for some in layers.values()), default=0)
 
 
-def _gradients_during_pass(config: TrainConfig, layout: Layout, traced: PassMemory, copy: int) -> int:
+def _gradients_during_pass(config: TrainConfig, layout: ShardLayout, traced: PassMemory, copy: int) -> int:
     """Return the bytes of gradients from earlier passes.
 
     Accumulating, each replica keeps whole fp32 sums; FSDP a part, and whole gradients of the unit it reduces. A single
@@ -156,7 +156,7 @@ def _gradients_during_pass(config: TrainConfig, layout: Layout, traced: PassMemo
     return max(in_layer + (parts if several else 0), at_end)
 
 
-def _optimizer_state(config: TrainConfig, layout: Layout, masters: int) -> int:
+def _optimizer_state(config: TrainConfig, layout: ShardLayout, masters: int) -> int:
     """Return the bytes of AdamW's moments, laid out as the masters, or of Adafactor's, whole on every device."""
     if config.optimizer == "adamw":
         return 2 * masters
@@ -164,7 +164,7 @@ def _optimizer_state(config: TrainConfig, layout: Layout, masters: int) -> int:
     return FP32 * sum(math.prod(shape) for some in shapes for shape in some)
 
 
-def _gradients_at_update(config: TrainConfig, layout: Layout, trained: list[str], copy: int) -> int:
+def _gradients_at_update(config: TrainConfig, layout: ShardLayout, trained: list[str], copy: int) -> int:
     """Return the bytes of gradients at the update: as left, in fp32, and in messages over "data"."""
     wide = FP32 * _numbers(layout, layout.specs, trained)
     summed = config.engine == "native" and config.accumulation > 1  # already in fp32

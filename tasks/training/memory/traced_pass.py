@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.layout.slices import Layout
+from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.memory.estimate import PassMemory
 from trnflow.tasks.training.model.build import logits_of
 from trnflow.tasks.training.objective import loss_sum
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def trace_pass(config: TrainConfig, built: Built, layout: Layout, length: int) -> PassMemory:
+def trace_pass(config: TrainConfig, built: Built, layout: ShardLayout, length: int) -> PassMemory:
     """Run one forward and backward pass over a micro batch of rows of `length` tokens on "meta" tensors (without
     values), and return the bytes that the pass would allocate on one device.
 
@@ -130,7 +130,7 @@ def _storage(tensor: Any) -> Any:
 
 
 @contextmanager
-def _layers_split(config: TrainConfig, built: Built, layout: Layout) -> Iterator[None]:
+def _layers_split(config: TrainConfig, built: Built, layout: ShardLayout) -> Iterator[None]:
     """Split the model's layers as on the first tensor parallel device."""
     if config.tensor_parallel_size == 1:
         yield
@@ -140,7 +140,7 @@ def _layers_split(config: TrainConfig, built: Built, layout: Layout) -> Iterator
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from trnflow.tasks.training.native.sharding import split_layers
-    from trnflow.tasks.training.ranks import World
+    from trnflow.tasks.training.world import World
 
     dist.init_process_group("fake", rank=0, world_size=config.devices, store=FakeStore())
     try:

@@ -20,11 +20,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.layout.slices import Layout
+from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.model.lora import BASE
 from trnflow.tasks.training.native.sharding import layers_of, local_tensor
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +114,7 @@ class GeneratorSwitch:
         return int.from_bytes(digest) >> 1
 
 
-def split_dropout(config: TrainConfig, built: Built, layout: Layout, world: World, device: torch.device) -> None:
+def split_dropout(config: TrainConfig, built: Built, layout: ShardLayout, world: World, device: torch.device) -> None:
     """Register hooks so that each dropout of a tensor parallel model uses the right random numbers: shared by all ranks
     of the mesh axis "model" where each rank computes the same elements, the rank's own where each computes others.
 

@@ -19,7 +19,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.graph_registry import GraphRegistry
-from trnflow.tasks.training.layout.slices import Layout, check_length, layout_of, piece, piece_start, writes_piece
+from trnflow.tasks.training.layout.slices import ShardLayout, check_length, layout_of, piece, piece_start, writes_piece
 from trnflow.tasks.training.model.attention import with_attention
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
@@ -30,8 +30,8 @@ from trnflow.tasks.training.native.updates import StateTensor, make_update
 from trnflow.tasks.training.objective import correct, loss_sum
 from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
-from trnflow.tasks.training.ranks import World, replica_seed
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.training.world import World, replica_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -248,7 +248,7 @@ def _host_copy(value: Tensor) -> Tensor:
     return value.detach().to("cpu", torch.float32, copy=True)
 
 
-def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Layout) -> str:
+def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: ShardLayout) -> str:
     steps: list[Any] = [
         config.dtype,
         config.stochastic_rounding,

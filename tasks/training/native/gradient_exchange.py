@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.training.layout.slices import Layout, piece_copies
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.layout.slices import ShardLayout, piece_copies
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ class MeshExchange(SingleProcess):
             (`partial_gradients`).
     """
 
-    def __init__(self, layout: Layout, world: World, partial: set[str]) -> None:
+    def __init__(self, layout: ShardLayout, world: World, partial: set[str]) -> None:
         self._world = world
         self._group = world.groups["data"].get_group()
         self._models = world.groups["model"].get_group()

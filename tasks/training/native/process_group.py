@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.world import World
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """{device: torch.distributed's backend}."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.layout.slices import Layout, piece, piece_shape
+from trnflow.tasks.training.layout.slices import ShardLayout, piece, piece_shape
 from trnflow.tasks.training.model.build import checkpointed_layers
 from trnflow.tasks.training.model.lora import base_layer
 from trnflow.tasks.training.partition_specs import SHARED
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ def gradient_of(parameter: Tensor, gradient: Tensor | None) -> Tensor:
     return gradient.contiguous()
 
 
-def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World) -> None:
+def split_layers(config: TrainConfig, built: Built, layout: ShardLayout, world: World) -> None:
     """Apply tensor parallelism and sequence parallelism to the model in place.
 
     Before the call each rank (process that trains) must hold the whole parameters, with equal values. After the call
@@ -79,7 +79,7 @@ def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World
         _split_positions(checkpointed_layers(built.model), mesh)
 
 
-def partial_gradients(config: TrainConfig, built: Built, layout: Layout) -> set[str]:
+def partial_gradients(config: TrainConfig, built: Built, layout: ShardLayout) -> set[str]:
     """Return the names of replicated parameters (whole on each rank) whose gradients must be summed over the mesh axis
     "model", that is over the tensor parallel ranks of one replica.
 
@@ -93,7 +93,7 @@ def partial_gradients(config: TrainConfig, built: Built, layout: Layout) -> set[
     return own | {n for n in layout.tp if n.startswith(tuple(layers)) and n.rpartition(".")[0] not in planned}
 
 
-def shard_fully(config: TrainConfig, built: Built, layout: Layout, world: World) -> None:
+def shard_fully(config: TrainConfig, built: Built, layout: ShardLayout, world: World) -> None:
     """Apply FSDP2 to the model in place: each data parallel rank (process) keeps only its part of the parameters that
     `layout` splits over the mesh axis "data"; the other parameters stay whole. When a layer computes, its parameters
     are gathered together. The parameters outside the layers are one more group.
@@ -120,7 +120,7 @@ def shard_fully(config: TrainConfig, built: Built, layout: Layout, world: World)
             module.set_force_sum_reduction_for_comms(True)
 
 
-def check_placed(built: Built, layout: Layout) -> None:
+def check_placed(built: Built, layout: ShardLayout) -> None:
     """Raise ModelError when the part of a parameter that this rank (process) holds has another shape than `layout` (how
     each parameter is split over the mesh) says."""
     for name, parameter in built.parameters().items():
@@ -135,7 +135,7 @@ def check_placed(built: Built, layout: Layout) -> None:
             )
 
 
-def _split_parameters(built: Built, layout: Layout, world: World) -> None:
+def _split_parameters(built: Built, layout: ShardLayout, world: World) -> None:
     """Replace each split parameter by this rank's part, in memory of its own, so that the whole can be freed.
 
     A parameter of style "shared" stays whole, as a DTensor: the gradient contributions of all ranks are summed when it is
@@ -170,7 +170,7 @@ def _style(style: str, *, scatters: bool) -> Any:
     return RowwiseParallel(input_layouts=Replicate(), output_layouts=output)
 
 
-def _split_modules(model: Module, layout: Layout, tied: list[list[tuple[Module, str]]]) -> list[str]:
+def _split_modules(model: Module, layout: ShardLayout, tied: list[list[tuple[Module, str]]]) -> list[str]:
     """Return the names of the modules whose weight, own or tied, the plan splits."""
     owners = {id(model.get_submodule(n.rpartition(".")[0])) for n, spec in layout.tp.items() if "model" in spec}
     for group in tied:

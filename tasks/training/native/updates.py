@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from trnflow.tasks.training.layout.slices import Layout, piece, piece_copies
+from trnflow.tasks.training.layout.slices import ShardLayout, piece, piece_copies
 from trnflow.tasks.training.optim.adafactor import apply_update, squared_sums, update_direction, update_moments
 from trnflow.tasks.training.optim.optimizer import Scalars, is_decayed, state_shapes
 from trnflow.tasks.training.optim.rounding import CHUNKS, RandomBits, round_stochastically, row_chunks, store
 from trnflow.tasks.training.partition_specs import Shape, Spec
-from trnflow.tasks.training.ranks import World
-from trnflow.tasks.training.shared_types import FIRST, ROW, SECOND
+from trnflow.tasks.training.shared_types import FIRST_MOMENT, ROW, SECOND_MOMENT
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,9 @@ class Update(Protocol):
         """
 
 
-def make_update(optimizer: str, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> Update:
+def make_update(
+    optimizer: str, layout: ShardLayout, world: World, device: torch.device, stored: Reader | None
+) -> Update:
     """Return the optimizer "adamw" or "adafactor" for this rank (process).
 
     layout: how parameters and optimizer state are split over the ranks; device: where the state is placed; stored: a
@@ -93,7 +95,7 @@ class FusedAdamW:
     """AdamW by PyTorch's fused kernel, in one pass over all fp32 weights. bf16 weights are updated a few at a time:
     each piece is converted to fp32, updated and rounded back at random."""
 
-    def __init__(self, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> None:
+    def __init__(self, layout: ShardLayout, world: World, device: torch.device, stored: Reader | None) -> None:
         import torch
 
         zero = torch.zeros(())
@@ -103,11 +105,11 @@ class FusedAdamW:
                 _part(stored.tensor(prefix + name) if stored else zero.expand(layout.shapes[name]), spec, world, device)
                 for name, spec in layout.states.items()
             ]
-            for prefix in (FIRST, SECOND)
+            for prefix in (FIRST_MOMENT, SECOND_MOMENT)
         )
 
     def state(self) -> Iterator[StateTensor]:
-        for prefix, tensors in ((FIRST, self._first), (SECOND, self._second)):
+        for prefix, tensors in ((FIRST_MOMENT, self._first), (SECOND_MOMENT, self._second)):
             for (name, spec), value in zip(self._layout.states.items(), tensors, strict=True):
                 yield StateTensor(prefix + name, self._layout.shapes[name], spec, value)
 
@@ -193,7 +195,7 @@ class Adafactor:
     Where a parameter is split over ranks, sums over the parameter need the other ranks. Such sums of all parameters
     are sent together."""
 
-    def __init__(self, layout: Layout, world: World, device: torch.device, stored: Reader | None) -> None:
+    def __init__(self, layout: ShardLayout, world: World, device: torch.device, stored: Reader | None) -> None:
         self._world = world
         self._all = [
             FactoredState(name, layout.shapes[name], spec, 1 / piece_copies(spec, layout.mesh), state)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.partition_specs import Shape
-from trnflow.tasks.training.shared_types import COLUMN, FIRST, ROW, SECOND
+from trnflow.tasks.training.shared_types import COLUMN, FIRST_MOMENT, ROW, SECOND_MOMENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,8 +125,8 @@ def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
     optimizer: "adamw" (first and second moments) or "adafactor" (row and column averages, or the second moment for one
     dimension); shape: the parameter's shape."""
     if optimizer == "adamw":
-        return {FIRST: shape, SECOND: shape}
-    return {ROW: shape[:-1], COLUMN: (*shape[:-2], shape[-1])} if len(shape) > 1 else {SECOND: shape}
+        return {FIRST_MOMENT: shape, SECOND_MOMENT: shape}
+    return {ROW: shape[:-1], COLUMN: (*shape[:-2], shape[-1])} if len(shape) > 1 else {SECOND_MOMENT: shape}
 
 
 def is_decayed(shape: tuple[int, ...]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.training.partition_specs import Spec
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     import torch

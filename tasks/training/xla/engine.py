@@ -33,8 +33,8 @@ from trnflow.tasks.training.optim.adafactor import adafactor
 from trnflow.tasks.training.optim.optimizer import Scalars, adamw, clip_factor, state_shapes
 from trnflow.tasks.training.optim.rounding import LACKING, round_stochastically
 from trnflow.tasks.training.partition_specs import Shape, Spec, parameter_specs, state_spec
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.training.world import World
 from trnflow.tasks.training.xla import gspmd
 from trnflow.tasks.training.xla.devices import compile_count, start_devices
 from trnflow.tasks.training.xla.gradient_leaves import GradientLeaves
@@ -86,7 +86,7 @@ class XlaEngine:
         )
         with torch.no_grad():
             self._sums = {name: self._zeros(*self._leaves.summed(name)) for name in self._summed()}
-        self._lay_out(plan)
+        self._shard_tensors(plan)
         if config.remat and config.method != "head":
             if built.frozen:  # torch_xla's checkpoint computes gradients only if a layer's input has one
                 built.model.enable_input_require_grads()
@@ -326,7 +326,7 @@ class XlaEngine:
         often = self._config.accumulation > 1 or self._config.dtype == "bfloat16"
         return self._mesh.data if self._devices is not None and often else 1
 
-    def _lay_out(self, plan: Mapping[str, str]) -> None:
+    def _shard_tensors(self, plan: Mapping[str, str]) -> None:
         """Rewrite and annotate the model's layers so that GSPMD splits them as planned."""
         gspmd.write_out_norms(self._built.model)
         if self._mesh.model > 1 or self._shares() > 1:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Mark = Callable[[Tensor, Spec], Tensor]  # annotates a tensor in place
 
-WHOLE: Spec = ("data", None, None)  # activations: [rows, positions, features]
+WHOLE_ROWS: Spec = ("data", None, None)  # activations: [rows, positions, features]
 FEATURES: Spec = ("data", None, "model")
 POSITIONS: Spec = ("data", "model", None)
 
@@ -44,13 +44,13 @@ def annotate(model: Any, rules: Mapping[str, str], mark: Mark, *, sequence_paral
         sequence_parallel: whether the residual stream's positions are split over the mesh axis "model"; otherwise each
             device holds all positions.
     """
-    stream = POSITIONS if sequence_parallel else WHOLE
+    stream = POSITIONS if sequence_parallel else WHOLE_ROWS
 
     def lay(tensor: Any, forward: Spec, backward: Spec) -> Any:
-        return _lay_out(tensor, mark, forward, backward) if tensor.dim() == len(forward) else tensor
+        return _annotate(tensor, mark, forward, backward) if tensor.dim() == len(forward) else tensor
 
     def gathered(tensor: Any) -> Any:
-        return lay(lay(tensor, stream, stream), WHOLE, WHOLE)
+        return lay(lay(tensor, stream, stream), WHOLE_ROWS, WHOLE_ROWS)
 
     entered = set()
     for name, module in model.named_modules():
@@ -63,9 +63,9 @@ def annotate(model: Any, rules: Mapping[str, str], mark: Mark, *, sequence_paral
             _after(module, lambda found: lay(found, FEATURES, FEATURES))
         elif style in ("rowwise", "rowwise_rep"):
             _before(module, lambda given: lay(given, FEATURES, FEATURES))
-            _after(module, lambda found: lay(found, stream, WHOLE))
+            _after(module, lambda found: lay(found, stream, WHOLE_ROWS))
         elif style == "embedding_rowwise":
-            _after(module, lambda found: lay(lay(found, WHOLE, WHOLE), stream, WHOLE))
+            _after(module, lambda found: lay(lay(found, WHOLE_ROWS, WHOLE_ROWS), stream, WHOLE_ROWS))
     for name, module in model.named_modules():
         if name in entered:  # several layers share one gathered input
             _before(module, gathered)
@@ -183,7 +183,7 @@ def _after(module: Any, change: Callable[[Any], Any]) -> None:
     module.register_forward_hook(lambda module, given, found: change(found))
 
 
-def _lay_out(tensor: Any, mark: Mark, forward: Spec, backward: Spec) -> Any:
+def _annotate(tensor: Any, mark: Mark, forward: Spec, backward: Spec) -> Any:
     """Return the tensor annotated by `forward`; its gradient is annotated by `backward`."""
     return _layout_function().apply(tensor, mark, forward, backward)
 

@@ -23,8 +23,8 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.slices import piece, piece_start, writes_piece
 from trnflow.tasks.training.partition_specs import Spec
-from trnflow.tasks.training.ranks import World, replica_seed
 from trnflow.tasks.training.shared_types import TensorSlice
+from trnflow.tasks.training.world import World, replica_seed
 
 if TYPE_CHECKING:
     from torch import Tensor

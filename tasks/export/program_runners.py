@@ -19,7 +19,7 @@ Read = Callable[[str], "torch.Tensor"]
 """A function that returns the stored tensor of the given name."""
 
 
-class Runner(Protocol):
+class ProgramRunner(Protocol):
     """Interface of `TorchXlaRunner` and `JaxRunner`: a runner compiles and runs the graphs of one export."""
 
     def __call__(self, function: Meta, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
