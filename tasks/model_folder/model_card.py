@@ -1,8 +1,4 @@
-"""Write the model card: a `README.md` with the metadata that the Hugging Face hub reads.
-
-The card says what the stage `consolidate` knows: the base model, the digest of the training data, the settings of training
-and the figures that training computed. It contains no date, path or row of data, so that the same model has the same card.
-"""
+"""Write the model card, `README.md`. It has no date, path or row of data, so that the same model has the same card."""
 
 from __future__ import annotations
 
@@ -17,11 +13,11 @@ PIPELINES = {"classification": "text-classification", "causal_lm": "text-generat
 
 
 class CardSource(NamedTuple):
-    """The base model, with whose weights training began. Both attributes are None for a model trained from scratch.
+    """The model with whose weights training began; both None from scratch.
 
     Attributes:
-        name: the base model's name on the Hugging Face hub, None if it has no such name.
-        weights: the digest of the base model's weights.
+        name: On the hub.
+        weights: Their digest.
     """
 
     name: str | None = None
@@ -29,11 +25,7 @@ class CardSource(NamedTuple):
 
 
 def write_card(folder: Path, shards: Meta, config: Meta, base: CardSource, *, adapter: bool = False) -> None:
-    """Write the model card, `README.md`, to `folder`.
-
-    shards: the metadata of the trained checkpoint (the artifact of the stage `train`): task, labels, steps, settings
-    and metrics; config: the content of the model's `config.json`; base: the base model with whose weights training
-    began; adapter: whether `folder` holds a LoRA adapter instead of a whole model."""
+    """Write the card of a model, or of a LoRA adapter. shards: metadata of the checkpoint; config: `config.json`."""
     from huggingface_hub import ModelCardData
 
     known = ModelCardData(
@@ -80,17 +72,17 @@ def _how_to_open(task: str, base: str | None, adapter: bool) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a Markdown table. heads: the titles of the columns; rows: the values of each row's cells, whose texts
-    are escaped, so that they mean no Markdown or HTML."""
+    """Return a Markdown table."""
     lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
     return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines])
 
 
 def _cell(value: object) -> str:
-    """Return a value as the text of a table's cell, in which labels and names mean no Markdown or HTML."""
+    """Return a value as a cell's text."""
     if isinstance(value, float):
         return f"{value:.6g}"
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    # labels and names must mean no Markdown or HTML
     for sign in "\\`*_[]|~#":
         text = text.replace(sign, "\\" + sign)
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())

@@ -38,10 +38,9 @@ PUBLISHED = frozenset({
 
 
 def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
-    """Train from the newest checkpoint or the start; write weights, config and tokenizer to `out.path`, and return the
-    metadata.
+    """Train from the newest checkpoint or the start, write the result to `out.path`, and return the metadata.
 
-    model: of a warm start as `starting_from` returned it. Raises Interrupted when a signal stops the training.
+    model: of a warm start as `starting_from` returned it. Raises Interrupted.
     """
     check_device(config)
     for text in cautions(config):
@@ -115,20 +114,17 @@ def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
 
 
 def newest_state(out: Workdir) -> tuple[int, Path] | None:
-    """Return (step, folder) of the checkpoint to resume from, or None.
-
-    The best evaluation's checkpoint must exist, since its weights may become the result; if not, the newest one before
-    it is returned, with a warning, and later ones are removed.
-    """
+    """Return (step, folder) of the checkpoint to resume from, or None."""
     if out.partial is None:
         return None
-    found = out.partial.newest(out.warn)
-    while found is not None:
-        best = shards.Reader(found[1]).state["best"]["step"]
-        if best in (0, found[0]) or out.partial.sound(best, out.warn) is not None:
-            return found
-        found = out.partial.newest(out.warn, upto=best)
-        on = f"goes on from step {found[0]}" if found else "begins anew"
+    newest = out.partial.newest(out.warn)
+    while newest is not None:
+        best = shards.Reader(newest[1]).state["best"]["step"]
+        # the best evaluation's weights may become the result: without them training goes back to before it
+        if best in (0, newest[0]) or out.partial.sound(best, out.warn) is not None:
+            return newest
+        newest = out.partial.newest(out.warn, upto=best)
+        on = f"goes on from step {newest[0]}" if newest else "begins anew"
         out.warn(f"the state of step {best}, whose evaluation was the best, is gone: training {on}")
     return None
 
@@ -145,13 +141,13 @@ def _write_weights(run: Run) -> None:
     if not run.config.keeps_best or best in (0, run.progress.step) or states is None:
         shards.write(out.path, run.engine.slices(state=False), {}, run.world.gather)
     elif run.world.rank == 0:
-        found = states.sound(best, out.warn)
-        if found is None:
+        folder = states.sound(best, out.warn)
+        if folder is None:
             raise StoreError(
                 f"the checkpoint of step {best}, whose evaluation was the best, could not be kept",
                 "free some disk space, and run again: training resumes from the newest checkpoint before that",
             )
-        shards.write(out.path, _parameters(shards.Reader(found)), {})
+        shards.write(out.path, _parameters(shards.Reader(folder)), {})
 
 
 def _parameters(stored: shards.Reader) -> Iterator[TensorSlice]:

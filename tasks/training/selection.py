@@ -26,8 +26,7 @@ class Best:
     stale: int = 0
 
     def after(self, config: TrainConfig, step: int, metrics: dict[str, float]) -> Best:
-        """Return the new `Best` after an evaluation: the new one if `best_metric` is finite and better by more than
-        `early_stopping_threshold`."""
+        """Return the new `Best`: this evaluation, if finite and better by more than `early_stopping_threshold`."""
         name = config.best_metric
         sign = 1 if name in HIGHER_IS_BETTER else -1
         gain = sign * (metrics[name] - self.metrics[name]) if self.metrics else math.inf

@@ -26,9 +26,9 @@ def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) 
     import torch
 
     _take_steps(config, replace(model, identity=model.identity | {"weights": None}), packed)
-    found = torch.compiler.save_cache_artifacts()
-    assert found is not None, "steps were compiled"
-    (out.path / CACHE_FILE).write_bytes(found[0])
+    cache = torch.compiler.save_cache_artifacts()
+    assert cache is not None, "steps were compiled"
+    (out.path / CACHE_FILE).write_bytes(cache[0])
 
 
 def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> None:

@@ -27,11 +27,11 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, w
     registry = GraphRegistry()
     engine = make_engine(config, built, registry, world=world)
     lengths = packed.meta["lengths"]
-    for done, length in enumerate(lengths, start=1):
+    for number, length in enumerate(lengths, start=1):
         batch = blank(config.global_batch, length, packed.meta["task"])
         engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
         engine.evaluate(next(batch.micro_batches(config.micro_rows)))
-        out.progress(done, len(lengths), "lengths")
+        out.progress(number, len(lengths), "lengths")
     cost = forward_passes(built)
     rows = {"train": cost * config.global_batch, "accumulate": cost * config.micro_rows, "eval": config.micro_rows}
     for graph in registry.graphs.values():

@@ -23,9 +23,9 @@ class ShardLayout:
 
     Attributes:
         shapes: Of whole parameters.
-        tp: Specs in forward and backward pass, over "model" only.
+        tp: Specs in the passes, over "model" only.
         specs: Between steps; with FSDP also over "data".
-        states: Of the optimizer's state, for trained parameters; with ZeRO-1 or FSDP also over "data".
+        states: Of the optimizer's state; with ZeRO-1 or FSDP also over "data".
         styles: {module: its style in the plan}.
     """
 

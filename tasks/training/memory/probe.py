@@ -32,9 +32,9 @@ def fits(config: TrainConfig, model: Source, packed: Input, limit: int | None, o
     write_json(
         folder / "spec.json", {"config": config.model_dump(mode="json"), "model": asdict(model), "packed": source}
     )
-    done = subprocess.run([sys.executable, "-m", __name__, str(folder / "spec.json")], check=False)
-    found: Meta = read_json(folder / "found.json") if done.returncode == 0 else {"fits": False}
-    return bool(found["fits"]) and (limit is None or found["resident"] <= limit)
+    child = subprocess.run([sys.executable, "-m", __name__, str(folder / "spec.json")], check=False)
+    result: Meta = read_json(folder / "found.json") if child.returncode == 0 else {"fits": False}
+    return bool(result["fits"]) and (limit is None or result["resident"] <= limit)
 
 
 def _probe(spec: Path) -> None:

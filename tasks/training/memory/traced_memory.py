@@ -20,14 +20,11 @@ class Untraceable(ModelError):
 
 
 def trace_memory(config: TrainConfig, model: Source, rows: Meta) -> Memory:
-    """Return the memory that training takes on one device, found by tracing a training step over the longest
-    rows on "meta" tensors: nothing is computed and no device is used. Imports torch.
+    """Return the memory that training takes on one device, from a step over the longest rows on "meta" tensors.
 
-    Args:
-        rows: metadata of the packed rows: task, lengths, labels, vocab_size, pad_id, bos_id, eos_id.
-    Raises:
-        Untraceable: the model's code needs the values of tensors.
-        ModelError: the layout or the rows do not fit the model."""
+    rows: metadata of packed rows. Raises Untraceable when the model needs values, ModelError when layout or rows do not
+    fit.
+    """
     from trnflow.tasks.training.memory.traced_pass import trace_pass
     from trnflow.tasks.training.model.adapters import adapt
     from trnflow.tasks.training.model.build import build
