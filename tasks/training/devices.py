@@ -88,7 +88,7 @@ def _check_neuron(config: TrainConfig) -> None:
                 f"train.device is neuron, and {name} {number} is PyPI's empty placeholder package, not AWS's",
                 f"pip uninstall {name}, and {INSTALL_NEURON}",
             )
-    lacking = [name for name, number in versions.items() if version is None]
+    lacking = [name for name, number in versions.items() if number is None]
     if lacking:
         raise MissingDependency(
             "train.device is neuron, and the Neuron compiler and runtime are incomplete: "
