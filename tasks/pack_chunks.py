@@ -1,13 +1,7 @@
 """Pack token rows into chunks of a few fixed lengths, the only sequence lengths of all later stages.
 
-- pad: one row a chunk, all of `chunk_length` tokens.
-- bucket: one row a chunk, of the shortest of a few lengths that holds it.
-- bfd: several rows a chunk, best fit decreasing over the split; no row is cut.
-- concat: one after another, cut at each chunk's end.
-
-Segments have ids from 1 and positions from 0. A label stands at its own token; a row's first has none. Every token is
-in exactly one chunk, except pieces and concat's chunks with nothing to train on (`left_out`). Takes 60 MiB and 100
-bytes a row. Raises DataError for an overlong row with `overlong` "error".
+Segments have ids from 1 and positions from 0. Every token is in exactly one chunk, except pieces and concat's chunks
+with nothing to train on (`left_out`). Takes 60 MiB and 100 bytes a row. Raises DataError.
 """
 
 from __future__ import annotations
@@ -73,8 +67,7 @@ class PackConfig(StageConfig):
 
 
 def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
-    """Place the rows, and return the parts: blocks of chunks of one split and length. Writes `counts.json`, each layout
-    and its segments' rows."""
+    """Place the rows, and return blocks of chunks of one split and length; writes `counts.json`, layouts and segments."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
@@ -85,9 +78,9 @@ def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
         split: {"chunks": chunks, "real": real, "tokens": splits[split].tokens, "cut": splits[split].cut}
         for split, (chunks, real) in laid_out.items()
     }
-    dropped = {split: item.dropped for split, item in splits.items() if item.dropped}
-    found = {"lengths": lengths, "splits": counts, "dropped": dropped}
-    (out.path / "counts.json").write_text(json.dumps(found), encoding="utf-8")  # in the order of the parts
+    dropped = {split: fitting.dropped for split, fitting in splits.items() if fitting.dropped}
+    placed = {"lengths": lengths, "splits": counts, "dropped": dropped}
+    (out.path / "counts.json").write_text(json.dumps(placed), encoding="utf-8")  # in the order of the parts
     return [
         _part(config, tokens, split, length, first, min(first + step, chunks))
         for split, (by_length, _) in laid_out.items()
@@ -104,8 +97,8 @@ def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int
 
 
 def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
-    """Fill chunks {split, length, first, last (not included)}; writes a .npy a column. Returns {"supervised": tokens
-    trained on, or labelled rows}."""
+    """Fill chunks {split, length, first, last (not included)}. Returns {"supervised": tokens trained on, or labelled
+    rows}."""
     import numpy as np
 
     source = tokens.path / part["split"]
@@ -132,24 +125,22 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
     with -100 where not supervised.
 
     Returns the metadata of `tokens` and:
-        lengths: Chunk lengths in tokens, ascending.
+        lengths: In tokens, ascending.
         rows: {split: {"<length>": chunks}}.
-        real_tokens, supervised_tokens, left_out: {split: tokens} that are no padding, trained on (or labelled
-        rows), in no chunk.
-        strategy: `pack.strategy`.
-        cut: {split: rows longer than any chunk}.
-        too_long_to_pack: {split: rows dropped for it}, if any.
+        real_tokens, supervised_tokens, left_out: {split: tokens}; labelled rows count as supervised.
+        cut, too_long_to_pack: {split: rows}.
     """
     counts = read_json(parts.shared / "counts.json")
     splits, lengths, dropped = counts["splits"], counts["lengths"], counts["dropped"]
     supervised = {
         split: sum(
-            _write_chunks(split, int(length), chunks, tokens, parts, out) for length, chunks in item["chunks"].items()
+            _write_chunks(split, int(length), chunks, tokens, parts, out)
+            for length, chunks in counts_of["chunks"].items()
         )
-        for split, item in splits.items()
+        for split, counts_of in splits.items()
     }
     shutil.copytree(tokens.path / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
-    left_out = {split: item["tokens"] - item["real"] for split, item in splits.items()}
+    left_out = {split: counts_of["tokens"] - counts_of["real"] for split, counts_of in splits.items()}
     if dropped:
         out.info(f"rows longer than {lengths[-1]} tokens dropped: {sum(dropped.values())}")
     if any(left_out.values()):
@@ -157,12 +148,12 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
     return {
         **tokens.meta,
         "lengths": lengths,
-        "rows": {split: item["chunks"] for split, item in splits.items()},
-        "real_tokens": {split: item["real"] for split, item in splits.items()},
+        "rows": {split: counts_of["chunks"] for split, counts_of in splits.items()},
+        "real_tokens": {split: counts_of["real"] for split, counts_of in splits.items()},
         "supervised_tokens": supervised,
         "left_out": left_out,
         "strategy": config.strategy,
-        "cut": {split: item["cut"] for split, item in splits.items()},
+        "cut": {split: counts_of["cut"] for split, counts_of in splits.items()},
         "dropped": {**tokens.meta["dropped"], **({"too_long_to_pack": sum(dropped.values())} if dropped else {})},
         **({"too_long_to_pack": dropped} if dropped else {}),
         "metrics": {
@@ -267,7 +258,7 @@ def _lengths(config: PackConfig, splits: dict[str, Fitting]) -> list[int]:
     if config.lengths:
         return list(config.lengths)
     lengths = bucket_lengths(splits["train"].pieces.size, config.chunk_length, config.buckets)
-    longest = max(int(item.pieces.size.max()) for item in splits.values())
+    longest = max(int(fitting.pieces.size.max()) for fitting in splits.values())
     if longest > lengths[-1]:
         lengths.append(min(-(-longest // ALIGN) * ALIGN, config.chunk_length))
     return lengths
@@ -315,10 +306,10 @@ def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens:
         return one_each(pieces)
     layout = concatenated(pieces, length)
     trained = trained_on(layout.pieces, _loss_mask(split, tokens))
-    found = layout.only(np.bincount(layout.chunk, trained, minlength=layout.chunks) > 0)
-    if not found.chunks:
+    trained_chunks = layout.only(np.bincount(layout.chunk, trained, minlength=layout.chunks) > 0)
+    if not trained_chunks.chunks:
         raise DataError(f"no chunk of {length} in the split {split} has a token to train on", "raise pack.chunk_length")
-    return found
+    return trained_chunks
 
 
 def _write_chunks(split: str, length: int, chunks: int, tokens: Input, parts: Parts, out: Workdir) -> int:

@@ -1,5 +1,4 @@
-"""`trnflow.json` in a model's folder: how rows become the model's inputs, so that predictions format them alike. It
-holds settings and column names, no data."""
+"""`trnflow.json` in a model's folder: how rows become the model's inputs. It holds settings and column names, no data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Read a hub dataset at a fixed commit; no code of a repository is run.
-
-JSON and csv files are read by our readers, because `datasets` turns texts into dates and numbers (007 becomes 7) and
-drops digits of nested numbers; other datasets by `datasets`.
-"""
+"""Read a hub dataset at a fixed commit; no code of a repository is run."""
 
 from __future__ import annotations
 
@@ -35,6 +31,8 @@ def hub_splits(location: Meta) -> dict[str, list[RowReader]]:
     with _dataset_errors(repo, commit):
         builder = load_dataset_builder(repo, location["name"], revision=commit)
         files = _text_files(builder, commit)
+        # `datasets` turns texts of json and csv into dates and numbers (007 becomes 7), and drops digits of nested
+        # numbers
         if files is not None:
             features = builder.info.features
             wanted = _chosen_splits(location, files)
@@ -64,16 +62,16 @@ def _chosen_splits(location: Meta, there: Iterable[str]) -> dict[str, str]:
 
 
 def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
-    """Return {split: paths} if all files are json, csv or tsv and the repository has no settings for them, else None."""
+    """Return {split: paths} if all files are json, csv or tsv without settings of the repository, else None."""
     config = builder.config
     apart = ("name", "version", "data_dir", "data_files", "description", "features")
     settings = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}
     changed = {name: now for name, (now, default) in settings.items() if name not in apart and now != default}
     urls = config.data_files or {}
-    found = {str(split): [url.partition(f"@{commit}/")[2] for url in some] for split, some in urls.items()}
-    formats = {format_of(path) for paths in found.values() for path in paths}
+    paths_of = {str(split): [url.partition(f"@{commit}/")[2] for url in some] for split, some in urls.items()}
+    formats = {format_of(path) for paths in paths_of.values() for path in paths}
     wanted: Meta = {"sep": "\t"} if formats == {"tsv"} else {}
-    return found if formats in ({"jsonl"}, {"csv"}, {"tsv"}) and changed == wanted else None
+    return paths_of if formats in ({"jsonl"}, {"csv"}, {"tsv"}) and changed == wanted else None
 
 
 def _text_rows(repo: str, commit: str, path: str, features: Any) -> RowReader:

@@ -110,8 +110,7 @@ def _csv(path: Path, name: str, delimiter: str = ",") -> RowReader:
 
 
 def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
-    """Yield the header's cells, then each row's, without blank lines. Raises DataError with the line of a record of
-    another length or with wrong quotes: it may contain the records after it."""
+    """Yield the header's cells, then each row's. Raises DataError with the line."""
     csv.field_size_limit(sys.maxsize)  # for the whole process; without it a cell holds 128 KB at most
     width, line = 0, 1
     with open_text(path, name) as text:
@@ -119,6 +118,7 @@ def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
         try:
             for cells in reader:
                 blank = len(cells) < 2 and not "".join(cells).strip()
+                # such a record may contain the records after it
                 if len(cells) != width and not blank:
                     if width:
                         raise DataError(

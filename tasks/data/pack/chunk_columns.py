@@ -44,11 +44,7 @@ def part_of(layout: ChunkLayout, first: int, last: int) -> ChunkLayout:
 
 
 def fill(layout: ChunkLayout, length: int, ids: Array, mask: Array | None, pad_id: int) -> dict[str, Array]:
-    """Compute a layout's columns, each int32 [chunks, length].
-
-    input_ids: `pad_id` for padding; segment_ids: from 1, 0 for padding; position_ids: from 0 in each piece; labels,
-    with a mask (uint8 [tokens]): -100 for padding, unsupervised tokens and each piece's first.
-    """
+    """Compute a layout's columns, each int32 [chunks, length]; labels only with a mask (uint8 [tokens])."""
     import numpy as np
 
     size, chunk = layout.pieces.size, layout.chunk
@@ -62,6 +58,7 @@ def fill(layout: ChunkLayout, length: int, ids: Array, mask: Array | None, pad_i
         "position_ids": (position, 0),
     }
     if mask is not None:
+        # a piece's first token is predicted by nothing
         supervised = (mask[source] == 1) & (position > 0)
         values["labels"] = (np.where(supervised, values["input_ids"][0], IGNORED), IGNORED)
     block = {}

@@ -45,15 +45,15 @@ class FastTokenizer:
     def id_of(self, role: str) -> int | None:
         """Return a role's token id, or None."""
         text = self.special.get(role)
-        found: int | None = self.tokenizer.token_to_id(text) if text else None
-        return found
+        number: int | None = self.tokenizer.token_to_id(text) if text else None
+        return number
 
     @property
     def pad_id(self) -> int:
         """The pad token's id, else eos'. Raises ModelError with neither."""
         for role in ("pad_token", "eos_token"):
-            if (found := self.id_of(role)) is not None:
-                return found
+            if (number := self.id_of(role)) is not None:
+                return number
         raise ModelError(
             f"the tokenizer {self.name} has neither a pad nor an eos token, so rows can't be padded",
             'name one in its tokenizer_config.json, e.g. "pad_token": "<unk>"',

@@ -48,7 +48,7 @@ class Scalars(NamedTuple):
 def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scalars:
     """Return the numbers of update `step` (from 0) of `total`. targets: of the global batch, or the sum of their class
     weights."""
-    # Adafactor's grows with the steps, as in its paper
+    # Adafactor's grows with the steps: 1 - t^-0.8
     beta2 = config.beta2 if config.optimizer == "adamw" else 1 - (step + 1) ** -0.8
     return Scalars(
         lr=learning_rate(config, step, total),

@@ -99,7 +99,7 @@ def store(weight: Tensor, value: Tensor, spec: Spec, draws: RandomBits | None) -
     if draws is None:
         weight.copy_(value)
         return
-    # some rows at a time, which limits the memory of the random bits
+    # some rows at a time: few enough for a processor's cache
     for part, new in zip(row_chunks(weight), row_chunks(value), strict=True):
         part.copy_(round_stochastically(new, draws.bits(spec, new.numel()).view(new.shape)))
 
