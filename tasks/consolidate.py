@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import field_validator
 
@@ -36,6 +36,9 @@ from trnflow.tasks.training.checkpoint.merged_weights import (
 from trnflow.tasks.training.checkpoint.starting_weights import starting_from
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.model.pretrained import auto_class
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import CheckpointMeta, ModelMeta, TextsMeta, TokensMeta
 
 SCHEMA = 1
 
@@ -76,14 +79,14 @@ def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
 @stage(kind="model", inputs=consolidate_inputs, environ=environ)
 def consolidate(
     config: ConsolidateConfig,
-    shards: Input,
+    shards: Input[CheckpointMeta],
     model: Source,
     warm_start: Input | None = None,
-    texts: Input | None = None,
-    tokens: Input | None = None,
+    texts: Input[TextsMeta] | None = None,
+    tokens: Input[TokensMeta] | None = None,
     *,
     out: Workdir,
-) -> Meta:
+) -> ModelMeta:
     """Write `config.json`, `model*.safetensors`, tokenizer, card and `trnflow.json`; `generation_config.json`, for LoRA
     `adapter/`.
 
@@ -142,7 +145,7 @@ def _row_format(texts: Artifact | Source | Input | None, tokens: Artifact | Sour
     if texts is None or tokens is None:
         return None
     assert not isinstance(texts, Source) and not isinstance(tokens, Source)
-    return row_format(texts.meta, tokens.meta)
+    return row_format(cast("TextsMeta", texts.meta), cast("TokensMeta", tokens.meta))
 
 
 def _write_row_format(document: Meta | None, out: Workdir) -> None:
@@ -157,7 +160,7 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
                 (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
 
 
-def _is_partial(meta: Meta) -> bool:
+def _is_partial(meta: CheckpointMeta) -> bool:
     return bool(meta.get("method", "full") != "full")
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from trnflow.tasks.export.agreement import ExampleCall
     from trnflow.tasks.export.stablehlo import StableHlo
+    from trnflow.tasks.metadata import ExportedMeta, ModelMeta
 
 M_MMAP_THRESHOLD = -3
 """Its number in glibc's malloc.h."""
@@ -59,7 +60,7 @@ LOADERS = ("load_jax.py", "load_iree.py")
     environ=environ,
     assets=tuple(f"trnflow/tasks/export/loaders/{name}" for name in LOADERS),
 )
-def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
+def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir) -> ExportedMeta:
     """Export the model as graphs from (input_ids, attention_mask) to logits, one for each length.
 
     Returns metadata:
@@ -69,26 +70,31 @@ def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
         max_difference: Of their logits; null for `neuron`.
     """
     lengths = _lengths(config, weights)
-    meta = {
+    meta: ExportedMeta = {
         "target": config.target,
         "batch": config.batch,
         "lengths": lengths,
-        **{name: weights.meta.get(name) for name in ("task", "labels", "dtype")},
+        "task": weights.meta["task"],
+        "labels": weights.meta["labels"],
+        "dtype": weights.meta["dtype"],
+        "rows_compared": 0,
+        "max_difference": None,
     }
     if config.target == "neuron":
         from trnflow.tasks.export.neuron import compile_neuron
 
         out.warn("the Neuron export has never been run by this project: check its logits before use")
         compile_neuron(config, weights, lengths, out)
-        return {**meta, "rows_compared": 0, "max_difference": None}
+        return meta
     _free_large_tensors()
-    rows, difference = _export_stablehlo(config, weights, lengths, meta, out)
+    rows, difference = _export_stablehlo(config, weights, lengths, out)
+    meta["rows_compared"], meta["max_difference"] = rows, difference
     _copy_companions(weights.path, out.path)
     for name in LOADERS:
         shutil.copyfile(Path(__file__).parent / "export" / "loaders" / name, out.path / name)
-    figures = {"max_difference": difference, "rows_compared": rows}
-    write_readme(out.path, {**meta, **figures})
-    return {**meta, **figures, "metrics": figures}
+    write_readme(out.path, meta)
+    meta["metrics"] = {"max_difference": difference, "rows_compared": rows}
+    return meta
 
 
 def _free_large_tensors() -> None:
@@ -116,7 +122,7 @@ def example(model: PreTrainedModel, batch: int, length: int, number: int = 0) ->
     return input_ids.masked_fill(attention_mask == 0, padding if padding is not None else 0), attention_mask
 
 
-def _lengths(config: ExportConfig, weights: Input) -> list[int]:
+def _lengths(config: ExportConfig, weights: Input[ModelMeta]) -> list[int]:
     if config.length is not None:
         return [config.length]
     lengths = weights.meta.get("lengths")
@@ -126,7 +132,7 @@ def _lengths(config: ExportConfig, weights: Input) -> list[int]:
 
 
 def _export_stablehlo(
-    config: ExportConfig, weights: Input, lengths: list[int], meta: Meta, out: Workdir
+    config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir
 ) -> tuple[int, float]:
     """Write, read back, run; return (rows compared, largest difference from eager)."""
     import gc
@@ -138,7 +144,7 @@ def _export_stablehlo(
     model = load_model(weights.path, weights.meta["task"])
     _check_positions(model, lengths)
     graphs = {length: lower(model, *example(model, config.batch, length)) for length in lengths}
-    about = {name: meta[name] for name in ("batch", "task", "labels")}
+    about = {"batch": config.batch, "task": weights.meta["task"], "labels": weights.meta["labels"]}
     write_stablehlo(out.path, graphs, weights.path, about, renamed_parameters(model))
     dtype = str(model.dtype).removeprefix("torch.")
     exported = load_stablehlo(out.path)  # it takes no memory before its first call

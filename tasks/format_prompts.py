@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from trnflow.tasks.data.format.source_rows import Ints
+    from trnflow.tasks.metadata import RowsMeta, TextsMeta
 
 BATCH = 4096
 PART = 8 * BATCH
@@ -45,7 +46,7 @@ def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
     return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if config.task == "chat" else {})}
 
 
-def split_rows(config: FormatConfig, rows: Input, model: Source, out: Workdir) -> list[Part]:
+def split_rows(config: FormatConfig, rows: Input[RowsMeta], model: Source, out: Workdir) -> list[Part]:
     """Return the parts, in the order of splits and rows. Raises ConfigError before any row is read."""
     chat = chat_document(config, tokenizer_folder(model)) if is_framed(config) else None
     maker_of(config, rows.meta, chat, no_limit)
@@ -58,13 +59,13 @@ def split_rows(config: FormatConfig, rows: Input, model: Source, out: Workdir) -
     ]
 
 
-def _part(config: FormatConfig, chat: Meta | None, rows: Input, split: str, first: int, count: int) -> Part:
+def _part(config: FormatConfig, chat: Meta | None, rows: Input[RowsMeta], split: str, first: int, count: int) -> Part:
     arguments = {"split": split, "first": first, "count": count, "chat": chat}
     identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"rows": rows.digest}}
     return Part(identity, arguments)
 
 
-def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> Meta:
+def format_rows(config: FormatConfig, rows: Input[RowsMeta], part: Meta, out: Workdir) -> Meta:
     """Make the examples of {split, first, count, chat}. Writes `texts.arrow`; returns DropCounts as JSON."""
     arguments = {
         "config": config.model_dump(mode="json"),
@@ -80,7 +81,7 @@ def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> 
 
 
 @stage(kind="texts", inputs=_inputs, split=split_rows, part=format_rows)
-def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
+def format_prompts(config: FormatConfig, rows: Input[RowsMeta], model: Source, parts: Parts, out: Workdir) -> TextsMeta:
     """Write each split's examples, `<split>.parquet`, and `<split>.source_row.npy` where they are not the rows one for
     one.
 
@@ -97,7 +98,8 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
     """
     classify = config.task == "classification"
     counts = {split: _gathered(split, config, rows, parts, out) for split in rows.meta["splits"]}
-    return {
+    dropped, metrics = report(counts, out)
+    meta: TextsMeta = {
         "task": "classification" if classify else "causal_lm",
         "labels": rows.meta["labels"] if classify else None,
         "splits": {split: tally.written for split, tally in counts.items()},
@@ -109,11 +111,14 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
             "columns": rows.meta["columns"],
             "nested": rows.meta.get("nested", []),
         },
-        **report(counts, out),
+        "dropped": dropped,
     }
+    if metrics:
+        meta["metrics"] = metrics
+    return meta
 
 
-def _gathered(split: str, config: FormatConfig, rows: Input, parts: Parts, out: Workdir) -> DropCounts:
+def _gathered(split: str, config: FormatConfig, rows: Input[RowsMeta], parts: Parts, out: Workdir) -> DropCounts:
     """Write one split and return its counts. Raises DataError when no row is left."""
     tally, count = DropCounts(), rows.meta["splits"][split]
     sources: list[Ints] = []
@@ -139,7 +144,13 @@ def _schema(config: FormatConfig) -> pa.Schema:
 
 
 def _tables(
-    split: str, config: FormatConfig, rows: Input, parts: Parts, tally: DropCounts, sources: list[Ints], out: Workdir
+    split: str,
+    config: FormatConfig,
+    rows: Input[RowsMeta],
+    parts: Parts,
+    tally: DropCounts,
+    sources: list[Ints],
+    out: Workdir,
 ) -> Iterator[pa.Table]:
     """Yield a split's examples, and append their rows to `sources`."""
     import numpy as np
@@ -157,7 +168,7 @@ def _tables(
         out.progress(part.arguments["first"] + part.arguments["count"], count, f"{split} rows")
 
 
-def _why_bad(config: FormatConfig, rows: Input, part: PartResult, out: Workdir) -> str:
+def _why_bad(config: FormatConfig, rows: Input[RowsMeta], part: PartResult, out: Workdir) -> str:
     """Return the error's message of a part's first bad row."""
     # The row is rendered again: an error's text is in no key, so it must not be in the part's metadata either.
     number = int(part.meta["noted"][BAD][1])
@@ -216,7 +227,7 @@ def _examples(config: FormatConfig, make: Maker, row: Row, split: str, number: i
     return examples.examples
 
 
-def _tell_unread(config: FormatConfig, meta: Meta, chat: Meta | None, out: Workdir) -> None:
+def _tell_unread(config: FormatConfig, meta: RowsMeta, chat: Meta | None, out: Workdir) -> None:
     """Warn if the rows have tools or documents that the chat template does not read."""
     read = {name for template in chat_templates_of(config, chat).values() for name in template.names} if chat else set()
     for variable, column in (("tools", config.tools), ("documents", config.documents)):

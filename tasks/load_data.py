@@ -43,6 +43,7 @@ from trnflow.tasks.system.redaction import fill
 
 if TYPE_CHECKING:
     from trnflow.tasks.data.load.selection import Hashes
+    from trnflow.tasks.metadata import FrozenMeta, RowsMeta
 
 MOST_SHOWN = 20
 """Labels whose counts are printed."""
@@ -92,7 +93,7 @@ def _errors_name_source(name: str) -> Iterator[None]:
 
 
 @stage(kind="rows")
-def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *, out: Workdir) -> Meta:
+def load_data(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | None = None, *, out: Workdir) -> RowsMeta:
     """Write `<split>.parquet` for each split, with `label: int64` if there is a label.
 
     Returns metadata:
@@ -126,11 +127,7 @@ def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *
     counts = {split: count for split, (_, count) in written.items()}
     if names:
         _report_labels(names, counts, out)
-    mixed = {
-        "sources": {split: {share.source: share.rows for share in some} for split, some in shares.items()},
-        "overlap": dropped.overlap,
-    }
-    return {
+    meta: RowsMeta = {
         "splits": rows,
         "columns": _columns([columns for columns, _ in read.values()]),
         "text": list(config.texts),
@@ -139,10 +136,15 @@ def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *
         "duplicates": dropped.duplicates,
         "leakage": dropped.leakage,
         "metrics": {f"{name}_rows": count for name, count in rows.items()},
-        **({"label_counts": counts} if names else {}),
-        **({"nested": nested} if nested else {}),
-        **(mixed if config.mix else {}),
     }
+    if names:
+        meta["label_counts"] = counts
+    if nested:
+        meta["nested"] = nested
+    if config.mix:
+        meta["sources"] = {split: {share.source: share.rows for share in some} for split, some in shares.items()}
+        meta["overlap"] = dropped.overlap
+    return meta
 
 
 class ReadSource(NamedTuple):
@@ -196,7 +198,7 @@ def _read_one(name: str, settings: SourceConfig, config: DataConfig, source: Sou
     )
 
 
-def _frozen_hashes(frozen: Input, columns: Columns) -> Hashes:
+def _frozen_hashes(frozen: Input[FrozenMeta], columns: Columns) -> Hashes:
     """Hash frozen rows as rows that are read. Raises DataError when they lack a column."""
     import pyarrow.parquet as pq
 

@@ -36,6 +36,8 @@ from trnflow.tasks.stage import Part, Parts, Workdir, read_json, stage
 if TYPE_CHECKING:
     import numpy as np
 
+    from trnflow.tasks.metadata import PackedMeta, TokensMeta
+
     Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK_TOKENS = 1 << 20
@@ -66,7 +68,7 @@ class PackConfig(StageConfig):
         return lengths
 
 
-def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
+def split_chunks(config: PackConfig, tokens: Input[TokensMeta], out: Workdir) -> list[Part]:
     """Place the rows, and return blocks of chunks of one split and length; writes `counts.json`, layouts and segments."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
@@ -90,13 +92,13 @@ def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
     ]
 
 
-def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int, last: int) -> Part:
+def _part(config: PackConfig, tokens: Input[TokensMeta], split: str, length: int, first: int, last: int) -> Part:
     arguments = {"split": split, "length": length, "first": first, "last": last}
     identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"tokens": tokens.digest}}
     return Part(identity, arguments)
 
 
-def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
+def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, part: Meta, out: Workdir) -> Meta:
     """Fill chunks {split, length, first, last (not included)}. Returns {"supervised": tokens trained on, or labelled
     rows}."""
     import numpy as np
@@ -118,7 +120,7 @@ def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out
 
 
 @stage(kind="packed", split=split_chunks, part=pack_block)
-def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -> Meta:
+def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> PackedMeta:
     """Write `<split>/<length>.arrow`, `<split>/<length>.segments.npy` and `tokenizer/`.
 
     Columns: input_ids, segment_ids, position_ids int32 [chunks, length]; labels int32 [chunks], or [chunks, length]
@@ -145,8 +147,8 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
         out.info(f"rows longer than {lengths[-1]} tokens dropped: {sum(dropped.values())}")
     if any(left_out.values()):
         out.warn(f"tokens left out, in parts of rows with nothing to train on: {sum(left_out.values())}")
-    return {
-        **tokens.meta,
+    meta: PackedMeta = {
+        **tokens.meta,  # type: ignore[typeddict-item]  # mypy fears a key too_long_to_pack in it
         "lengths": lengths,
         "rows": {split: counts_of["chunks"] for split, counts_of in splits.items()},
         "real_tokens": {split: counts_of["real"] for split, counts_of in splits.items()},
@@ -154,13 +156,15 @@ def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -
         "left_out": left_out,
         "strategy": config.strategy,
         "cut": {split: counts_of["cut"] for split, counts_of in splits.items()},
-        "dropped": {**tokens.meta["dropped"], **({"too_long_to_pack": sum(dropped.values())} if dropped else {})},
-        **({"too_long_to_pack": dropped} if dropped else {}),
         "metrics": {
             "chunks": sum(splits["train"]["chunks"].values()),
             "efficiency": _efficiency(splits["train"]["chunks"], splits["train"]["real"]),
         },
     }
+    if dropped:
+        meta["dropped"] = {**tokens.meta["dropped"], "too_long_to_pack": sum(dropped.values())}
+        meta["too_long_to_pack"] = dropped
+    return meta
 
 
 class Fitting(NamedTuple):
@@ -178,7 +182,7 @@ class Fitting(NamedTuple):
     dropped: int
 
 
-def _check(config: PackConfig, meta: Meta) -> None:
+def _check(config: PackConfig, meta: TokensMeta) -> None:
     classify = meta["task"] == "classification"
     if classify and config.strategy in ("concat", "bfd"):
         raise ConfigError(
@@ -198,7 +202,7 @@ def _check(config: PackConfig, meta: Meta) -> None:
         )
 
 
-def _fitting(split: str, config: PackConfig, tokens: Input) -> Fitting:
+def _fitting(split: str, config: PackConfig, tokens: Input[TokensMeta]) -> Fitting:
     import numpy as np
 
     most = config.lengths[-1] if config.lengths else config.chunk_length
@@ -218,7 +222,7 @@ def _fitting(split: str, config: PackConfig, tokens: Input) -> Fitting:
     return _teaching(split, pieces.where(~too_long), tokens)._replace(dropped=count)
 
 
-def _teaching(split: str, pieces: Pieces, tokens: Input) -> Fitting:
+def _teaching(split: str, pieces: Pieces, tokens: Input[TokensMeta]) -> Fitting:
     """Return the rows without pieces in which nothing is trained on. Raises DataError if none is left."""
     total = int(pieces.size.sum())
     if tokens.meta["task"] == "causal_lm":
@@ -231,7 +235,7 @@ def _teaching(split: str, pieces: Pieces, tokens: Input) -> Fitting:
     return Fitting(pieces, total, 0, 0)
 
 
-def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, meta: Meta) -> DataError:
+def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, meta: TokensMeta) -> DataError:
     row = int((pieces.size > most).argmax())
     count, longest = int((pieces.size > most).sum()), int(pieces.size.max())
     instead = "drop" if meta["task"] == "classification" else "split or drop"
@@ -245,7 +249,7 @@ def _limit(config: PackConfig) -> str:
     return "the last of pack.lengths" if config.lengths else "pack.chunk_length"
 
 
-def _loss_mask(split: str, tokens: Input) -> Array:
+def _loss_mask(split: str, tokens: Input[TokensMeta]) -> Array:
     import numpy as np
 
     mask: Array = np.load(tokens.path / split / "loss_mask.npy", mmap_mode="r")
@@ -269,7 +273,7 @@ def _layout_folder(shared: Path, split: str, length: int) -> Path:
 
 
 def _place_chunks(
-    split: str, fitting: Fitting, lengths: list[int], config: PackConfig, tokens: Input, shared: Path
+    split: str, fitting: Fitting, lengths: list[int], config: PackConfig, tokens: Input[TokensMeta], shared: Path
 ) -> tuple[dict[str, int], int]:
     """Save the layout of each length; return ({"<length>": chunks}, tokens without padding)."""
     import numpy as np
@@ -297,7 +301,7 @@ def _save_segments(layout: ChunkLayout, tokens: Path, file: Path) -> None:
     np.save(file, np.stack(columns, axis=1).astype(np.int64))
 
 
-def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens: Input) -> ChunkLayout:
+def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens: Input[TokensMeta]) -> ChunkLayout:
     import numpy as np
 
     if config.strategy == "bfd":
@@ -312,7 +316,7 @@ def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens:
     return trained_chunks
 
 
-def _write_chunks(split: str, length: int, chunks: int, tokens: Input, parts: Parts, out: Workdir) -> int:
+def _write_chunks(split: str, length: int, chunks: int, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> int:
     """Write the file of one split and length, block by block; return supervised tokens, or labelled rows."""
     import numpy as np
 

@@ -7,6 +7,8 @@ MissingDependency.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import graph_params
 from trnflow.tasks.stage import Keyed, Workdir, stage, write_json
@@ -14,6 +16,9 @@ from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import cautions, known_memory
 from trnflow.tasks.training.environment import compiler, environ
 from trnflow.tasks.training.graphs.compile_cache import keep_cache
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import GraphsMeta, PackedMeta
 
 SCHEMA = 1
 
@@ -41,7 +46,7 @@ def machine(config: TrainConfig) -> Meta:
 
 
 @stage(kind="graphs", params=graph_settings, inputs=graph_inputs, accel=machine, environ=environ)
-def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+def precompile(config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir) -> GraphsMeta:
     """Trace the graphs and write `graphs.json`; its content is the metadata, with less of each graph.
 
     Keys of graphs.json:
@@ -64,11 +69,11 @@ def precompile(config: TrainConfig, model: Source, packed: Input, out: Workdir) 
     graphs = listed(config, model, packed, out)
     # XLA's CPU client can't read a compile cache, so nothing is compiled for it
     keep_cache(config, model, packed, out)
-    facts = {
+    meta: GraphsMeta = {
         "engine": config.engine,
         "memory": memory.to_json() if memory else None,
         "micro_batch": config.replica_batch,
+        "graphs": [{"name": graph["name"], "length": graph["length"], "hash": graph["hash"]} for graph in graphs],
     }
-    write_json(out.path / "graphs.json", {**facts, "graphs": graphs})
-    brief = [{name: graph[name] for name in ("name", "length", "hash")} for graph in graphs]
-    return {**facts, "graphs": brief}
+    write_json(out.path / "graphs.json", {**meta, "graphs": graphs})
+    return meta

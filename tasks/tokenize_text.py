@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, PositiveCount, StageConfig, Tokens, keyed_params
@@ -34,6 +34,9 @@ from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.sources.model_source import tokenizer_folder
 from trnflow.tasks.stage import Keyed, Part, Parts, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.threads import call_in_thread
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import SpecialIds, TextsMeta, TokensMeta
 
 BATCH = 1024
 
@@ -83,7 +86,7 @@ def _embeddings(model: Source) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> list[Part]:
+def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, out: Workdir) -> list[Part]:
     """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json` (special ids,
     vocabulary size)."""
     causal = texts.meta["task"] == "causal_lm"
@@ -94,7 +97,7 @@ def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdi
     return [part for split in texts.meta["splits"] for part in _parts(split, texts, config, identity)]
 
 
-def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
+def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input, part: Meta, out: Workdir) -> Meta:
     """Tokenise a shard: {split, first, count} rows. Returns a Count as JSON.
 
     Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`, `source_row.npy`
@@ -133,7 +136,9 @@ def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Met
 
 
 @stage(kind="tokens", inputs=_inputs, split=split_texts, part=tokenize_rows, keep_parts=True)
-def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
+def tokenize_text(
+    config: TokenizeConfig, texts: Input[TextsMeta], model: Source, parts: Parts, out: Workdir
+) -> TokensMeta:
     """Write a folder for each split, and `tokenizer/`.
 
     Files: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], `labels.npy` int32 [rows] or `loss_mask.npy`
@@ -147,7 +152,7 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Pa
         row_lengths: {split: percentiles and histogram}.
         examples: {kind: the first text}.
     """
-    special = read_json(parts.shared / "special.json")
+    special: SpecialIds = read_json(parts.shared / "special.json")
     shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
     counts = {split: _gathered(split, texts, parts, out) for split in texts.meta["splits"]}
     dropped = {
@@ -184,7 +189,9 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Pa
     }
 
 
-def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool, out: Workdir) -> FastTokenizer:
+def _tokenizer(
+    config: TokenizeConfig, texts: Input[TextsMeta], model: Source, causal: bool, out: Workdir
+) -> FastTokenizer:
     """Read or train the tokenizer, and save it as `tokenizer/`. Raises ModelError."""
     folder = None if config.train else tokenizer_folder(model)
     if config.train:
@@ -215,7 +222,7 @@ def _texts(path: Path) -> Iterator[str]:
             yield row["text"] if "text" in row else "".join(part["text"] for part in row["parts"])
 
 
-def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
+def _identity(config: TokenizeConfig, texts: Input[TextsMeta], out: Workdir) -> Meta:
     """Return what a shard's tokens depend on besides its rows."""
     shape: Meta = {name: texts.meta[name] for name in ("task", "framed", "templates") if name in texts.meta}
     params = {**shape, **keyed_params(config)}
@@ -225,7 +232,7 @@ def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
     return {"params": params, "inputs": {"tokenizer": tokenizer}}
 
 
-def _gathered(split: str, texts: Input, parts: Parts, out: Workdir) -> Count:
+def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -> Count:
     """Write one split and return its counts. Raises DataError when no row is left."""
     import numpy as np
 
@@ -251,7 +258,7 @@ def _gathered(split: str, texts: Input, parts: Parts, out: Workdir) -> Count:
     return count
 
 
-def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> Iterator[Part]:
+def _parts(split: str, texts: Input[TextsMeta], config: TokenizeConfig, identity: Meta) -> Iterator[Part]:
     """Yield a split's shards, identified by the digest of their rows."""
     import pyarrow.parquet as pq
 

@@ -6,10 +6,15 @@ same bytes. Raises CompileError, NonFiniteLoss (the weights are unchanged), Mode
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.stage import Keyed, Workdir, stage
 from trnflow.tasks.training.config import TrainConfig, ranks
 from trnflow.tasks.training.environment import accelerator, environ
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import CheckpointMeta, GraphsMeta, PackedMeta
 
 SCHEMA = 1
 
@@ -28,8 +33,14 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
 
 @stage(kind="checkpoint", inputs=train_inputs, accel=accelerator, environ=environ, ranks=ranks, resumable=True)
 def train(
-    config: TrainConfig, model: Source, packed: Input, warm_start: Input | None = None, *, out: Workdir, graphs: Input
-) -> Meta:
+    config: TrainConfig,
+    model: Source,
+    packed: Input[PackedMeta],
+    warm_start: Input | None = None,
+    *,
+    out: Workdir,
+    graphs: Input[GraphsMeta],
+) -> CheckpointMeta:
     """Train the model and write the trained parameters in fp32.
 
     graphs: those that may be compiled. Returns metadata: task, labels, lengths, method, steps, metrics, data (digest of

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from trnflow.tasks.metadata import PackedMeta
+
     Columns = dict[str, NDArray[np.int32]]
 
 SEGMENTS = ("source_row", "source_tokens")
@@ -31,7 +33,7 @@ def segments_file(artifact: Path, split: str, length: int) -> Path:
     return artifact / split / f"{length}.segments.npy"
 
 
-def open_segments(packed: Input, split: str, length: int) -> NDArray[np.int64]:
+def open_segments(packed: Input[PackedMeta], split: str, length: int) -> NDArray[np.int64]:
     """Return int64 [segments, 2], memory-mapped: each segment's row in `<split>.parquet`, and that row's tokens before
     any cut."""
     import numpy as np
@@ -46,7 +48,7 @@ def shapes(task: str, chunks: int, length: int) -> dict[str, tuple[int, ...]]:
     return {name: labels if name == "labels" else (chunks, length) for name in COLUMNS}
 
 
-def open_chunks(packed: Input, split: str, length: int) -> Columns:
+def open_chunks(packed: Input[PackedMeta], split: str, length: int) -> Columns:
     """Return {column: int32 array} of one split and length, memory-mapped, read-only."""
     chunks = packed.meta["rows"][split][str(length)]
     return map_columns(chunk_file(packed.path, split, length), shapes(packed.meta["task"], chunks, length))

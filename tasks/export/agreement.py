@@ -19,6 +19,8 @@ from trnflow.tasks.training.batches.sampler import BatchAddress, Split
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trnflow.tasks.metadata import ExportedMeta
+
 ROWS = 256
 """Rows compared unless the recipe says otherwise, if they take at most SECONDS_COMPILED."""
 
@@ -91,7 +93,7 @@ def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int,
 
 
 def eager_calls(
-    model: Any, split: Split, exported: Input, rows: int | None, report: Callable[[int, int], None]
+    model: Any, split: Split, exported: Input[ExportedMeta], rows: int | None, report: Callable[[int, int], None]
 ) -> list[ExampleCall]:
     """Call the PyTorch model with rows of a split, in the shapes of the export's graphs.
 
@@ -112,7 +114,9 @@ def eager_calls(
     return examples
 
 
-def compare(exported: Input, calls: list[ExampleCall], report: Callable[[int, int], None]) -> tuple[Meta, Meta]:
+def compare(
+    exported: Input[ExportedMeta], calls: list[ExampleCall], report: Callable[[int, int], None]
+) -> tuple[Meta, Meta]:
     """Compare the exported model's logits with those in `calls`.
 
     Returns ({"calls", "batch", "rows", "compared"}, {"export_max_difference", "export_agreement"}); padding is not

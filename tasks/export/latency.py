@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.export.agreement import ExampleCall
 from trnflow.tasks.export.stablehlo import load_stablehlo
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import ExportedMeta
+
 TIMED = 50
 """Most calls of each length that are timed."""
 
 
-def call_seconds(exported: Input, calls: Sequence[ExampleCall]) -> list[float]:
+def call_seconds(exported: Input[ExportedMeta], calls: Sequence[ExampleCall]) -> list[float]:
     """Return the wall-clock seconds of each timed call, the shortest length first; [] without jax."""
     # with XLA's optimisation, as on a server, though stages turn it off elsewhere
     program = load_stablehlo(exported.path, optimised=True)

@@ -24,13 +24,14 @@ from trnflow.tasks.system.compiler_flags import flags_around
 
 if TYPE_CHECKING:
     from trnflow.tasks.export.config import ExportConfig
+    from trnflow.tasks.metadata import ModelMeta
 
 COMPILER = ("libneuronxla", "neuronx-cc", "neuronx-distributed", "optimum-neuron", "torch-neuronx", "transformers")
 TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out: Workdir) -> None:
+def compile_neuron(config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir) -> None:
     """Compile the model for each length into `out.path/<length>`. Raises MissingDependency or CompileError."""
     prefix = optimum_command(config)
     if prefix is None and find_spec("torch_neuronx") is None:
@@ -77,7 +78,7 @@ def optimum_command(config: ExportConfig) -> list[str] | None:
     return [command, "export", "neuron"] if command else None
 
 
-def optimum_arguments(config: ExportConfig, weights: Input, length: int, folder: Path) -> list[str]:
+def optimum_arguments(config: ExportConfig, weights: Input[ModelMeta], length: int, folder: Path) -> list[str]:
     """Return the exporter's arguments for one length."""
     task = weights.meta["task"]
     arguments = ["--model", str(weights.path), "--task", TASKS[task]]
@@ -91,7 +92,7 @@ def optimum_arguments(config: ExportConfig, weights: Input, length: int, folder:
     return [*arguments, str(folder)]
 
 
-def half_precision(config: ExportConfig, weights: Input, scratch: Path) -> Input:
+def half_precision(config: ExportConfig, weights: Input[ModelMeta], scratch: Path) -> Input[ModelMeta]:
     """Return the folder to give to optimum-neuron: of a language model, links with a config in half precision."""
     if weights.meta["task"] != "causal_lm":
         return weights
@@ -141,7 +142,7 @@ def logged_failure(log: str) -> str | None:
     return next((line.strip() for line in log.splitlines() if any(word in line.lower() for word in words)), None)
 
 
-def _trace(config: ExportConfig, weights: Input, length: int, folder: Path) -> None:
+def _trace(config: ExportConfig, weights: Input[ModelMeta], length: int, folder: Path) -> None:
     """Compile with torch_neuronx, for one core, to a TorchScript file with the NEFF inside."""
     import torch
     import torch_neuronx

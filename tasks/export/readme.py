@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.model_folder.model_card import table
 from trnflow.tasks.stage import read_json
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import ExportedMeta
 
 SCRIPT = """\
 import numpy as np
@@ -23,7 +27,7 @@ print(logits.shape)
 """
 
 
-def write_readme(folder: Path, meta: Meta) -> None:
+def write_readme(folder: Path, meta: ExportedMeta) -> None:
     """Write `README.md` from `export.json`, `config.json` and the artifact's metadata."""
     document, config = read_json(folder / "export.json"), read_json(folder / "config.json")
     architecture = (config.get("architectures") or [config["model_type"]])[0]
@@ -55,7 +59,7 @@ def _graphs(document: Meta) -> str:
     return table(("length", "file", "version", "logits"), rows)
 
 
-def _inputs(document: Meta, meta: Meta) -> str:
+def _inputs(document: Meta, meta: ExportedMeta) -> str:
     inputs = " and ".join(f"`{name}`" for name in document["inputs"])
     return (
         f"Each graph takes {inputs}, int64 of shape [{document['batch']}, length], and gives `logits` of "

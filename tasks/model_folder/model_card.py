@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import CheckpointMeta
 
 PIPELINES = {"classification": "text-classification", "causal_lm": "text-generation"}
 
@@ -24,7 +27,7 @@ class CardSource(NamedTuple):
     weights: str | None = None
 
 
-def write_card(folder: Path, shards: Meta, config: Meta, base: CardSource, *, adapter: bool = False) -> None:
+def write_card(folder: Path, shards: CheckpointMeta, config: Meta, base: CardSource, *, adapter: bool = False) -> None:
     """Write the card of a model, or of a LoRA adapter. shards: metadata of the checkpoint; config: `config.json`."""
     from huggingface_hub import ModelCardData
 
@@ -38,13 +41,13 @@ def write_card(folder: Path, shards: Meta, config: Meta, base: CardSource, *, ad
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _paragraphs(shards: Meta, config: Meta, base: CardSource, adapter: bool) -> Iterable[str]:
+def _paragraphs(shards: CheckpointMeta, config: Meta, base: CardSource, adapter: bool) -> Iterable[str]:
     architecture = (config.get("architectures") or [config["model_type"]])[0]
     yield f"# {architecture}{', a LoRA adapter' if adapter else ''}"
     yield f"A model for {PIPELINES[shards['task']].replace('-', ' ')}, {_origin(base)} with trnflow."
     yield _how_to_open(shards["task"], base.name, adapter)
-    if shards.get("labels"):
-        yield "## Labels\n\n" + table(("id", "label"), enumerate(shards["labels"]))
+    if labels := shards.get("labels"):
+        yield "## Labels\n\n" + table(("id", "label"), enumerate(labels))
     facts = {"data": shards.get("data"), "steps": shards.get("steps"), "best_step": shards.get("best_step")}
     rows = [(name, value) for name, value in {**facts, **shards.get("settings", {})}.items() if value is not None]
     if rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import prompted, sections
@@ -21,6 +21,9 @@ from trnflow.tasks.data.format.row_makers import (
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import RowColumns
 
 Row = dict[str, Any]
 Parts = list[Meta]
@@ -82,7 +85,7 @@ def shape_of(rows: RowFormat, folder: Path) -> Shape:
 def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
     """Return the shape of `format.prompt_template`."""
     assert config.prompt_template is not None
-    meta = {"columns": rows.columns, "nested": rows.nested}
+    meta: RowColumns = {"columns": rows.columns, "nested": rows.nested}
     write, named = row_template(config, "prompt_template", meta, no_limit)
     # all columns but the context must be there
     optional = [name for name in named if name == config.context]

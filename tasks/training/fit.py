@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.config import keyed_params
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.stage import Workdir, write_json
@@ -30,6 +30,9 @@ from trnflow.tasks.training.selection import check_selection
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 from trnflow.tasks.training.world import World
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import CheckpointMeta, GraphsMeta, PackedMeta
+
 PUBLISHED = frozenset({
     "method", "lora", "optimizer", "learning_rate", "schedule", "warmup_ratio", "weight_decay", "global_batch", "epochs",
     "max_steps", "label_smoothing", "class_weights", "dtype", "seed",
@@ -37,7 +40,9 @@ PUBLISHED = frozenset({
 """Settings in the metadata, for the model card: what was trained, not on which devices."""
 
 
-def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
+def fit(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], graphs: Input[GraphsMeta], out: Workdir
+) -> CheckpointMeta:
     """Train from the newest checkpoint or the start, write the result to `out.path`, and return the metadata.
 
     model: of a warm start as `starting_from` returned it. Raises Interrupted.
@@ -54,7 +59,9 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
         return _fit(config, model, packed, graphs, out, world)
 
 
-def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Meta:
+def _fit(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], graphs: Input[GraphsMeta], out: Workdir, world: World
+) -> CheckpointMeta:
     run = _prepare(config, model, packed, graphs, out, world)
     document = adapter_document(run.built) if config.method == "lora" else None
     with stop_signals() as stopped, run.saver:
@@ -65,7 +72,7 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
         if document:
             write_json(out.path / CONFIG, document)
         _copy_tokenizer(packed, out)
-    return {
+    meta: CheckpointMeta = {
         "task": run.built.task,
         "labels": packed.meta["labels"],
         "lengths": packed.meta["lengths"],
@@ -74,11 +81,15 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
         "metrics": run.summary(),
         "data": packed.digest,
         "settings": {name: value for name, value in keyed_params(config).items() if name in PUBLISHED},
-        **({"best_step": run.progress.best.step} if config.keeps_best else {}),
     }
+    if config.keeps_best:
+        meta["best_step"] = run.progress.best.step
+    return meta
 
 
-def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Run:
+def _prepare(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], graphs: Input[GraphsMeta], out: Workdir, world: World
+) -> Run:
     """Build the model, read the newest checkpoint, and place both on the engine's devices."""
     check_selection(config, packed.meta)
     train, validation = (Split(packed, name, config.shape_unit) for name in ("train", "validation"))
@@ -106,7 +117,7 @@ def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, o
     return Run(config, built, engine, registry, schedule, train, validation, progress, out, world, saver)
 
 
-def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
+def make_schedule(config: TrainConfig, packed: PackedMeta, train: Split) -> Schedule:
     """Return on which rows each update trains: the seed's order, for every engine and mesh. With
     `train.group_by_length` batches have rows of like length, unless documents were packed."""
     sizes = train.sizes() if config.group_by_length and packed.get("strategy") not in ("bfd", "concat") else None
@@ -129,7 +140,7 @@ def newest_state(out: Workdir) -> tuple[int, Path] | None:
     return None
 
 
-def _built(config: TrainConfig, model: Source, packed: Input, train: Split) -> Built:
+def _built(config: TrainConfig, model: Source, packed: Input[PackedMeta], train: Split) -> Built:
     built = build(model, packed, seed=config.seed, weights=True)
     load_start(model, built.model)
     return prepared(config, built, packed.meta, train)
@@ -161,7 +172,7 @@ def _count(parameters: dict[str, Any]) -> int:
     return sum(parameter.numel() for parameter in parameters.values())
 
 
-def _copy_tokenizer(packed: Input, out: Workdir) -> None:
+def _copy_tokenizer(packed: Input[PackedMeta], out: Workdir) -> None:
     for file in sorted((packed.path / "tokenizer").rglob("*")):
         if file.is_file():
             target = out.path / file.relative_to(packed.path)

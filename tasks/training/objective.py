@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch, Split
 from trnflow.tasks.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from trnflow.tasks.metadata import PackedMeta
 
 
 def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
@@ -41,12 +42,12 @@ def correct(logits: Tensor, targets: Tensor) -> Tensor:
     return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
 
 
-def class_weights(config: TrainConfig, packed: Meta, train: Split | None) -> tuple[float, ...] | None:
+def class_weights(config: TrainConfig, packed: PackedMeta, train: Split | None) -> tuple[float, ...] | None:
     """Return each class's weight, or None. Raises ConfigError for causal_lm or an unknown label.
 
     train: None when only graphs are traced.
     """
-    wanted, labels = config.class_weights, packed["labels"]
+    wanted, labels = config.class_weights, packed["labels"] or []
     if wanted is None:
         return None
     if packed["task"] != "classification":

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from trnflow.tasks.metadata import Task
+
 PARAMETER, FIRST_MOMENT, SECOND_MOMENT = "parameter/", "first/", "second/"
 """Prefixes of tensor names in a checkpoint: parameters and their moments."""
 
@@ -42,7 +44,7 @@ class Built:
     model: Any
     """On the CPU, or on "meta" when it is only traced."""
 
-    task: str
+    task: Task
     """"classification" or "causal_lm"."""
 
     causal: bool

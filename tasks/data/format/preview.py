@@ -10,6 +10,8 @@ from trnflow.tasks.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
+    from trnflow.tasks.metadata import TokensMeta
+
     Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -36,7 +38,7 @@ class Row(NamedTuple):
     label: str | None
 
 
-def preview(tokens: Input, split: str, count: int) -> list[Row]:
+def preview(tokens: Input[TokensMeta], split: str, count: int) -> list[Row]:
     """Decode the first `count` rows of a split. Raises ConfigError for a split that the artifact does not have."""
     import numpy as np
     from tokenizers import Tokenizer
@@ -54,7 +56,7 @@ def preview(tokens: Input, split: str, count: int) -> list[Row]:
     for row in rows:
         here = slice(int(offsets[row]), int(offsets[row + 1]))
         trained = np.zeros(here.stop - here.start, np.uint8) if mask is None else np.array(mask[here])
-        label = None if labels is None else str(names[int(labels[row])])
+        label = None if labels is None or names is None else str(names[int(labels[row])])
         spans = tuple(spans_of(tokenizer, np.array(ids[here]), trained))
         decoded.append(Row(row + 1, len(trained), int(trained.sum()), spans, label))
     return decoded

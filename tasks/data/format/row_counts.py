@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import OUTSIDE, REWRITTEN, UNLIKE_PROMPT
 from trnflow.tasks.stage import Workdir
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import Counts
 
 BAD = "bad"
 """Rows that can't be rendered."""
@@ -59,10 +63,10 @@ class DropCounts:
         return asdict(self)
 
 
-def report(splits: dict[str, DropCounts], out: Workdir) -> Meta:
+def report(splits: dict[str, DropCounts], out: Workdir) -> tuple[Counts, Counts]:
     """Print, for all splits together, what was dropped or formatted in an unusual way, with the first row of each kind.
 
-    Returns {"dropped": {"empty" or "bad": rows}, "metrics": counts, if any}.
+    Returns ({"empty" or "bad": rows}, metrics; {} if every row gave one example).
     """
     total = DropCounts()
     for tally in splits.values():
@@ -82,4 +86,4 @@ def report(splits: dict[str, DropCounts], out: Workdir) -> Meta:
         {"rewritten_rows": rewritten, "rewritten_examples": total.apart} if rewritten else {}
     )
     sizes = {f"{split}_rows": tally.written for split, tally in splits.items()}
-    return {"dropped": dropped, **({"metrics": {**shown, **sizes}} if shown else {})}
+    return dropped, {**shown, **sizes} if shown else {}

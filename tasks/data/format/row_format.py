@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.stage import read_json
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import TextsMeta, TokensMeta
 
 ROW_FORMAT_FILE = "trnflow.json"
 FORMAT = "trnflow-model"
@@ -33,7 +36,7 @@ class RowFormat(NamedTuple):
     max_length: int
 
 
-def row_format(texts: Meta, tokens: Meta) -> Meta:
+def row_format(texts: TextsMeta, tokens: TokensMeta) -> Meta:
     """Return the content of `trnflow.json` from the metadata of format_prompts and tokenize_text."""
     return {
         "format": FORMAT,

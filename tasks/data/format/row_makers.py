@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import RowExamples, sections, templated
@@ -17,6 +18,9 @@ from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
 from trnflow.tasks.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import RowColumns, RowsMeta
+
 ARGUMENTS = "chat_template_kwargs"
 """The column with a row's own variables for the chat template."""
 
@@ -27,7 +31,7 @@ Maker = Callable[[Row, str], RowExamples]
 most one, a `Text` a text."""
 
 
-def maker_of(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> Maker:
+def maker_of(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit) -> Maker:
     """Return the function that makes examples from a row. Raises ConfigError, DataError for classification with one
     class."""
     if config.task == "chat":
@@ -36,7 +40,7 @@ def maker_of(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) 
     return lambda row, where: RowExamples([example] if (example := make(row, where)) else [])
 
 
-def _classification(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> RowMaker:
+def _classification(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
     if meta["labels"] is None:
         raise ConfigError("format.task: classification needs labels, and the data has none", "set data.label")
     present = [name for name, count in meta.get("label_counts", {}).get("train", {}).items() if count]
@@ -59,7 +63,7 @@ def _classification(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -
     return make
 
 
-def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> RowMaker:
+def _instruction(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
     if config.prompt_template:
         prompt, _ = row_template(config, "prompt_template", meta, limit)
     else:
@@ -79,7 +83,7 @@ def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> R
     return make
 
 
-def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> tuple[Text, list[str]]:
+def row_template(config: FormatConfig, setting: str, meta: RowColumns, limit: Limit) -> tuple[Text, list[str]]:
     """Return ((row, name) -> text of a template, the columns that it uses); nested columns are parsed from JSON first."""
     template = RowTemplate(f"format.{setting}", getattr(config, setting), meta["columns"], limit)
     nested = meta.get("nested", ())
@@ -91,7 +95,7 @@ def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -
     return text, template.reads
 
 
-def instruction_prompt(config: FormatConfig, meta: Meta) -> Text:
+def instruction_prompt(config: FormatConfig, meta: RowColumns) -> Text:
     """Return the function that writes a row's prompt in `format.style`. Raises ConfigError without the column
     `format.instruction`."""
     _present("format.instruction", config.instruction, meta)
@@ -100,7 +104,7 @@ def instruction_prompt(config: FormatConfig, meta: Meta) -> Text:
     return lambda row, where: words(instruction(row, where), context(row, where))
 
 
-def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> Maker:
+def _chat(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit) -> Maker:
     _present("format.messages", config.messages, meta)
     columns = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
     special = special_pattern(tuple(chat["texts"])) if chat else None
@@ -155,7 +159,7 @@ def chat_document(config: FormatConfig, folder: Path | None) -> Meta:
     return {"template": templates["default"], "tools": templates.get("tool_use"), "name": name, **tokens}
 
 
-def _text(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> RowMaker:
+def _text(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
     columns = meta["text"] or [config.text]
     _present("format.text", columns[0], meta)
 
@@ -183,7 +187,7 @@ def _column(name: str | None) -> Text:
     return read
 
 
-def _present(setting: str, name: str, meta: Meta) -> None:
+def _present(setting: str, name: str, meta: RowColumns) -> None:
     if name not in meta["columns"]:
         close = difflib.get_close_matches(name, meta["columns"], 1, 0.5)
         there = ", ".join(meta["columns"])

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.load.labels import LabelSet
 from trnflow.tasks.data.load.mixture import Strategy, amounts, interleaved
 from trnflow.tasks.data.load.scratch_file import ReadSplit, common_schema, kept_rows, label_ids
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from trnflow.tasks.data.load.selection import Hashes, Mask
+    from trnflow.tasks.metadata import Counts
 
 
 class SourceRows(NamedTuple):
@@ -115,9 +115,9 @@ class Dropped(NamedTuple):
         duplicates: Train rows whose text is in an earlier one.
     """
 
-    rows: Meta
-    leakage: Meta
-    overlap: Meta
+    rows: Counts
+    leakage: Counts
+    overlap: Counts
     duplicates: int
 
 

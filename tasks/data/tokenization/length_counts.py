@@ -14,6 +14,8 @@ from trnflow.tasks.stage import Workdir
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from trnflow.tasks.metadata import Counts
+
 BLOCK = 1 << 18
 """Rows whose lengths are counted at once."""
 
@@ -90,7 +92,7 @@ def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
     raise KeyError(what)
 
 
-def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Meta, out: Workdir) -> Meta:
+def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Counts, out: Workdir) -> Meta:
     """Print how many rows were cut, dropped, or encoded otherwise than they look; return {kind: the first}."""
     examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.special_tokens import read_object, special_tokens
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
@@ -19,6 +18,8 @@ from trnflow.tasks.stage import write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from trnflow.tasks.metadata import SpecialIds
 
 BERT_SPECIAL = {
     "pad_token": "[PAD]",
@@ -75,7 +76,7 @@ class FastTokenizer:
         """The ids put before each text: bos, or none."""
         return self.frame()[0]
 
-    def meta(self) -> Meta:
+    def meta(self) -> SpecialIds:
         """Return vocab_size, pad_id, bos_id and eos_id (null if there is none)."""
         return {
             "vocab_size": self.vocab_size,

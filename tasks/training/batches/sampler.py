@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trnflow.tasks.data.chunks import Columns
+    from trnflow.tasks.metadata import PackedMeta
 
     Ints = NDArray[np.int32]
     Rows = NDArray[np.int64]
@@ -113,7 +114,7 @@ class Split:
     unit: (rows, positions) to whose multiples batches are trimmed, or None. rows: {length: rows}.
     """
 
-    def __init__(self, packed: Input, name: str, unit: tuple[int, int] | None = None) -> None:
+    def __init__(self, packed: Input[PackedMeta], name: str, unit: tuple[int, int] | None = None) -> None:
         counts = packed.meta["rows"].get(name, {})
         self.rows = {int(length): int(count) for length, count in counts.items() if count}
         self._unit = unit

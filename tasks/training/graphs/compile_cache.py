@@ -9,15 +9,19 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.stage import Workdir
 from trnflow.tasks.training.config import TrainConfig
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
+
 CACHE_FILE = "torch-compile-cache.bin"
 
 
-def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> None:
+def keep_cache(config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir) -> None:
     """Run each step once for each length on blank rows, and write the cache to `out`. Nothing without
     `train.compile_cache`."""
     if not config.compile_cache:
@@ -46,7 +50,7 @@ def _private(scratch: Path) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "torch-compile")
 
 
-def _take_steps(config: TrainConfig, model: Source, packed: Input) -> None:
+def _take_steps(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> None:
     from trnflow.tasks.training.choose_engine import make_engine
     from trnflow.tasks.training.graph_registry import GraphRegistry
     from trnflow.tasks.training.graphs.inventory import blank

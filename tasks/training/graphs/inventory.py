@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.stage import Workdir
 from trnflow.tasks.training.batches.sampler import Batch
@@ -15,8 +17,13 @@ from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.optim.optimizer import scalars
 from trnflow.tasks.training.world import ALONE, World
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
 
-def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, world: World = ALONE) -> list[Meta]:
+
+def inventory(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir, world: World = ALONE
+) -> list[Meta]:
     """Return {name, length (0 for any), hash, inputs (shape, dtype), flops (0 if uncounted)} of each graph, by name and
     length.
 

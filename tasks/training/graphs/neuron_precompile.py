@@ -14,6 +14,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import CompileError, MissingDependency
@@ -23,10 +24,13 @@ from trnflow.tasks.training.config import TrainConfig, ranks
 from trnflow.tasks.training.devices import check_device
 from trnflow.tasks.training.graphs.inventory import inventory
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
+
 CACHE = "neuron-cache"
 
 
-def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
+def compile_graphs(config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir) -> list[Meta]:
     """Compile every graph into `neuron-cache/` of `out`, and return the list as `inventory` does. Raises
     MissingDependency, or CompileError with the graphs that failed."""
     check_device(config)

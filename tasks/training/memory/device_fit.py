@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.stage import Workdir
@@ -13,8 +14,13 @@ from trnflow.tasks.training.memory.micro_batch import largest_fitting
 from trnflow.tasks.training.memory.probe import can_probe, fits
 from trnflow.tasks.training.memory.traced_memory import Untraceable, trace_memory
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
 
-def fit_to_device(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> tuple[TrainConfig, Memory | None]:
+
+def fit_to_device(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir
+) -> tuple[TrainConfig, Memory | None]:
     """Return (config without `auto`, a device's estimated memory, or None with a warning).
 
     Raises ModelError when training needs more than the device has.

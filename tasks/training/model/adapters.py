@@ -23,6 +23,8 @@ from trnflow.tasks.training.shared_types import Built
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from trnflow.tasks.metadata import PackedMeta
+
 
 def adapt(config: TrainConfig, built: Built) -> Built:
     """Return `built` with LoRA's layers, and frozen what `train.method` does not train; the model changes in place.
@@ -44,7 +46,7 @@ def adapt(config: TrainConfig, built: Built) -> Built:
     return replace(built, frozen=frozenset(built.parameters().keys() - wanted))
 
 
-def prepared(config: TrainConfig, built: Built, packed: Meta, train: Split | None = None) -> Built:
+def prepared(config: TrainConfig, built: Built, packed: PackedMeta, train: Split | None = None) -> Built:
     """Return `built` adapted and with class weights; train: None when only graphs are traced."""
     return replace(adapt(config, built), class_weights=class_weights(config, packed, train))
 

@@ -24,8 +24,10 @@ from trnflow.tasks.training.shared_types import Built
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trnflow.tasks.metadata import PackedMeta
 
-def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
+
+def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool) -> Built:
     """Build the model of `source`, with vocabulary and labels as `packed` needs.
 
     weights: False builds on "meta", for tracing. Raises ModelError, naming the setting, when model and rows do not fit.
@@ -58,7 +60,7 @@ def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
     return built
 
 
-def model_config(source: Source, meta: Meta) -> Any:
+def model_config(source: Source, meta: PackedMeta) -> Any:
     """Return transformers' config of `source` with the recipe's overrides, vocabulary size and labels."""
     pretrained, overrides = source.identity["config"]["pretrained"], source.identity["config"]["overrides"]
     config = _config({**(pretrained or {}), **overrides}, overrides)
@@ -137,7 +139,7 @@ def _config(fields: Meta, overrides: Meta) -> Any:
     return AutoConfig.for_model(**fields)
 
 
-def _fit_vocabulary(config: Any, meta: Meta, *, scratch: bool) -> None:
+def _fit_vocabulary(config: Any, meta: PackedMeta, *, scratch: bool) -> None:
     """Set vocabulary and special tokens in the language model's config."""
     if scratch:
         config.vocab_size = meta["vocab_size"]
@@ -153,10 +155,11 @@ def _fit_vocabulary(config: Any, meta: Meta, *, scratch: bool) -> None:
         config.pad_token_id = meta["pad_id"]
 
 
-def _fit_labels(config: Any, meta: Meta) -> None:
+def _fit_labels(config: Any, meta: PackedMeta) -> None:
     if meta["task"] == "classification":
-        config.id2label = dict(enumerate(meta["labels"]))
-        config.label2id = {label: index for index, label in enumerate(meta["labels"])}
+        labels = meta["labels"] or []
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: index for index, label in enumerate(labels)}
         config.problem_type = "single_label_classification"
     elif getattr(config, "is_decoder", None) is False and not _is_causal(config):
         raise ModelError(

@@ -9,11 +9,12 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from trnflow.tasks.metadata import PackedMeta
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"  # transformers' names
 PACKING = ("bfd", "concat")  # values of pack.strategy with which a row may have several documents
@@ -50,7 +51,7 @@ def window_of(config: Any, length: int) -> int | None:
     return int(window) if not kinds or SLIDING in kinds else None
 
 
-def check_attention(model: Any, lengths: Sequence[int], packed: Meta) -> None:
+def check_attention(model: Any, lengths: Sequence[int], packed: PackedMeta) -> None:
     """Raise ModelError when no mask here serves the model, as for chunks of attention shorter than the rows."""
     config, name = model.config.get_text_config(), type(model).__name__
     if getattr(config, "use_bidirectional_attention", False):
